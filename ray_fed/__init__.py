@@ -1,0 +1,29 @@
+"""Ray-backed execution of federated computations: the names a user needs.
+
+    import ray_fed
+    from ray_fed import tensorflow as rtf       # the front end; imports TensorFlow
+
+    with ray_fed.init() as context:             # local Ray, or one that is running
+        ...                                     # call federated computations
+
+Importing this package loads neither TensorFlow nor a cluster.
+"""
+
+import ray_fed.errors as errors
+from ray_fed.config import Config, Retry, Subrounds, Workers
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.installation import create_context, init, shutdown
+from ray_fed.observability.report import RoundReport
+
+__all__ = [
+    "Config",
+    "ExecutionContext",
+    "Retry",
+    "RoundReport",
+    "Subrounds",
+    "Workers",
+    "create_context",
+    "errors",
+    "init",
+    "shutdown",
+]

@@ -1,0 +1,82 @@
+"""Computations as bytes and back: what travels instead of Python functions."""
+
+import dataclasses
+from typing import Any
+
+import federated_language as fl
+from federated_language.proto import computation_pb2
+
+import ray_fed.errors as errors
+from ray_fed.values import MAX_SHOWN, Plain
+
+pb: Any = computation_pb2
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A function that can travel: serialised, its captured values beside it.
+
+    Attributes:
+        computation: a serialised `pb.Computation` of a functional type; a lambda's
+            free references are the names in `captured`.
+        captured: (name, serialised type, plain value) of each free reference.
+    """
+
+    computation: bytes
+    captured: tuple[tuple[str, bytes, Plain], ...] = ()
+
+    def building_block(self) -> fl.framework.ComputationBuildingBlock:
+        """Return the function as a building block."""
+        return parse_block(self.computation)
+
+
+def parse_block(serialised: bytes) -> fl.framework.ComputationBuildingBlock:
+    """Return the building block of a serialised `pb.Computation`.
+
+    Raises:
+        CompileError: the message nests deeper than protobuf reads.
+    """
+    message = pb.Computation()
+    try:
+        message.ParseFromString(serialised)
+    except Exception as error:
+        raise errors.CompileError(
+            "Expected a computation nested fewer than about 45 levels deep, found one"
+            " that protobuf refuses to read: name intermediate results in one"
+            " federated_computation instead of nesting calls or structures."
+        ) from error
+    return fl.framework.ComputationBuildingBlock.from_proto(message)
+
+
+def serialise(block: fl.framework.ComputationBuildingBlock) -> bytes:
+    """Return a building block as a deterministic `pb.Computation`."""
+    return block.to_proto().SerializeToString(deterministic=True)
+
+
+def serialise_type(type_spec: fl.Type) -> bytes:
+    """Return a type as bytes; Python containers are not kept."""
+    return type_spec.to_proto().SerializeToString(deterministic=True)
+
+
+def parse_type(serialised: bytes) -> fl.Type:
+    """Return the type that `serialise_type` wrote."""
+    return fl.Type.from_proto(pb.Type.FromString(serialised))
+
+
+def to_block(value: object) -> fl.framework.ComputationBuildingBlock | None:
+    """Return a computation in any of its forms as a building block, else None."""
+    match value:
+        case fl.framework.ComputationBuildingBlock():
+            return value
+        case fl.framework.ConcreteComputation():
+            return fl.framework.ComputationBuildingBlock.from_proto(value.to_proto())
+        case pb.Computation():
+            return fl.framework.ComputationBuildingBlock.from_proto(value)
+        case _:
+            return None
+
+
+def show_block(block: fl.framework.ComputationBuildingBlock) -> str:
+    """Return a building block for an error message, cut when long."""
+    text = block.compact_representation()
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."

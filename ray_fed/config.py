@@ -1,0 +1,201 @@
+"""Settings: one frozen tree, read from YAML, the environment and arguments.
+
+Later sources win: defaults, a YAML file, `RAY_FED_...` variables, arguments. A variable
+names a field, with two underscores between levels (`RAY_FED_RETRY__CRASH=5`), and its
+value is read as YAML. Unknown keys are refused, with the nearest one.
+"""
+
+import difflib
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, cast
+
+import pydantic
+import yaml
+
+import ray_fed.errors as errors
+
+_PREFIX = "RAY_FED_"
+
+Count = Annotated[int, pydantic.Field(ge=1)]
+Seconds = Annotated[float, pydantic.Field(gt=0)]
+
+
+class _Frozen(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Workers(_Frozen):
+    """What the pool of actors is made of.
+
+    Attributes:
+        count: how many actors; None: one for each CPU (or GPU, where `num_gpus` asks
+            for some) that the cluster has.
+        num_cpus: of each actor, also its TensorFlow threads: max(1, int(num_cpus)).
+        num_gpus: of each actor; a fraction becomes a TensorFlow memory limit.
+        resources: further Ray resources of each actor.
+        start_timeout_s: seconds within which an actor must be ready.
+    """
+
+    count: Count | None = None
+    num_cpus: Annotated[float, pydantic.Field(gt=0)] = 1.0
+    num_gpus: Annotated[float, pydantic.Field(ge=0)] = 0.0
+    resources: Mapping[str, float] = {}
+    start_timeout_s: Seconds = 120.0
+
+
+class Retry(_Frozen):
+    """How many failures of a class one subround may have before its round fails.
+
+    Attributes:
+        crash: a process or node died, an object was lost.
+        preemption: a node was taken away with notice.
+        memory: a process was ended for want of memory.
+    """
+
+    crash: Annotated[int, pydantic.Field(ge=0)] = 3
+    preemption: Annotated[int, pydantic.Field(ge=0)] = 10
+    memory: Annotated[int, pydantic.Field(ge=0)] = 2
+
+
+class Subrounds(_Frozen):
+    """How a round is cut.
+
+    Attributes:
+        count: subrounds a round; None: one a worker. The bits of a result do not
+            depend on it.
+        timeout_s: seconds that a subround may take, waiting for a worker included;
+            None: no limit of its own.
+    """
+
+    count: Count | None = None
+    timeout_s: Seconds | None = None
+
+
+class Config(_Frozen):
+    """All settings of a context; short forms are accepted where noted.
+
+    Attributes:
+        backend: "ray", or "local" for threads of this process.
+        workers: a `Workers`, or its count.
+        subrounds: a `Subrounds`, or its count.
+        clients_per_leaf: clients that are accumulated one after another before merging;
+            decides the bits of a sum. None: a sixteenth of the cohort, 1 to 32.
+        default_num_clients: the cohort of a computation without client arguments.
+        retry: budgets of failures.
+        runtime_env: Ray's runtime environment of the job, when this process connects.
+
+    Raises:
+        ConfigError: a key is unknown or a value is out of range.
+    """
+
+    backend: Literal["ray", "local"] = "ray"
+    workers: Workers = Workers()
+    subrounds: Subrounds = Subrounds()
+    clients_per_leaf: Count | None = None
+    default_num_clients: Annotated[int, pydantic.Field(ge=0)] = 0
+    retry: Retry = Retry()
+    runtime_env: Mapping[str, Any] | None = None
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except pydantic.ValidationError as error:
+            raise errors.ConfigError(_explain(error)) from error
+
+    @pydantic.field_validator("workers", "subrounds", mode="before")
+    @classmethod
+    def _expand_count(cls, value: object) -> object:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return {"count": value}
+        return value
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str] | None = None, **arguments: Any
+    ) -> "Config":
+        """Read settings from a YAML file, the environment and arguments.
+
+        Args:
+            path: of a YAML file; None reads none.
+            **arguments: fields, which win over both.
+
+        Raises:
+            ConfigError: the file holds no mapping, or a setting is not one.
+        """
+        merged: dict[str, Any] = {}
+        for source in (_read_file(path), _read_environment(os.environ), arguments):
+            merged = _merge(merged, source)
+        return cls(**merged)
+
+
+def _read_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        loaded = cast("object", yaml.safe_load(text))
+    except (OSError, yaml.YAMLError) as error:
+        raise errors.ConfigError(
+            f"Expected a YAML file at `{path}`, found: {error}"
+        ) from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise errors.ConfigError(
+            f"Expected `{path}` to hold a mapping of settings, found a"
+            f" {type(loaded).__name__}."
+        )
+    return cast("dict[str, Any]", loaded)
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(_PREFIX):
+            continue
+        level = settings
+        *path, name = variable.removeprefix(_PREFIX).lower().split("__")
+        for key in path:
+            level = level.setdefault(key, {})
+        level[name] = yaml.safe_load(text)
+    return settings
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(under, dict) and isinstance(value, Mapping):
+            merged[key] = _merge(cast("dict[str, Any]", under), cast("Any", value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def _explain(error: pydantic.ValidationError) -> str:
+    return " ".join(_explain_one(cast("Any", detail)) for detail in error.errors())
+
+
+def _explain_one(detail: dict[str, Any]) -> str:
+    path = [str(part) for part in detail["loc"]]
+    name = ".".join(path)
+    if detail["type"] != "extra_forbidden":
+        return (
+            f"Expected `{name}` to be as documented, found `{detail['input']!r}`:"
+            f" {detail['msg']}."
+        )
+    legal = sorted(_fields_at(path[:-1]))
+    near = difflib.get_close_matches(path[-1], legal, n=1, cutoff=0.5)
+    hint = f": did you mean `{near[0]}`?" if near else "."
+    return f"Expected one of the settings {legal}, found `{name}`{hint}"
+
+
+def _fields_at(path: list[str]) -> list[str]:
+    model: type[pydantic.BaseModel] = Config
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+            model = annotation
+    return list(model.model_fields)

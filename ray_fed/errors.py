@@ -1,0 +1,175 @@
+"""Every error that ray_fed raises on purpose, as one tree.
+
+    RayFedError
+    ├── UserError                        fix the call
+    │   ├── ConfigError                  (ValueError)  a setting that cannot be
+    │   ├── ValueMismatchError           (TypeError)   a value that is not of its type
+    │   ├── UnsupportedError             (ValueError)  a kind that an executor lacks
+    │   ├── MissingIntrinsicError        (NotImplementedError) an intrinsic it lacks
+    │   ├── CardinalityError             (ValueError)  the wrong number of clients
+    │   ├── ContextStateError            (RuntimeError) init, shutdown out of order
+    │   ├── ComputationError             (RuntimeError) the user's computation raised
+    │   ├── UpToMergeTypeError           (TypeError)   \
+    │   ├── MergeTypeNotAssignableError  (TypeError)    } MergeableCompForm refuses
+    │   └── AfterMergeStructureError     (ValueError)  /
+    ├── CompileError                     (ValueError)  no mergeable form exists
+    └── ClusterError                     (RuntimeError)
+        ├── ResourceError                asked for more than there is
+        ├── DeadlineError                (TimeoutError) something took too long
+        ├── WorkerLost                   retried, never seen by a caller
+        └── RetryBudgetError             retried often enough; has the last failure
+
+Messages follow one form: "Expected X, found Y", then what to do. Every error
+survives pickling, because most of them are born on another machine.
+"""
+
+import dataclasses
+from typing import Any
+
+from typing_extensions import override
+
+
+class RayFedError(Exception):
+    """Base of all errors of ray_fed."""
+
+
+class UserError(RayFedError):
+    """An error that the caller mends by changing the call."""
+
+
+class ConfigError(UserError, ValueError):
+    """A setting is unknown, of the wrong kind, or out of range."""
+
+
+class ValueMismatchError(UserError, TypeError):
+    """A value does not match the federated type declared for it."""
+
+
+class UnsupportedError(UserError, ValueError):
+    """An executor does not understand this kind of value, or has no such device."""
+
+
+class MissingIntrinsicError(UserError, NotImplementedError):
+    """An executor does not implement this intrinsic."""
+
+
+class CardinalityError(UserError, ValueError):
+    """The number of clients is not one that the computation can run with."""
+
+
+class ContextStateError(UserError, RuntimeError):
+    """A context was used after it was closed, or installed twice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """Where in a round something happened; None where it does not apply.
+
+    Attributes:
+        round_index: rounds of this context before this one.
+        subround_index: position of the subround in its round.
+        client_index: position of the client in the round's cohort.
+        node: the address of the machine.
+        attempt: 1 for the first try of a subround.
+    """
+
+    round_index: int | None = None
+    subround_index: int | None = None
+    client_index: int | None = None
+    node: str | None = None
+    attempt: int | None = None
+
+    @override
+    def __str__(self) -> str:
+        fields = {
+            "round": self.round_index,
+            "subround": self.subround_index,
+            "client": self.client_index,
+            "node": self.node,
+            "attempt": self.attempt,
+        }
+        return ", ".join(f"{k} {v}" for k, v in fields.items() if v is not None)
+
+
+class ComputationError(UserError, RuntimeError):
+    """A computation of the user's raised while it ran; it is never retried.
+
+    Attributes:
+        location: where it ran.
+        cause_text: the traceback on the machine where it ran.
+    """
+
+    def __init__(
+        self, message: str, location: Location | None = None, cause_text: str = ""
+    ) -> None:
+        super().__init__(message, location, cause_text)
+        self.message = message
+        self.location = location or Location()
+        self.cause_text = cause_text
+
+    @override
+    def __str__(self) -> str:
+        where = str(self.location)
+        return f"{self.message} [{where}]" if where else self.message
+
+    def located(self, **fields: Any) -> "ComputationError":
+        """Return the same error with more of its location known."""
+        location = dataclasses.replace(self.location, **fields)
+        return ComputationError(self.message, location, self.cause_text)
+
+
+class UpToMergeTypeError(UserError, TypeError):
+    """`up_to_merge` of a MergeableCompForm does not return a server-placed value."""
+
+
+class MergeTypeNotAssignableError(UserError, TypeError):
+    """`merge` of a MergeableCompForm does not fit the result of `up_to_merge`."""
+
+
+class AfterMergeStructureError(UserError, ValueError):
+    """`after_merge` of a MergeableCompForm does not take what it is given."""
+
+
+class CompileError(RayFedError, ValueError):
+    """A computation has no mergeable form, or cannot be serialised."""
+
+
+class ClusterError(RayFedError, RuntimeError):
+    """The cluster could not do what was asked of it."""
+
+
+class ResourceError(ClusterError):
+    """More was asked for than the cluster has, now or ever."""
+
+
+class DeadlineError(ClusterError, TimeoutError):
+    """Something did not happen within its configured time."""
+
+
+class WorkerLost(ClusterError):  # noqa: N818 (named for what happened, not to catch)
+    """A worker died under a subround; Ray runs the subround again."""
+
+
+class RetryBudgetError(ClusterError):
+    """A subround failed more often than its class of failure may.
+
+    Attributes:
+        failure_class: "crash", "preemption", "memory" or "fatal".
+        location: where the last failure was.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        failure_class: str = "crash",
+        location: Location | None = None,
+    ) -> None:
+        super().__init__(message, failure_class, location)
+        self.message = message
+        self.failure_class = failure_class
+        self.location = location or Location()
+
+    @override
+    def __str__(self) -> str:
+        where = str(self.location)
+        return f"{self.message} [{where}]" if where else self.message

@@ -1,0 +1,103 @@
+"""Derived aggregations, written as `federated_aggregate`: one table for everyone.
+
+The executor that interprets an intrinsic and the compiler that cuts it out of a
+computation take the same zero, accumulate, merge and report from here, so both give
+the same bits. Arithmetic that federated_language has no intrinsic for is defined
+here as intrinsics of ray_fed's own, which the leaf executor runs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import federated_language as fl
+import numpy as np
+
+flf = fl.framework
+
+_T = fl.AbstractType("T")
+_U = fl.AbstractType("U")
+
+
+def _define(name: str, type_signature: fl.FunctionType) -> flf.IntrinsicDef:
+    return flf.IntrinsicDef(
+        f"RAY_FED_{name}", f"ray_fed_{name.lower()}", type_signature
+    )
+
+
+ZEROS = _define("ZEROS", fl.FunctionType(None, _T))
+LARGEST = _define("LARGEST", fl.FunctionType(None, _T))
+LOWEST = _define("LOWEST", fl.FunctionType(None, _T))
+MINIMUM = _define("MINIMUM", fl.FunctionType([_T, _T], _T))
+MAXIMUM = _define("MAXIMUM", fl.FunctionType([_T, _T], _T))
+ADD_VALUE = _define("ADD_VALUE", fl.FunctionType([_U, _T], _U))
+"""Adds a value to <sum, number of clients>."""
+ADD_WEIGHTED = _define("ADD_WEIGHTED", fl.FunctionType([_U, _T], _U))
+"""Adds <value, weight> to <sum of value * weight, sum of weight, number of clients>."""
+AVERAGE = _define("AVERAGE", fl.FunctionType(_U, _T))
+"""Divides the sum by what stands behind it; no clients are an error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+    """What `federated_aggregate` takes beside the value, as intrinsics.
+
+    Attributes:
+        zero: -> U, U the type of a partial.
+        accumulate: <U, T> -> U.
+        merge: <U, U> -> U.
+        report: U -> the declared result; None for the partial itself.
+    """
+
+    zero: flf.Intrinsic
+    accumulate: flf.Intrinsic
+    merge: flf.Intrinsic
+    report: flf.Intrinsic | None = None
+
+
+def _intrinsic(
+    definition: flf.IntrinsicDef, parameter: object, result: fl.Type
+) -> flf.Intrinsic:
+    return flf.Intrinsic(definition.uri, fl.FunctionType(parameter, result))
+
+
+def _monoid(
+    zero: flf.IntrinsicDef, operator: flf.IntrinsicDef
+) -> Callable[[fl.Type], Aggregation]:
+    def derive(member: fl.Type) -> Aggregation:
+        operation = _intrinsic(operator, [member, member], member)
+        return Aggregation(_intrinsic(zero, None, member), operation, operation)
+
+    return derive
+
+
+def _mean(member: fl.Type) -> Aggregation:
+    partial = fl.StructType([member, np.int32])
+    return _averaged(partial, ADD_VALUE, member, member)
+
+
+def _weighted_mean(member: fl.Type) -> Aggregation:
+    value_type, weight_type = (t for _, t in cast("fl.StructType", member).items())
+    partial = fl.StructType([value_type, weight_type, np.int32])
+    return _averaged(partial, ADD_WEIGHTED, member, value_type)
+
+
+def _averaged(
+    partial: fl.Type, add: flf.IntrinsicDef, member: fl.Type, result: fl.Type
+) -> Aggregation:
+    return Aggregation(
+        zero=_intrinsic(ZEROS, None, partial),
+        accumulate=_intrinsic(add, [partial, member], partial),
+        merge=_intrinsic(flf.GENERIC_PLUS, [partial, partial], partial),
+        report=_intrinsic(AVERAGE, partial, result),
+    )
+
+
+DERIVED_AGGREGATIONS: Mapping[str, Callable[[fl.Type], Aggregation]] = {
+    flf.FEDERATED_SUM.uri: _monoid(ZEROS, flf.GENERIC_PLUS),
+    flf.FEDERATED_MIN.uri: _monoid(LARGEST, MINIMUM),
+    flf.FEDERATED_MAX.uri: _monoid(LOWEST, MAXIMUM),
+    flf.FEDERATED_MEAN.uri: _mean,
+    flf.FEDERATED_WEIGHTED_MEAN.uri: _weighted_mean,
+}
+"""From the member type of what is aggregated; a weighted mean's is <value, weight>."""

@@ -1,0 +1,275 @@
+"""Values at the edge: checked once against their federated type, then trusted.
+
+Python hands in structures of many containers; the inside knows one *plain* form:
+
+    TensorType      numpy scalar or array; bytes for strings (arrays of object)
+    StructType      tuple, in the order of the type
+    SequenceType    `Rows`
+    FederatedType   the member's form; a list of it where clients differ
+
+Plain values pickle, need neither names nor TensorFlow, and are read-only by
+convention.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+
+import ray_fed.errors as errors
+import ray_fed.rows as rows
+from ray_fed.values import Plain, Stored, StoredClients, Struct, show, struct_elements
+
+
+def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Plain:
+    """Check a Python value against its type and return its plain form.
+
+    What is stored already (`Stored`, `StoredClients`) is passed on unread.
+
+    Args:
+        value: what a caller gave: numbers, numpy arrays, eager tensors, datasets,
+            containers of them; or what an executor computed.
+        type_spec: the declared type; holds no functions.
+        label: what the value is called in an error.
+
+    Returns:
+        The value in this module's plain form.
+
+    Raises:
+        ValueMismatchError: the value is not of the type. Nothing is cast, but Python
+            numbers take the dtype that is declared when they fit it exactly.
+    """
+    if isinstance(value, Stored):
+        return value
+    match type_spec:
+        case fl.TensorType():
+            return _plain_tensor(value, type_spec, label)
+        case fl.StructType():
+            return tuple(
+                to_plain(element, element_type, element_label)
+                for element_type, element_label, element in struct_elements(
+                    value, type_spec, label
+                )
+            )
+        case fl.SequenceType():
+            return _plain_sequence(value, type_spec, label)
+        case fl.FederatedType():
+            return _plain_federated(value, type_spec, label)
+        case _:
+            raise errors.ValueMismatchError(
+                f"Expected {label} to be of a type with values, found `{type_spec}`."
+            )
+
+
+def _plain_federated(value: object, type_spec: fl.FederatedType, label: str) -> Plain:
+    if type_spec.all_equal:
+        return to_plain(value, type_spec.member, label)
+    if isinstance(value, StoredClients):
+        return value
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise errors.ValueMismatchError(
+            f"Expected {label} to be a list with a value for each client, as"
+            f" `{type_spec}` is placed at {type_spec.placement}, found {show(value)}."
+        )
+    return [
+        to_plain(member, type_spec.member, f"{label}[{index}]")
+        for index, member in enumerate(cast("Sequence[Any]", value))
+    ]
+
+
+def _plain_sequence(value: object, type_spec: fl.SequenceType, label: str) -> Plain:
+    if isinstance(value, rows.Rows):
+        return value
+    if hasattr(value, "as_numpy_iterator"):
+        value = cast("Any", value).as_numpy_iterator()
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise errors.ValueMismatchError(
+            f"Expected {label} to be a dataset, a list or another iterable of"
+            f" `{type_spec.element}`, found {show(value)}."
+        )
+    element = type_spec.element
+    tensor_types = flatten_type(element)
+    columns: list[list[Any]] = [[] for _ in tensor_types]
+    length = 0
+    for member in cast("Iterable[Any]", value):
+        plain = to_plain(member, element, f"{label}[{length}]")
+        for column, tensor in zip(columns, flatten(plain, element), strict=True):
+            column.append(tensor)
+        length += 1
+    laid = tuple(
+        rows.lay_rows(column, storage_dtype(tensor_type), tensor_type.shape)
+        for column, tensor_type in zip(columns, tensor_types, strict=True)
+    )
+    return rows.Rows(laid, length)
+
+
+def storage_dtype(type_spec: fl.TensorType) -> np.dtype[Any]:
+    """Return the dtype of plain arrays of the type: object for strings."""
+    dtype = np.dtype(type_spec.dtype)
+    return np.dtype(object) if dtype.type is np.str_ else dtype
+
+
+def flatten_type(type_spec: fl.Type) -> list[fl.TensorType]:
+    """Return the tensors of a structure of tensors, in order.
+
+    Raises:
+        ValueMismatchError: the type holds something else.
+    """
+    match type_spec:
+        case fl.TensorType():
+            return [type_spec]
+        case fl.StructType():
+            return [
+                tensor
+                for _, element in type_spec.items()
+                for tensor in flatten_type(element)
+            ]
+        case _:
+            raise errors.ValueMismatchError(
+                f"Expected a structure of tensors, found `{type_spec}`."
+            )
+
+
+def flatten(plain: Plain, type_spec: fl.Type) -> list[Any]:
+    """Return the leaves of a plain value of structures, in the order of its type."""
+    if not isinstance(type_spec, fl.StructType):
+        return [plain]
+    return [
+        leaf
+        for (_, element_type), element in zip(type_spec.items(), plain, strict=True)
+        for leaf in flatten(element, element_type)
+    ]
+
+
+def pack(leaves: Iterator[Any], type_spec: fl.Type) -> Struct[Any] | Any:
+    """Return leaves in the order of their type as nested structs: undoes `flatten`."""
+    if not isinstance(type_spec, fl.StructType):
+        return next(leaves)
+    return Struct((name, pack(leaves, element)) for name, element in type_spec.items())
+
+
+def _plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plain:
+    if hasattr(value, "numpy") and hasattr(value, "dtype"):
+        value = _numpy_of(value, label)
+    dtype: type[np.generic] = np.dtype(type_spec.dtype).type
+    if dtype is np.str_:
+        array = _string_array(value, type_spec, label)
+    elif isinstance(value, np.ndarray | np.generic):
+        if value.dtype.type is not dtype:
+            raise _tensor_error(value, type_spec, label)
+        array = np.asarray(value)
+    else:
+        array = _array_of_numbers(value, type_spec, label)
+    if not _fits_shape(array.shape, type_spec.shape):
+        raise errors.ValueMismatchError(
+            f"Expected {label} to be of type `{type_spec}`, found an array of shape"
+            f" {array.shape}."
+        )
+    return array[()] if array.ndim == 0 else array
+
+
+def _numpy_of(value: Any, label: str) -> Any:
+    try:
+        return value.numpy()
+    except (AttributeError, NotImplementedError) as error:
+        raise errors.ValueMismatchError(
+            f"Expected {label} to be a value, found the symbolic tensor `{value}`:"
+            " call the computation outside of TensorFlow graphs."
+        ) from error
+
+
+def _fits_shape(found: tuple[int, ...], declared: rows.Dims) -> bool:
+    if declared is None:
+        return True
+    return len(found) == len(declared) and all(
+        size is None or size == actual
+        for actual, size in zip(found, declared, strict=True)
+    )
+
+
+def _tensor_error(
+    value: object, type_spec: fl.TensorType, label: str
+) -> errors.ValueMismatchError:
+    found = (
+        f"an array of dtype {value.dtype}"
+        if isinstance(value, np.ndarray | np.generic)
+        else show(value)
+    )
+    return errors.ValueMismatchError(
+        f"Expected {label} to be of type `{type_spec}`, found {found}: nothing is"
+        f" cast, so convert it first."
+    )
+
+
+def _string_array(value: object, type_spec: fl.TensorType, label: str) -> Any:
+    array = np.asarray(value)
+    if array.dtype.kind not in "USO":
+        raise _tensor_error(value, type_spec, label)
+    # numpy drops trailing NULs of its own byte strings, so strings stay objects.
+    strings = np.empty(array.shape, object)
+    items = np.asarray(value, object) if array.dtype.kind != "O" else array
+    for index in np.ndindex(array.shape):
+        item = items[index]
+        if not isinstance(item, str | bytes):
+            raise _tensor_error(value, type_spec, label)
+        strings[index] = item.encode() if isinstance(item, str) else bytes(item)
+    return strings
+
+
+_NUMBER_KINDS: Mapping[str, str] = {"b": "b", "i": "iufcV", "u": "iufcV", "f": "fcV"}
+"""Kinds of dtype (V is bfloat16) that Python numbers of a kind may take."""
+
+
+def _array_of_numbers(value: object, type_spec: fl.TensorType, label: str) -> Any:
+    dtype = np.dtype(type_spec.dtype)
+    try:
+        found = np.asarray(value)
+    except ValueError as error:
+        raise _tensor_error(value, type_spec, label) from error
+    if found.size == 0:
+        return found.astype(dtype)
+    if dtype.kind not in _NUMBER_KINDS.get(found.dtype.kind, "c"):
+        raise _tensor_error(value, type_spec, label)
+    with np.errstate(over="ignore"):
+        array = found.astype(dtype)
+    exact = found.dtype.kind == "f" or (array == found).all()
+    overflowed = (
+        np.isfinite(found).all() and not np.isfinite(array.astype(complex)).all()
+    )
+    if not exact or overflowed:
+        raise _tensor_error(value, type_spec, label)
+    return array
+
+
+def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
+    """Return a plain value in the Python containers that its type declares.
+
+    Args:
+        plain: of type `type_spec`.
+        type_spec: without containers, structs with names become OrderedDict, without
+            names tuple, as federated_language documents.
+
+    Returns:
+        numpy values at the leaves, bytes for strings, a list for a sequence.
+    """
+    return fl.framework.type_to_py_container(_structured(plain, type_spec), type_spec)
+
+
+def _structured(plain: Plain, type_spec: fl.Type) -> Any:
+    match type_spec:
+        case fl.StructType():
+            return Struct(
+                (name, _structured(element, element_type))
+                for (name, element_type), element in zip(
+                    type_spec.items(), plain, strict=True
+                )
+            )
+        case fl.SequenceType():
+            return [pack(iter(tensors), type_spec.element) for tensors in plain]
+        case fl.FederatedType() if not type_spec.all_equal:
+            return [_structured(member, type_spec.member) for member in plain]
+        case fl.FederatedType():
+            return _structured(plain, type_spec.member)
+        case _:
+            return plain

@@ -1,0 +1,170 @@
+"""What a subround is to run, as plain data that driver, task and worker know.
+
+The cohort is cut into leaves of contiguous clients; partials of leaves are merged
+along one binary tree. Leaf size alone decides the tree, so the bits of a result
+depend on neither workers nor subrounds:
+
+    clients   0 1 | 2 3 | 4 5 | 6       clients_per_leaf = 2
+    leaves     0     1     2     3
+    tree       +-----+     +-----+      merges (0, 1) and (2, 3), then the two
+               +-----------+
+
+A subround is a contiguous run of leaves. It merges inside its largest whole
+subtrees and returns one partial for each; the rest is merged once, by index.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+MAX_CLIENTS_PER_LEAF = 32
+"""A leaf is the unit of work that is repeated after a failure: keep it short."""
+
+Node = tuple[int, int]
+"""A subtree of the merge tree: first leaf, one past the last."""
+
+
+def leaf_size(num_clients: int, clients_per_leaf: int | None) -> int:
+    """Return how many clients a leaf holds: a sixteenth of the cohort by default.
+
+    Args:
+        num_clients: size of the cohort, >= 0.
+        clients_per_leaf: what the configuration asks for, >= 1, or None.
+    """
+    if clients_per_leaf is not None:
+        return clients_per_leaf
+    return min(max(1, num_clients // 16), MAX_CLIENTS_PER_LEAF)
+
+
+def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
+    """Cut a cohort into leaves of contiguous clients; an empty cohort is one leaf."""
+    size = leaf_size(num_clients, clients_per_leaf)
+    starts = range(0, max(num_clients, 1), size)
+    return [range(start, min(start + size, num_clients)) for start in starts]
+
+
+def cut_runs(num_items: int, num_runs: int) -> list[range]:
+    """Cut items into at most `num_runs` contiguous runs, none of them empty.
+
+    Each takes ceil(remaining items / remaining runs), as the documentation of
+    MergeableCompExecutionContext has it.
+    """
+    runs: list[range] = []
+    start = 0
+    for remaining in range(num_runs, 0, -1):
+        if start == num_items:
+            break
+        size = -(-(num_items - start) // remaining)
+        runs.append(range(start, start + size))
+        start += size
+    return runs
+
+
+def subtrees(first: int, stop: int, num_leaves: int) -> list[Node]:
+    """Return the largest whole subtrees that cover leaves [first, stop), in order.
+
+    Subtrees start at a multiple of their width, a power of two; the last of a tree
+    may be cut short by the end of the leaves.
+    """
+    nodes: list[Node] = []
+    while first < stop:
+        width = 1
+        while first % (2 * width) == 0 and (
+            first + 2 * width <= stop or stop == num_leaves > first + width
+        ):
+            width *= 2
+        end = min(first + width, num_leaves)
+        nodes.append((first, end))
+        first = end
+    return nodes
+
+
+def merge_order(nodes: Sequence[Node]) -> list[tuple[int, int]]:
+    """Return the merges that turn adjacent subtrees into one, bottom up.
+
+    Args:
+        nodes: whole subtrees, adjacent and in order, that cover all leaves.
+
+    Returns:
+        Pairs (left, right) of positions in `nodes`; the merged partial takes the
+        place of the left one, and the right one is used no more.
+    """
+    order: list[tuple[int, int]] = []
+    alive = [(position, node) for position, node in enumerate(nodes)]
+    width = 1
+    while len(alive) > 1:
+        kept: list[tuple[int, Node]] = []
+        for position, (start, stop) in alive:
+            if kept and start % (2 * width) == width and kept[-1][1][1] == start:
+                left, (left_start, _) = kept[-1]
+                if left_start == start - width:
+                    order.append((left, position))
+                    kept[-1] = (left, (left_start, stop))
+                    continue
+            kept.append((position, (start, stop)))
+        alive = kept
+        width *= 2
+    return order
+
+
+@dataclasses.dataclass(frozen=True)
+class Subround:
+    """A run of leaves to evaluate with one computation.
+
+    Attributes:
+        computation: serialised `pb.Computation`, evaluated once a leaf.
+        merge: serialised merge of two partials; None: results are not merged.
+        clients_per_leaf: of the whole cohort.
+        first_leaf: index among all leaves of the first of this run.
+        leaves: the clients of each leaf of this run, by index in the cohort.
+        nodes: the subtrees to return, by index among all leaves; empty without
+            `merge`, where every leaf's result is returned as it is.
+    """
+
+    computation: bytes
+    merge: bytes | None
+    clients_per_leaf: int
+    first_leaf: int
+    leaves: tuple[range, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finish:
+    """The one evaluation that ends a round: merges, then after-merge work.
+
+    Attributes:
+        merge: serialised merge of two partials; None where there is no partial.
+        nodes: the subtree of each partial, in order; they cover all leaves.
+        partial_type: serialised type of a partial.
+        computation: serialised; None returns the merged partial.
+        num_clients: the cohort's size, for a computation that asks for it.
+        clients_per_leaf: of the cohort.
+    """
+
+    merge: bytes | None
+    nodes: tuple[Node, ...]
+    partial_type: bytes
+    computation: bytes | None
+    num_clients: int
+    clients_per_leaf: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a runner gives back for a subround or a finish.
+
+    Attributes:
+        values: plain or stored, in the order that the plan asks for.
+        attempts: 1 where nothing failed.
+        worker: name of what ran the clients.
+        worker_pid: its process.
+        coordinator_pid: the process that drove it.
+        node: address of the machine.
+    """
+
+    values: tuple[object, ...]
+    attempts: int
+    worker: str
+    worker_pid: int
+    coordinator_pid: int
+    node: str

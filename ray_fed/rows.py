@@ -1,0 +1,107 @@
+"""A sequence as tensors: the rows of its elements laid end to end.
+
+A dataset of a client is many small tensors. Kept as one array per tensor of the
+element it travels without copies, is sliced for nothing, and later becomes a
+graph's input as it is. Three layouts cover what a federated type can say:
+
+    element shape fixed           f32[784]      rows f32[n, 784]        splits None
+    leading dimension unknown     f32[?, 784]   rows f32[sum, 784]      splits i64[n+1]
+    any other unknown dimension   f32[?, ?]     rows object[n]          splits None
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Dims = tuple[int | None, ...] | None
+"""A shape as a federated type writes it: None is unknown."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Column:
+    """One tensor of every element of a sequence, in element order.
+
+    Attributes:
+        rows: the layout that the module's table gives.
+        splits: i64[n + 1], element i is `rows[splits[i]:splits[i + 1]]`; None where
+            element i is `rows[i]`.
+    """
+
+    rows: NDArray[np.generic]
+    splits: NDArray[np.int64] | None = None
+
+    def __getitem__(self, index: int) -> np.generic | NDArray[np.generic]:
+        if self.splits is None:
+            return self.rows[index]
+        return self.rows[self.splits[index] : self.splits[index + 1]]
+
+    @property
+    def batch_size(self) -> int | None:
+        """The size of all elements but the last, which may be smaller; or None."""
+        if self.splits is None or not len(self.splits[1:]):
+            return None
+        sizes = np.diff(self.splits)
+        regular = (sizes[:-1] == sizes[0]).all() and 0 < sizes[-1] <= sizes[0]
+        return int(sizes[0]) if regular else None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rows:
+    """The plain form of a value of `SequenceType`.
+
+    Attributes:
+        columns: one for each tensor of the element type, in the order of the type.
+        length: how many elements there are.
+    """
+
+    columns: tuple[Column, ...]
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[tuple[np.generic | NDArray[np.generic], ...]]:
+        for index in range(self.length):
+            yield tuple(column[index] for column in self.columns)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the arrays, splits included, in bytes."""
+        return sum(
+            column.rows.nbytes + (0 if column.splits is None else column.splits.nbytes)
+            for column in self.columns
+        )
+
+
+def lay_rows(
+    tensors: Sequence[np.generic | NDArray[np.generic]],
+    dtype: np.dtype[np.generic],
+    shape: Dims,
+) -> Column:
+    """Lay the tensors of one column end to end.
+
+    Args:
+        tensors: one an element, each of `dtype` and compatible with `shape`.
+        dtype: of the tensors; object for strings.
+        shape: of one tensor, as the federated type declares it.
+
+    Returns:
+        The column in the tightest of the module's layouts.
+    """
+    fixed = [] if shape is None else [size for size in shape if size is not None]
+    if shape is not None and len(fixed) == len(shape):
+        rows = np.empty((len(tensors), *fixed), dtype)
+        for index, tensor in enumerate(tensors):
+            rows[index] = tensor
+        return Column(rows)
+    if shape is not None and None not in shape[1:]:
+        arrays = [np.asarray(tensor, dtype) for tensor in tensors]
+        empty = np.empty((0, *fixed), dtype)
+        splits = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int64)
+        return Column(np.concatenate([empty, *arrays]), splits)
+    rows = np.empty(len(tensors), object)
+    for index, tensor in enumerate(tensors):
+        rows[index] = np.asarray(tensor)
+    return Column(rows)
