@@ -1,0 +1,12 @@
+"""The TensorFlow front end: write the work of one client or server as a function.
+
+Importing this package imports TensorFlow; importing `ray_fed` does not.
+"""
+
+from ray_fed.tensorflow.quiet import import_tensorflow
+
+import_tensorflow()
+
+from ray_fed.tensorflow.computation import computation  # noqa: E402
+
+__all__ = ["computation"]

@@ -1,0 +1,159 @@
+"""The `pb.TensorFlow` message: which tensors of a graph are parameter and result.
+
+Tracing binds a typed parameter to placeholders and a result to tensors; loading
+reads the same bindings back. A sequence is bound by the variant tensor of its
+dataset, or, as newer TensorFlow Federated writes it, by its serialised graph.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import federated_language as fl
+import tensorflow as tf
+from federated_language.proto import computation_pb2
+
+import ray_fed.tensorflow.specs as specs
+from ray_fed.values import Struct, to_struct
+
+pb: Any = computation_pb2
+
+Binding: TypeAlias = Any
+"""A `pb.TensorFlow.Binding`."""
+
+
+def stamp_parameter(type_spec: fl.Type, name: str = "arg") -> tuple[Any, Binding]:
+    """Add placeholders for a parameter to the current graph.
+
+    Args:
+        type_spec: tensors, sequences, or structures of them.
+        name: of the placeholders.
+
+    Returns:
+        The value a traced function sees (a Struct where the type is one), its binding.
+    """
+    match type_spec:
+        case fl.TensorType():
+            spec = specs.to_spec(type_spec)
+            tensor = tf.compat.v1.placeholder(spec.dtype, spec.shape, name)
+            return tensor, _tensor_binding(tensor)
+        case fl.SequenceType():
+            variant = tf.compat.v1.placeholder(tf.variant, [], name)
+            return _dataset_of(variant, type_spec.element), _sequence_binding(variant)
+        case fl.StructType():
+            stamped = [
+                (element_name, stamp_parameter(element, f"{name}_{index}"))
+                for index, (element_name, element) in enumerate(type_spec.items())
+            ]
+            value = Struct(
+                (element_name, member) for element_name, (member, _) in stamped
+            )
+            return value, _struct_binding(binding for _, (_, binding) in stamped)
+        case _:
+            raise TypeError(
+                "Expected a parameter made of tensors, sequences and structures,"
+                f" found `{type_spec}`."
+            )
+
+
+def _dataset_of(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]":
+    dataset = tf.data.experimental.from_variant(variant, specs.element_spec(element))
+    declared = specs.element_spec(element, canonical=False)
+    if specs.contains_unordered(element):
+        return dataset.map(_converter(element, canonical=False))
+    return tf.data.experimental.from_variant(variant, declared)
+
+
+def _converter(element: fl.Type, *, canonical: bool) -> Callable[..., Any]:
+    """Return a function for `Dataset.map`, which spreads tuples into arguments."""
+
+    def convert(*args: Any) -> Any:
+        member = args[0] if len(args) == 1 else args
+        return specs.to_containers(member, element, canonical=canonical)
+
+    return convert
+
+
+def bind_result(value: Any, type_spec: fl.Type) -> Binding:
+    """Bind what a traced function returned to tensors of the current graph.
+
+    Args:
+        value: as the function returned it.
+        type_spec: of `value`.
+    """
+    match type_spec:
+        case fl.TensorType():
+            return _tensor_binding(tf.identity(tf.convert_to_tensor(value)))
+        case fl.SequenceType():
+            element = type_spec.element
+            if specs.contains_unordered(element):
+                value = value.map(_converter(element, canonical=True))
+            return _sequence_binding(tf.data.experimental.to_variant(value))
+        case fl.StructType():
+            members = zip(type_spec.items(), to_struct(value), strict=True)
+            return _struct_binding(
+                bind_result(member, element) for (_, element), member in members
+            )
+        case _:
+            raise TypeError(
+                "Expected a result made of tensors, sequences and structures, found"
+                f" `{type_spec}`."
+            )
+
+
+def _tensor_binding(tensor: tf.Tensor) -> Binding:
+    return pb.TensorFlow.Binding(
+        tensor=pb.TensorFlow.TensorBinding(tensor_name=tensor.name)
+    )
+
+
+def _sequence_binding(variant: tf.Tensor) -> Binding:
+    sequence = pb.TensorFlow.SequenceBinding(variant_tensor_name=variant.name)
+    return pb.TensorFlow.Binding(sequence=sequence)
+
+
+def _struct_binding(elements: Iterator[Binding]) -> Binding:
+    return pb.TensorFlow.Binding(struct=pb.TensorFlow.StructBinding(element=elements))
+
+
+def bound_names(binding: Binding) -> list[str]:
+    """Return the names of the tensors of a binding, in the order of its type."""
+    match binding.WhichOneof("binding"):
+        case "tensor":
+            return [binding.tensor.tensor_name]
+        case "sequence":
+            sequence = binding.sequence
+            return [sequence.variant_tensor_name or sequence.graph_def_tensor_name]
+        case "struct":
+            return [
+                name
+                for element in binding.struct.element
+                for name in bound_names(element)
+            ]
+        case _:
+            return []
+
+
+def build_message(
+    graph: tf.Graph,
+    parameter: Binding | None,
+    result: Binding,
+    initialize_op: str | None,
+) -> Any:
+    """Return a traced graph with its bindings as federated_language's message."""
+    message = pb.TensorFlow(parameter=parameter, result=result)
+    message.graph_def.Pack(graph.as_graph_def(), deterministic=True)
+    if initialize_op is not None:
+        message.initialize_op = initialize_op
+    return message
+
+
+def build_computation(message: Any, type_spec: fl.FunctionType) -> Any:
+    """Return a computation that is the message, of the type."""
+    return pb.Computation(type=type_spec.to_proto(), tensorflow=message)
+
+
+def graph_of(message: Any) -> Any:
+    """Return the GraphDef inside a message."""
+    graph_def = tf.compat.v1.GraphDef()
+    message.graph_def.Unpack(graph_def)
+    return graph_def

@@ -1,0 +1,144 @@
+"""Make a serialised graph safe to run many times, at once, beside any other.
+
+Three things in a graph are global to a process, and are made local to a call:
+
+* library functions, by name: renamed by a hash of all functions of the graph, as
+  two processes give other bodies the same name;
+* variables and tables, by shared name: made anonymous, so that each call has its
+  own and frees it at its end;
+* their initialisation: everything outside of the closure of `initialize_op` waits
+  for it, so that each call starts afresh.
+"""
+
+import hashlib
+from typing import Any
+
+import tensorflow as tf
+
+_ANONYMOUS_NAME = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+"""What TensorFlow's kernels take as "a handle of its own for each execution"."""
+
+_ANONYMOUS_TABLES = {
+    "HashTable": "AnonymousHashTable",
+    "HashTableV2": "AnonymousHashTable",
+    "MutableHashTableV2": "AnonymousMutableHashTable",
+    "MutableHashTableOfTensorsV2": "AnonymousMutableHashTableOfTensors",
+    "MutableDenseHashTableV2": "AnonymousMutableDenseHashTable",
+}
+_SHARED_ATTRIBUTES = ("shared_name", "container", "use_node_name_sharing")
+_FRAME_OPS = frozenset(
+    {"Enter", "Exit", "NextIteration", "Switch", "Merge", "LoopCond"}
+)
+
+
+def isolate(graph_def: Any, initialize_op: str | None) -> None:
+    """Rewrite a GraphDef in place so that calls share nothing.
+
+    Args:
+        graph_def: as its message holds it.
+        initialize_op: the name of the op to run first on every call, if any.
+    """
+    _rename_functions(graph_def)
+    for nodes in _all_nodes(graph_def):
+        for node in nodes:
+            _make_anonymous(node)
+    if initialize_op:
+        _run_first(graph_def, initialize_op)
+
+
+def _all_nodes(graph_def: Any) -> list[Any]:
+    return [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+
+
+def _rename_functions(graph_def: Any) -> None:
+    library = graph_def.library
+    if not library.function:
+        return
+    digest = hashlib.sha256(library.SerializeToString(deterministic=True)).hexdigest()
+    renamed = {
+        function.signature.name: f"{function.signature.name}_{digest[:16]}"
+        for function in library.function
+    }
+    for function in library.function:
+        function.signature.name = renamed[function.signature.name]
+        _rename_in_attributes(function.attr, renamed)
+    for gradient in library.gradient:
+        gradient.function_name = renamed.get(
+            gradient.function_name, gradient.function_name
+        )
+        gradient.gradient_func = renamed.get(
+            gradient.gradient_func, gradient.gradient_func
+        )
+    for nodes in _all_nodes(graph_def):
+        for node in nodes:
+            node.op = renamed.get(node.op, node.op)
+            _rename_in_attributes(node.attr, renamed)
+
+
+def _rename_in_attributes(attributes: Any, renamed: dict[str, str]) -> None:
+    for value in attributes.values():
+        functions = [value.func] if value.HasField("func") else list(value.list.func)
+        for function in functions:
+            function.name = renamed.get(function.name, function.name)
+            _rename_in_attributes(function.attr, renamed)
+        if value.HasField("s"):
+            name = value.s.decode(errors="replace")
+            value.s = renamed[name].encode() if name in renamed else value.s
+
+
+def _make_anonymous(node: Any) -> None:
+    if node.op == "VarHandleOp":
+        node.attr["shared_name"].s = _ANONYMOUS_NAME
+    elif node.op in _ANONYMOUS_TABLES:
+        node.op = _ANONYMOUS_TABLES[node.op]
+        for attribute in _SHARED_ATTRIBUTES:
+            if attribute in node.attr:
+                del node.attr[attribute]
+
+
+def _run_first(graph_def: Any, initialize_op: str) -> None:
+    nodes = {node.name: node for node in graph_def.node}
+    initialize_op = initialize_op.removeprefix("^")
+    closure: set[str] = set()
+    pending = [initialize_op]
+    while pending:
+        name = pending.pop()
+        if name not in closure:
+            closure.add(name)
+            pending.extend(
+                source.removeprefix("^").split(":")[0] for source in nodes[name].input
+            )
+    for name, node in nodes.items():
+        # An edge into a frame of a v1 loop is illegal; its inputs wait already.
+        if name not in closure and node.op not in _FRAME_OPS | {"Placeholder", "Const"}:
+            node.input.append(f"^{initialize_op}")
+
+
+def import_function(graph_def: Any, feeds: list[str], fetches: list[str]) -> Any:
+    """Return an isolated graph as a function from feeds to fetches.
+
+    Args:
+        graph_def: after `isolate`.
+        feeds: names of the tensors to pass, in order.
+        fetches: names of the tensors to return, in order; one may stand twice.
+
+    Returns:
+        A callable that takes a list of tensors and returns a list of tensors.
+    """
+
+    def load() -> None:
+        tf.graph_util.import_graph_def(graph_def, name="")
+
+    wrapped = tf.compat.v1.wrap_function(load, [])
+    graph = wrapped.graph
+    pruned = wrapped.prune(
+        [graph.as_graph_element(name) for name in feeds],
+        [graph.as_graph_element(name) for name in fetches],
+    )
+
+    def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        if not fetches:
+            return []
+        return pruned._call_flat(tensors, pruned.captured_inputs)  # noqa: SLF001
+
+    return run

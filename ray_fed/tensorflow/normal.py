@@ -1,0 +1,175 @@
+"""The normal form of a value in TensorFlow: what the leaf executor holds and passes.
+
+    TensorType      tf.Tensor on the executor's device
+    StructType      Struct of normal forms
+    SequenceType    tf.data.Dataset
+    FunctionType    a Python callable from normal form to normal form
+
+Normalising a normal form again changes nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import federated_language as fl
+import tensorflow as tf
+
+import ray_fed.errors as errors
+import ray_fed.plain as plain
+import ray_fed.rows as rows
+import ray_fed.tensorflow.datasets as datasets
+import ray_fed.tensorflow.graph as graph
+import ray_fed.tensorflow.loader as loader
+import ray_fed.tensorflow.specs as specs
+import ray_fed.values as values
+
+Normal = Any
+"""A value in the normal form that the module describes."""
+
+
+def normalise(value: Any, type_spec: fl.Type) -> Normal:
+    """Return a value in the normal form of its type, checked.
+
+    Args:
+        value: a normal or plain form, or what a user writes for the type.
+        type_spec: of tensors, sequences, structures, functions.
+
+    Raises:
+        ValueMismatchError: the value is not of the type, or the type is placed.
+    """
+    match type_spec:
+        case fl.TensorType():
+            return _normalise_tensor(value, type_spec)
+        case fl.StructType():
+            return values.Struct(
+                (name, normalise(element, element_type))
+                for (name, _), (element_type, _, element) in zip(
+                    type_spec.items(),
+                    values.struct_elements(value, type_spec),
+                    strict=True,
+                )
+            )
+        case fl.SequenceType():
+            return _normalise_sequence(value, type_spec.element)
+        case fl.FunctionType() if callable(value):
+            return value
+        case _:
+            raise errors.ValueMismatchError(
+                "Expected a tensor, sequence, structure or function, found the type"
+                f" `{type_spec}`: placements are for the executors above."
+            )
+
+
+def _normalise_tensor(value: Any, type_spec: fl.TensorType) -> tf.Tensor:
+    if isinstance(value, tf.Variable):
+        value = value.read_value()
+    if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
+        spec = specs.to_spec(type_spec)
+        if value.dtype == spec.dtype and spec.shape.is_compatible_with(value.shape):
+            return value
+    checked = plain.to_plain(value, type_spec)
+    return tf.constant(checked, specs.to_tf_dtype(type_spec))
+
+
+def _normalise_sequence(value: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
+    if isinstance(value, rows.Rows):
+        return datasets.from_rows(value, element)
+    if isinstance(value, tf.data.Dataset):
+        found = specs.infer_type(value)
+        values.check_assignable(fl.SequenceType(element), found, "a dataset")
+        return value
+    if isinstance(value, list | tuple):
+        sequence = plain.to_plain(value, fl.SequenceType(element))
+        return datasets.from_rows(sequence, element)
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise errors.ValueMismatchError(
+            f"Expected a dataset or another iterable of `{element}`, found"
+            f" {values.show(value)}."
+        )
+    return datasets.from_iterable(value, element)
+
+
+def flatten(value: Normal, type_spec: fl.Type) -> Iterator[tf.Tensor]:
+    """Yield the tensors of a normal form in the order of its type.
+
+    A sequence is the variant tensor of its dataset.
+    """
+    match type_spec:
+        case fl.StructType():
+            for (_, element), member in zip(type_spec.items(), value, strict=True):
+                yield from flatten(member, element)
+        case fl.SequenceType():
+            yield tf.data.experimental.to_variant(value)
+        case _:
+            yield value
+
+
+def unflatten(tensors: Iterator[tf.Tensor], type_spec: fl.Type) -> Normal:
+    """Return the normal form that `flatten` took apart."""
+    match type_spec:
+        case fl.StructType():
+            return values.Struct(
+                (name, unflatten(tensors, element))
+                for name, element in type_spec.items()
+            )
+        case fl.SequenceType():
+            spec = specs.element_spec(type_spec.element)
+            return tf.data.experimental.from_variant(next(tensors), spec)
+        case _:
+            return next(tensors)
+
+
+def compute(value: Normal, type_spec: fl.Type) -> Any:
+    """Return a normal form as numpy values in structs, a list for a sequence.
+
+    Raises:
+        ValueMismatchError: the type is, or holds, a function.
+    """
+    match type_spec:
+        case fl.TensorType():
+            return value.numpy()
+        case fl.StructType():
+            return values.Struct(
+                (name, compute(member, element))
+                for (name, element), member in zip(
+                    type_spec.items(), value, strict=True
+                )
+            )
+        case fl.SequenceType():
+            return datasets.to_elements(value, type_spec.element)
+        case _:
+            raise errors.ValueMismatchError(
+                f"Expected a value to compute, found a function `{type_spec}`: call it."
+            )
+
+
+def load_function(
+    message: Any, type_spec: fl.Type, device: str | None
+) -> Callable[..., Any]:
+    """Return a TensorFlow message as a function from normal form to normal form.
+
+    Args:
+        message: a `pb.TensorFlow`.
+        type_spec: of the function.
+        device: name of the device to run on; None leaves it to TensorFlow.
+    """
+    function_type = cast("fl.FunctionType", type_spec)
+    parameter = function_type.parameter
+    graph_def = graph.graph_of(message)
+    loader.isolate(graph_def, message.initialize_op or None)
+    feeds = graph.bound_names(message.parameter) if parameter is not None else []
+    tokens = [message.session_token_tensor_name] * bool(
+        message.session_token_tensor_name
+    )
+    fetches = graph.bound_names(message.result)
+    with tf.device(device):
+        function = loader.import_function(graph_def, feeds + tokens, fetches)
+
+    def run(arg: Normal = None) -> Normal:
+        tensors = [] if parameter is None else list(flatten(arg, parameter))
+        with tf.device(device):
+            tensors += [tf.constant("") for _ in tokens]
+            results = function(tensors)
+        return unflatten(iter(results), function_type.result)
+
+    return run

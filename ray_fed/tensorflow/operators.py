@@ -1,0 +1,101 @@
+"""Arithmetic of intrinsics on nested tensors: what the leaf executor runs itself."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+
+import ray_fed.errors as errors
+import ray_fed.intrinsics as intrinsics
+import ray_fed.tensorflow.specs as specs
+from ray_fed.plain import flatten_type
+
+Tensors = list[Any]
+"""The tensors of a structure, in the order of its type."""
+
+
+def _elementwise(operator: Callable[[Any, Any], Any]) -> Callable[..., Tensors]:
+    def run(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
+        left, right = parts
+        return [operator(x, y) for x, y in zip(left, right, strict=True)]
+
+    return run
+
+
+def _divide(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
+    return [
+        tf.cast(tf.divide(x, y), specs.to_tf_dtype(result))
+        for x, y, result in zip(*parts, flatten_type(type_spec.result), strict=True)
+    ]
+
+
+def _add_value(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
+    (*sums, count), added = parts
+    return [*(tf.add(x, y) for x, y in zip(sums, added, strict=True)), count + 1]
+
+
+def _add_weighted(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
+    (*sums, total, count), (*added, weight) = parts
+    weighed = [
+        tf.add(x, tf.multiply(y, tf.cast(weight, y.dtype)))
+        for x, y in zip(sums, added, strict=True)
+    ]
+    return [*weighed, tf.add(total, weight), count + 1]
+
+
+def _average(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
+    tensors = [tensor for part in parts for tensor in part]
+    if int(tensors[-1]) == 0:
+        raise errors.CardinalityError(
+            "Expected at least one client for federated_mean, found none: sample a"
+            " larger cohort, or sum and divide yourself."
+        )
+    sums = tensors[: len(flatten_type(type_spec.result))]
+    weight = tensors[len(sums)]  # the count itself where no weights were given
+    return [tf.divide(x, tf.cast(weight, x.dtype)) for x in sums]
+
+
+def _filled(
+    choose: Callable[[np.dtype[Any]], Any],
+) -> Callable[..., Tensors]:
+    def run(_: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
+        return [_fill(tensor, choose) for tensor in flatten_type(type_spec.result)]
+
+    return run
+
+
+def _fill(type_spec: fl.TensorType, choose: Callable[[np.dtype[Any]], Any]) -> Any:
+    shape = type_spec.shape
+    if shape is None or None in shape:
+        raise errors.ValueMismatchError(
+            f"Expected an aggregated tensor of a fixed shape, found `{type_spec}`: use"
+            " federated_aggregate with a zero of your own."
+        )
+    dtype = specs.to_tf_dtype(type_spec)
+    return tf.fill(shape, tf.constant(choose(np.dtype(type_spec.dtype)), dtype))
+
+
+def _largest(dtype: np.dtype[Any]) -> Any:
+    return np.inf if tf.as_dtype(dtype).is_floating else np.iinfo(dtype).max
+
+
+def _lowest(dtype: np.dtype[Any]) -> Any:
+    return -np.inf if tf.as_dtype(dtype).is_floating else np.iinfo(dtype).min
+
+
+OPERATORS: Mapping[str, Callable[[list[Tensors], fl.FunctionType], Tensors]] = {
+    fl.framework.GENERIC_PLUS.uri: _elementwise(tf.add),
+    fl.framework.GENERIC_MULTIPLY.uri: _elementwise(tf.multiply),
+    fl.framework.GENERIC_DIVIDE.uri: _divide,
+    intrinsics.MINIMUM.uri: _elementwise(tf.minimum),
+    intrinsics.MAXIMUM.uri: _elementwise(tf.maximum),
+    intrinsics.ADD_VALUE.uri: _add_value,
+    intrinsics.ADD_WEIGHTED.uri: _add_weighted,
+    intrinsics.AVERAGE.uri: _average,
+    intrinsics.ZEROS.uri: _filled(lambda _: 0),
+    intrinsics.LARGEST.uri: _filled(_largest),
+    intrinsics.LOWEST.uri: _filled(_lowest),
+}
+"""By uri: from the tensors of each element of the argument to those of the result."""

@@ -1,0 +1,199 @@
+"""Federated types and TensorFlow's: conversions both ways, names kept.
+
+tf.data orders the tensors of an element by sorted names wherever the container is
+a mapping. Sequences are therefore always bound as nested OrderedDicts and tuples
+(the *canonical* containers), which every process derives from the type alone.
+"""
+
+import collections
+from collections.abc import Mapping
+from typing import Any, cast
+
+import attrs
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+
+from ray_fed.values import Struct, iter_elements, to_struct
+
+
+def to_tf_dtype(type_spec: fl.TensorType) -> tf.DType:
+    """Return TensorFlow's dtype of a tensor type."""
+    dtype = np.dtype(type_spec.dtype)
+    return tf.string if dtype.type is np.str_ else tf.as_dtype(dtype)
+
+
+def to_tensor_type(dtype: tf.DType, shape: tf.TensorShape) -> fl.TensorType:
+    """Return the tensor type of TensorFlow's dtype and shape."""
+    numpy_dtype = np.str_ if dtype == tf.string else dtype.as_numpy_dtype
+    rank = cast("int | None", shape.rank)
+    sizes: Any = None if rank is None else tuple(shape)
+    return fl.TensorType(numpy_dtype, sizes)
+
+
+def to_spec(type_spec: fl.TensorType) -> tf.TensorSpec:
+    """Return the TensorSpec of a tensor type."""
+    return tf.TensorSpec(
+        tf.TensorShape(cast("Any", type_spec.shape)), to_tf_dtype(type_spec)
+    )
+
+
+def element_spec(element: fl.Type, *, canonical: bool = True) -> Any:
+    """Return the structure of TensorSpecs of a sequence's element.
+
+    Args:
+        element: tensors, possibly in nested structures.
+        canonical: in canonical containers; else in those that the type declares.
+    """
+    if isinstance(element, fl.TensorType):
+        return to_spec(element)
+    if not isinstance(element, fl.StructType):
+        raise TypeError(f"Expected elements made of tensors, found `{element}`.")
+    specs = [
+        (name, element_spec(member, canonical=canonical))
+        for name, member in element.items()
+    ]
+    return build_container(specs, None if canonical else element.python_container)
+
+
+def build_container(
+    elements: list[tuple[str | None, Any]], container: type[Any] | None
+) -> Any:
+    """Return elements in a container; by default OrderedDict with names, else tuple.
+
+    Raises:
+        TypeError: some elements have names and some have not.
+    """
+    names = [name for name, _ in elements if name is not None]
+    if names and len(names) != len(elements):
+        raise TypeError(
+            f"Expected all elements or none to have names, found {len(names)} names"
+            f" for {len(elements)} elements: TensorFlow has no container for that."
+        )
+    if container is None:
+        container = collections.OrderedDict if names else tuple
+    build: Any = container
+    if not names:
+        return build(value for _, value in elements)
+    if issubclass(container, Mapping):
+        return build(elements)
+    return build(**dict(cast("list[tuple[str, Any]]", elements)))
+
+
+def contains_unordered(element: fl.Type) -> bool:
+    """Return whether declared containers order tensors unlike canonical ones do."""
+    if not isinstance(element, fl.StructType):
+        return False
+    names = [name for name, _ in element.items()]
+    container = element.python_container
+    reorders = (
+        None not in names
+        and container is not None
+        and not issubclass(container, Mapping)
+        and names != sorted(cast("list[str]", names))
+    )
+    return reorders or any(contains_unordered(member) for _, member in element.items())
+
+
+def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
+    """Return a structure of tensors in the containers of its type."""
+    if not isinstance(element, fl.StructType):
+        return value
+    members = zip(element.items(), to_struct(value), strict=True)
+    return build_container(
+        [
+            (name, to_containers(member, member_type, canonical=canonical))
+            for (name, member_type), member in members
+        ],
+        None if canonical else element.python_container,
+    )
+
+
+def to_type(obj: object) -> fl.Type:
+    """Convert a type specification, TensorFlow's own among them, to a federated type.
+
+    Accepts what `fl.to_type` does, and `tf.DType`, `(tf.DType, shape)`,
+    `tf.TensorSpec`, `tf.data.DatasetSpec` anywhere inside.
+
+    Raises:
+        TypeError: `obj` specifies no type.
+    """
+    return fl.to_type(_without_tensorflow(obj))
+
+
+def _without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind)
+    match obj:
+        case tf.DType():
+            return np.str_ if obj == tf.string else obj.as_numpy_dtype
+        case tf.TensorSpec():
+            return to_tensor_type(obj.dtype, obj.shape)
+        case tf.data.DatasetSpec():
+            return fl.SequenceType(_without_tensorflow(obj.element_spec))
+        case fl.Type() | Struct() | tf.TensorShape():
+            return obj
+        case tuple() if hasattr(obj, "_fields"):
+            return cast("Any", type(obj))(
+                *(_without_tensorflow(field) for field in obj)
+            )
+        case list() | tuple():
+            return type(obj)(_without_tensorflow(item) for item in obj)
+        case Mapping():
+            return cast("Any", type(obj))(
+                (k, _without_tensorflow(v)) for k, v in obj.items()
+            )
+        case _:
+            return obj
+
+
+def infer_type(value: object) -> fl.Type:
+    """Return the type of a value, TensorFlow's own values among them.
+
+    Raises:
+        TypeError: the value has no federated type.
+    """
+    match value:
+        case tf.Tensor() | tf.Variable():
+            return to_tensor_type(value.dtype, value.shape)
+        case tf.data.Dataset():
+            return fl.SequenceType(_without_tensorflow(value.element_spec))
+        case tf.RaggedTensor() | tf.SparseTensor():
+            raise TypeError(
+                f"Expected dense tensors, found `{type(value).__name__}`: pass its"
+                " component tensors."
+            )
+        case fl.TypedObject():
+            return value.type_signature
+        case _ if is_container(value):
+            return _infer_container(value)
+        case _:
+            return _infer_leaf(value)
+
+
+def is_container(value: object) -> bool:
+    """Return whether the value is a structure that has a federated type."""
+    return isinstance(value, list | tuple | Mapping | Struct) or attrs.has(type(value))
+
+
+def _infer_container(value: Any) -> fl.Type:
+    elements = [
+        (name, infer_type(member)) for name, member in iter_elements(to_struct(value))
+    ]
+    if isinstance(value, Struct):
+        return fl.StructType(elements)
+    typed = [
+        (name, member) if name is not None else member for name, member in elements
+    ]
+    return fl.StructWithPythonType(typed, type(value))
+
+
+def _infer_leaf(value: object) -> fl.Type:
+    try:
+        inferred = fl.framework.infer_type(value)
+    except NotImplementedError:
+        inferred = None
+    if inferred is None:
+        raise TypeError(
+            "Expected tensors, numpy values, numbers, datasets or structures of them,"
+            f" found `{type(value).__name__}`."
+        )
+    return inferred
