@@ -1,0 +1,1 @@
+"""Executors, the strategies over them, and the stacks that they form."""

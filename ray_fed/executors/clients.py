@@ -1,0 +1,112 @@
+"""Work on a contiguous chunk of clients over one executor, the same everywhere.
+
+A local strategy calls these functions in its process, an actor calls them in its own:
+so a client's arithmetic, its order and its errors do not depend on where it runs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import federated_language as fl
+
+import ray_fed.errors as errors
+import ray_fed.values as values
+from ray_fed.blocks import Function
+from ray_fed.values import Plain, Struct
+
+ExecutorValue = fl.framework.ExecutorValue
+
+ChunkArg: TypeAlias = list[ExecutorValue] | Struct[Any]
+"""One value a client of the chunk, or a struct of such lists."""
+
+_MESSAGE_LINES = 3
+
+
+async def embed_members(
+    executor: fl.framework.Executor, members: Sequence[Plain], member: fl.Type
+) -> list[ExecutorValue]:
+    """Embed one value a client, in order."""
+    return [await executor.create_value(value, member) for value in members]
+
+
+async def map_members(
+    executor: fl.framework.Executor,
+    function: Function | None,
+    arg: ChunkArg | None,
+    clients: range,
+) -> list[ExecutorValue]:
+    """Embed a function and call it on each client of a chunk: see `map_embedded`."""
+    embedded = None if function is None else await executor.create_value(function)
+    return await map_embedded(executor, embedded, arg, clients)
+
+
+async def map_embedded(
+    executor: fl.framework.Executor,
+    function: ExecutorValue | None,
+    arg: ChunkArg | None,
+    clients: range,
+    check: Callable[[], None] = lambda: None,
+) -> list[ExecutorValue]:
+    """Call a function on each client of a chunk, in client order.
+
+    Args:
+        executor: embeds `arg` and `function`.
+        function: None returns the arguments, zipped to structs.
+        arg: None for a function of no argument.
+        clients: the chunk's place in the cohort.
+        check: called before each client; what it raises ends the chunk.
+
+    Raises:
+        ComputationError: the function raised, with the client's index.
+    """
+    results: list[ExecutorValue] = []
+    for position, client_index in enumerate(clients):
+        check()
+        try:
+            member = None if arg is None else await _member(executor, arg, position)
+            if function is not None:
+                member = await executor.create_call(function, member)
+        except errors.RayFedError:
+            raise
+        except Exception as error:
+            raise describe_failure(error, client_index) from error
+        if member is None:
+            raise errors.UnsupportedError("Expected a function or a value to map.")
+        results.append(member)
+    return results
+
+
+async def _member(
+    executor: fl.framework.Executor, arg: ChunkArg, position: int
+) -> ExecutorValue:
+    if isinstance(arg, list):
+        return arg[position]
+    elements = [
+        (name, await _member(executor, element, position))
+        for name, element in values.iter_elements(arg)
+    ]
+    return await executor.create_struct(values.Struct(elements))
+
+
+async def accumulate_members(
+    executor: fl.framework.Executor,
+    zero: ExecutorValue,
+    members: Sequence[ExecutorValue],
+    accumulate: ExecutorValue,
+) -> ExecutorValue:
+    """Fold the members into zero, in order: the accumulation of one leaf."""
+    accumulator = zero
+    for member in members:
+        pair = await executor.create_struct([accumulator, member])
+        accumulator = await executor.create_call(accumulate, pair)
+    return accumulator
+
+
+def describe_failure(error: Exception, client_index: int | None) -> Any:
+    """Return what a computation raised as an error that says where, in few lines."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    summary = " ".join(lines[:_MESSAGE_LINES]) or "no message"
+    cause_text = f"{type(error).__name__}: {error}"
+    location = errors.Location(client_index=client_index)
+    message = f"A computation raised {type(error).__name__}: {summary}"
+    return errors.ComputationError(message, location, cause_text)

@@ -1,0 +1,277 @@
+"""The leaf of every stack: runs TensorFlow, eagerly and synchronously, and only that.
+
+It understands tensors, sequences, structures and functions; of computations,
+TensorFlow graphs and the arithmetic of `tensorflow.operators`. It knows neither
+placements nor lambdas. A value is normalised once, when it is embedded, to the form
+that `tensorflow.normal` describes; results of calls are in that form already.
+"""
+
+import collections
+import hashlib
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import federated_language as fl
+import tensorflow as tf
+from typing_extensions import override
+
+import ray_fed.blocks as blocks
+import ray_fed.errors as errors
+import ray_fed.plain as plain
+import ray_fed.tensorflow.normal as normal
+import ray_fed.tensorflow.operators as operators
+import ray_fed.tensorflow.specs as specs
+import ray_fed.values as values
+from ray_fed.tensorflow.normal import Normal
+
+_CACHED_FUNCTIONS = 512
+"""Loaded graphs that one executor keeps; a computation of 5 kB holds about 1 MB."""
+
+
+class EagerValue(fl.framework.ExecutorValue):
+    """A value embedded in an `EagerTFExecutor`, in its normal form."""
+
+    def __init__(self, reference: Normal, type_signature: fl.Type) -> None:
+        self._reference = reference
+        self._type_signature = type_signature
+
+    @property
+    @override
+    def reference(self) -> Normal:
+        return self._reference
+
+    @property
+    @override
+    def type_signature(self) -> fl.Type:
+        return self._type_signature
+
+    @override
+    async def compute(self) -> Any:
+        """Return numpy values in Structs; a list of elements for a sequence.
+
+        Raises:
+            ValueMismatchError: the value is a function.
+        """
+        return normal.compute(self._reference, self._type_signature)
+
+
+class EagerTFExecutor(fl.framework.Executor):
+    """Runs TensorFlow computations on one logical device, one call at a time.
+
+    Functions are cached by content, type and device, at most 512; results never. The
+    executor holds no threads; `close` drops the cache.
+
+    Args:
+        device: where every operation runs, one of
+            `tf.config.list_logical_devices()`; None leaves the choice to TensorFlow.
+
+    Raises:
+        RuntimeError: TensorFlow does not execute eagerly.
+        TypeError: `device` is not a `tf.config.LogicalDevice`.
+        ValueError: there is no such device.
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        _check_eager()
+        if device is not None:
+            _check_device(device)
+        self._device = device.name if device is not None else None
+        self._functions: collections.OrderedDict[bytes, Callable[..., Any]]
+        self._functions = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    @override
+    def close(self) -> None:
+        with self._lock:
+            self._functions.clear()
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> EagerValue:
+        """Embed a value, a TensorFlow computation, or an arithmetic intrinsic.
+
+        Args:
+            value: as the type's normal form, plain form, or anything a user writes
+                for it; a computation; a `TypedObject`.
+            type_spec: may be None for what knows its type.
+
+        Raises:
+            RuntimeError: TensorFlow does not execute eagerly.
+            TypeError: the value is not of the type.
+            ValueError: no type is known, or the computation is of a kind that this
+                executor does not understand.
+        """
+        _check_eager()
+        type_spec = None if type_spec is None else specs.to_type(type_spec)
+        if isinstance(value, blocks.Function):
+            value = _closed_block(value)
+        block = blocks.to_block(value)
+        if block is not None:
+            return self._embed_block(block, type_spec)
+        if isinstance(value, EagerValue):
+            _check_type(type_spec, value.type_signature)
+            return EagerValue(value.reference, type_spec or value.type_signature)
+        if type_spec is None:
+            raise errors.UnsupportedError(
+                f"Expected a type for {values.show(value)}, found none: pass"
+                " `type_spec`."
+            )
+        with tf.device(self._device):
+            return EagerValue(normal.normalise(value, type_spec), type_spec)
+
+    def _embed_block(
+        self, block: fl.framework.ComputationBuildingBlock, type_spec: fl.Type | None
+    ) -> EagerValue:
+        _check_type(type_spec, block.type_signature)
+        declared = type_spec or block.type_signature
+        match block:
+            case fl.framework.CompiledComputation():
+                return EagerValue(self._load(block, declared), declared)
+            case fl.framework.Intrinsic() if block.uri in operators.OPERATORS:
+                return EagerValue(self._operate(block), declared)
+            case fl.framework.Literal():
+                with tf.device(self._device):
+                    return EagerValue(normal.normalise(block.value, declared), declared)
+            case _:
+                raise errors.UnsupportedError(
+                    "Expected a TensorFlow computation, found"
+                    f" `{blocks.show_block(block)}`: put a ReferenceResolvingExecutor"
+                    " above this executor, or write it as a TensorFlow computation."
+                )
+
+    def _load(
+        self, block: fl.framework.CompiledComputation, type_spec: fl.Type
+    ) -> Callable[..., Any]:
+        proto = block.to_proto()
+        if proto.WhichOneof("computation") != "tensorflow":
+            raise errors.UnsupportedError(
+                "Expected a TensorFlow computation, found one of kind"
+                f" `{proto.WhichOneof('computation')}`."
+            )
+        content = proto.SerializeToString(deterministic=True)
+        key = hashlib.sha256(content + blocks.serialise_type(type_spec)).digest()
+        with self._lock:
+            if key in self._functions:
+                self._functions.move_to_end(key)
+                return self._functions[key]
+        function = normal.load_function(
+            proto.tensorflow, block.type_signature, self._device
+        )
+        with self._lock:
+            self._functions[key] = function
+            if len(self._functions) > _CACHED_FUNCTIONS:
+                self._functions.popitem(last=False)
+        return function
+
+    def _operate(self, block: fl.framework.Intrinsic) -> Callable[..., Any]:
+        type_spec = cast("fl.FunctionType", block.type_signature)
+        operator = operators.OPERATORS[block.uri]
+        parameter = type_spec.parameter
+
+        def run(arg: Normal = None) -> Normal:
+            parts: list[Any] = []
+            if isinstance(parameter, fl.StructType):
+                elements = zip(parameter.items(), arg, strict=True)
+                parts = [list(normal.flatten(member, t)) for (_, t), member in elements]
+            with tf.device(self._device):
+                results = operator(parts, type_spec)
+            return plain.pack(iter(results), type_spec.result)
+
+        return run
+
+    @override
+    async def create_call(
+        self,
+        comp: fl.framework.ExecutorValue,
+        arg: fl.framework.ExecutorValue | None = None,
+    ) -> EagerValue:
+        """Call an embedded function.
+
+        Raises:
+            RuntimeError: TensorFlow does not execute eagerly.
+            TypeError: `comp` is no function, or `arg` is not what it takes.
+        """
+        _check_eager()
+        function = values.narrow(comp, EagerValue, "EagerTFExecutor")
+        type_spec = function.type_signature
+        if not isinstance(type_spec, fl.FunctionType):
+            raise errors.ValueMismatchError(
+                f"Expected a function to call, found a value of type `{type_spec}`."
+            )
+        values.check_argument(type_spec, arg)
+        if arg is None:
+            return EagerValue(function.reference(), type_spec.result)
+        argument = values.narrow(arg, EagerValue, "EagerTFExecutor")
+        return EagerValue(function.reference(argument.reference), type_spec.result)
+
+    @override
+    async def create_struct(self, elements: Any) -> EagerValue:
+        """Combine embedded values to a struct, keeping names.
+
+        Raises:
+            TypeError: an element is not embedded here.
+        """
+        members = [
+            (name, values.narrow(member, EagerValue, "EagerTFExecutor"))
+            for name, member in values.iter_elements(values.to_struct(elements))
+        ]
+        return EagerValue(
+            values.Struct((name, member.reference) for name, member in members),
+            fl.StructType((name, member.type_signature) for name, member in members),
+        )
+
+    @override
+    async def create_selection(
+        self, source: Any, index: int | None = None, name: str | None = None
+    ) -> EagerValue:
+        """Select an element of an embedded struct.
+
+        Args:
+            source: an embedded struct.
+            index: of the element; either this or `name`.
+            name: of the element.
+
+        Raises:
+            TypeError: `source` is no struct embedded here, or has no such element.
+            ValueError: both or neither of `index` and `name` are given.
+        """
+        struct = values.narrow(source, EagerValue, "EagerTFExecutor")
+        position = values.select_index(struct.type_signature, index, name)
+        struct_type = cast("fl.StructType", struct.type_signature)
+        return EagerValue(struct.reference[position], struct_type[position])
+
+
+def _check_eager() -> None:
+    if not tf.executing_eagerly():
+        raise errors.ContextStateError(
+            "Expected TensorFlow to execute eagerly, found graph mode: call from"
+            " outside of tf.function and tf.Graph."
+        )
+
+
+def _check_device(device: Any) -> None:
+    if not isinstance(device, tf.config.LogicalDevice):
+        raise errors.ValueMismatchError(
+            "Expected a `tf.config.LogicalDevice`, found"
+            f" {values.show(device)}: take one from tf.config.list_logical_devices()."
+        )
+    names = [found.name for found in tf.config.list_logical_devices()]
+    if device.name not in names:
+        raise errors.UnsupportedError(
+            f"Expected one of the devices {names}, found `{device.name}`."
+        )
+
+
+def _check_type(declared: fl.Type | None, found: fl.Type) -> None:
+    if declared is not None:
+        values.check_assignable(declared, found, "a computation")
+
+
+def _closed_block(function: blocks.Function) -> fl.framework.ComputationBuildingBlock:
+    if function.captured:
+        names = [name for name, _, _ in function.captured]
+        raise errors.UnsupportedError(
+            f"Expected a TensorFlow computation, found a lambda that captures {names}:"
+            " pass what it captures as an argument."
+        )
+    return function.building_block()

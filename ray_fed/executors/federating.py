@@ -1,0 +1,246 @@
+r"""Handles federated types and intrinsics; delegates clients and server to others.
+
+                 FederatingExecutor
+                /                  \
+    FederatingStrategy       unplaced executor
+    values at clients        values at the server, and everything unplaced
+
+Intrinsics are interpreted in one place (`interpretation`); which of them exist does
+not depend on the strategy.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.blocks as blocks
+import ray_fed.errors as errors
+import ray_fed.values as values
+from ray_fed.executors import interpretation
+from ray_fed.executors.closure import Closure
+from ray_fed.executors.interpretation import FederatedValue
+from ray_fed.executors.strategy import FederatingStrategy
+
+flf = fl.framework
+_NAME = "FederatingExecutor"
+
+
+class FederatingExecutor(flf.Executor):
+    """Interprets federated types and intrinsics over a strategy.
+
+    Args:
+        strategy_factory: takes this executor and returns the strategy; owned.
+        unplaced_executor: handles unplaced values and work; owned.
+
+    Attributes:
+        strategy: what the factory returned.
+        unplaced: the unplaced executor.
+    """
+
+    def __init__(
+        self,
+        strategy_factory: Callable[["FederatingExecutor"], FederatingStrategy],
+        unplaced_executor: flf.Executor,
+    ) -> None:
+        self.unplaced = unplaced_executor
+        self.strategy = strategy_factory(self)
+
+    @override
+    def close(self) -> None:
+        self.strategy.close()
+        self.unplaced.close()
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> FederatedValue:
+        """Embed an intrinsic, placement, computation, or a value of any type.
+
+        Computations (lambda, tensorflow) are held as they are until they are used.
+
+        Raises:
+            TypeError: value and type do not match, or an intrinsic has no type.
+            ValueError: the value is of a kind that this executor does not support.
+        """
+        type_spec = None if type_spec is None else fl.to_type(type_spec)
+        match value:
+            case flf.IntrinsicDef():
+                return _embed_intrinsic(value, type_spec)
+            case flf.PlacementLiteral():
+                return FederatedValue(value, fl.PlacementType())
+            case Closure():
+                return FederatedValue(value, value.block.type_signature)
+            case blocks.Function():
+                return FederatedValue(value, value.building_block().type_signature)
+            case _:
+                return await self._embed(value, type_spec)
+
+    async def _embed(self, value: Any, type_spec: fl.Type | None) -> FederatedValue:
+        block = blocks.to_block(value)
+        if block is not None:
+            return await self._embed_block(block, type_spec)
+        if type_spec is None:
+            raise errors.ValueMismatchError(
+                f"Expected a type for {values.show(value)}, found none."
+            )
+        return await self._embed_value(value, type_spec)
+
+    async def _embed_block(
+        self, block: flf.ComputationBuildingBlock, type_spec: fl.Type | None
+    ) -> FederatedValue:
+        if type_spec is not None:
+            values.check_assignable(type_spec, block.type_signature, "a computation")
+        declared = type_spec or block.type_signature
+        match block:
+            case flf.Intrinsic():
+                return FederatedValue(block, declared)
+            case flf.Lambda() | flf.CompiledComputation():
+                return FederatedValue(block, declared)
+            case flf.Placement():
+                literal = flf.uri_to_placement_literal(block.uri)
+                return FederatedValue(literal, declared)
+            case flf.Literal() | flf.Data():
+                embedded = await self.unplaced.create_value(block, declared)
+                return FederatedValue(embedded, declared)
+            case _:
+                raise errors.UnsupportedError(
+                    "Expected an intrinsic, lambda, TensorFlow computation, placement,"
+                    f" literal or data, found `{blocks.show_block(block)}`: put a"
+                    " ReferenceResolvingExecutor above this executor."
+                )
+
+    async def _embed_value(self, value: Any, type_spec: fl.Type) -> FederatedValue:
+        if isinstance(type_spec, fl.FederatedType):
+            if type_spec.placement == fl.CLIENTS:
+                return FederatedValue(
+                    await self.strategy.place(value, type_spec), type_spec
+                )
+            embedded = await self._embed_unplaced(value, type_spec.member)
+            return FederatedValue(embedded, type_spec)
+        if isinstance(type_spec, fl.StructType) and flf.contains_federated_types(
+            type_spec
+        ):
+            elements = values.struct_elements(value, type_spec)
+            members = await asyncio.gather(
+                *(self._embed_value(member, t) for t, _, member in elements)
+            )
+            names = [name for name, _ in type_spec.items()]
+            return FederatedValue(
+                values.Struct(zip(names, members, strict=True)), type_spec
+            )
+        embedded = await self._embed_unplaced(value, type_spec)
+        return FederatedValue(embedded, type_spec)
+
+    async def _embed_unplaced(self, value: Any, type_spec: fl.Type) -> Any:
+        if isinstance(value, flf.ExecutorValue):
+            return value
+        return await self.unplaced.create_value(value, type_spec)
+
+    @override
+    async def create_call(
+        self, comp: flf.ExecutorValue, arg: flf.ExecutorValue | None = None
+    ) -> FederatedValue:
+        """Call an intrinsic here, a TensorFlow function in the unplaced executor.
+
+        Raises:
+            TypeError: `comp` or `arg` is not embedded here, `comp` is no function, or
+                the types do not fit.
+            ValueError: `comp` is of a kind that cannot be called here (a lambda).
+            NotImplementedError: the intrinsic is none that is implemented.
+        """
+        function = values.narrow(comp, FederatedValue, _NAME)
+        argument = None if arg is None else values.narrow(arg, FederatedValue, _NAME)
+        type_spec = function.type_signature
+        if not isinstance(type_spec, fl.FunctionType):
+            raise errors.ValueMismatchError(
+                f"Expected a function to call, found a value of type `{type_spec}`."
+            )
+        values.check_argument(type_spec, argument)
+        match function.reference:
+            case flf.Intrinsic() if _is_federated(function.reference.uri):
+                handler = interpretation.HANDLERS.get(function.reference.uri)
+                if handler is None:
+                    raise errors.MissingIntrinsicError(
+                        f"Expected one of {sorted(interpretation.HANDLERS)}, found"
+                        f" the intrinsic `{function.reference.uri}`."
+                    )
+                return await handler(self, argument, type_spec)
+            case flf.Intrinsic() | flf.CompiledComputation() | flf.ExecutorValue():
+                return await self._call_unplaced(function, argument, type_spec.result)
+            case _:
+                raise errors.UnsupportedError(
+                    "Expected an intrinsic or a TensorFlow computation to call, found"
+                    f" the lambda `{type_spec}`: put a ReferenceResolvingExecutor above"
+                    " this executor."
+                )
+
+    async def _call_unplaced(
+        self, function: FederatedValue, arg: FederatedValue | None, result: fl.Type
+    ) -> FederatedValue:
+        embedded = function.reference
+        if not isinstance(embedded, flf.ExecutorValue):
+            embedded = await self.unplaced.create_value(
+                embedded, function.type_signature
+            )
+        argument = None
+        if arg is not None:
+            argument = await self._embed_argument(arg)
+        called = await self.unplaced.create_call(embedded, argument)
+        return FederatedValue(called, result)
+
+    async def _embed_argument(self, arg: FederatedValue) -> flf.ExecutorValue:
+        if isinstance(arg.reference, Closure):
+            function = await arg.reference.portable()
+            return await self.unplaced.create_value(function)
+        return await interpretation.unplaced_value(self, arg)
+
+    @override
+    async def create_struct(self, elements: Any) -> FederatedValue:
+        """Combine embedded values to a struct, keeping names.
+
+        Raises:
+            TypeError: an element is not embedded here.
+        """
+        members = [
+            (name, values.narrow(member, FederatedValue, _NAME))
+            for name, member in values.iter_elements(values.to_struct(elements))
+        ]
+        type_spec = fl.StructType((name, m.type_signature) for name, m in members)
+        return FederatedValue(values.Struct(members), type_spec)
+
+    @override
+    async def create_selection(
+        self, source: Any, index: int | None = None, name: str | None = None
+    ) -> FederatedValue:
+        """Select an element of an embedded struct, by index or by name.
+
+        Raises:
+            TypeError: `source` is no struct embedded here, or has no such element.
+            ValueError: both or neither of `index` and `name` are given.
+        """
+        struct = values.narrow(source, FederatedValue, _NAME)
+        position = values.select_index(struct.type_signature, index, name)
+        type_spec = cast("fl.StructType", struct.type_signature)
+        if isinstance(struct.reference, values.Struct):
+            return cast("FederatedValue", struct.reference[position])
+        selected = await self.unplaced.create_selection(struct.reference, position)
+        return FederatedValue(selected, type_spec[position])
+
+
+def _is_federated(uri: str) -> bool:
+    return uri.startswith("federated_")
+
+
+def _embed_intrinsic(
+    definition: flf.IntrinsicDef, type_spec: fl.Type | None
+) -> FederatedValue:
+    if type_spec is None or flf.type_contains(
+        type_spec, lambda t: isinstance(t, fl.AbstractType)
+    ):
+        raise errors.ValueMismatchError(
+            f"Expected a concrete type for the intrinsic `{definition.uri}`, found"
+            f" `{type_spec}`."
+        )
+    flf.check_concrete_instance_of(type_spec, definition.type_signature)
+    return FederatedValue(flf.Intrinsic(definition.uri, type_spec), type_spec)

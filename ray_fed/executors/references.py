@@ -1,0 +1,210 @@
+"""Resolves names: lambdas, blocks, calls, selections and structs, by building block.
+
+It hands to its target only what has no free references. A lambda that is passed on
+as an argument (of an intrinsic, say) goes down as a `Closure`: the lambda with the
+embedded values it captures. Locals of a block are evaluated when first needed, once,
+each in a task of its own, so that independent ones run at the same time and a long
+chain of locals does not nest.
+"""
+
+import asyncio
+from typing import Any, cast
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.blocks as blocks
+import ray_fed.errors as errors
+import ray_fed.values as values
+from ray_fed.executors.closure import Closure
+from ray_fed.executors.scopes import ResolvedValue, Scope, ScopedLambda, constant
+
+flf = fl.framework
+_NAME = "ReferenceResolvingExecutor"
+
+
+class ReferenceResolvingExecutor(flf.Executor):
+    """Interprets everything that names things, over a target that knows no names.
+
+    Args:
+        target_executor: runs what is left; owned: `close` closes it.
+    """
+
+    def __init__(self, target_executor: flf.Executor) -> None:
+        self._target = target_executor
+
+    @override
+    def close(self) -> None:
+        self._target.close()
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
+        """Embed a computation, a travelling function, or a value of the target's.
+
+        Raises:
+            TypeError: the value is not of the type.
+            ValueError: the target does not understand the value.
+        """
+        type_spec = None if type_spec is None else fl.to_type(type_spec)
+        if isinstance(value, blocks.Function) and value.captured:
+            return await self._embed_function(value)
+        if isinstance(value, blocks.Function):
+            value = value.building_block()
+        block = blocks.to_block(value)
+        if block is None:
+            embedded = await self._target.create_value(value, type_spec)
+            return ResolvedValue(embedded, embedded.type_signature)
+        if type_spec is not None:
+            values.check_assignable(type_spec, block.type_signature, "a computation")
+        resolved = await self._evaluate(block, Scope())
+        return ResolvedValue(resolved.reference, type_spec or resolved.type_signature)
+
+    async def _embed_function(self, function: blocks.Function) -> ResolvedValue:
+        scope = Scope()
+        for name, type_bytes, plain in function.captured:
+            embedded = await self.create_value(plain, blocks.parse_type(type_bytes))
+            scope.bind(name, constant(embedded))
+        return await self._evaluate(function.building_block(), scope)
+
+    @override
+    async def create_call(
+        self, comp: flf.ExecutorValue, arg: flf.ExecutorValue | None = None
+    ) -> ResolvedValue:
+        """Call a lambda here, any other function in the target.
+
+        Raises:
+            TypeError: `comp` is no function, or `arg` is not what it takes.
+        """
+        function = values.narrow(comp, ResolvedValue, _NAME)
+        argument = None if arg is None else values.narrow(arg, ResolvedValue, _NAME)
+        type_spec = function.type_signature
+        if not isinstance(type_spec, fl.FunctionType):
+            raise errors.ValueMismatchError(
+                f"Expected a function to call, found a value of type `{type_spec}`."
+            )
+        values.check_argument(type_spec, argument)
+        if isinstance(function.reference, ScopedLambda):
+            return await self._call_lambda(function.reference, argument)
+        embedded = None if argument is None else await self._embed(argument)
+        result = await self._target.create_call(function.reference, embedded)
+        return ResolvedValue(result, result.type_signature)
+
+    async def _call_lambda(
+        self, scoped: ScopedLambda, argument: ResolvedValue | None
+    ) -> ResolvedValue:
+        scope = Scope(scoped.scope)
+        if argument is not None and scoped.block.parameter_name is not None:
+            scope.bind(scoped.block.parameter_name, constant(argument))
+        return await self._evaluate(scoped.block.result, scope)
+
+    @override
+    async def create_struct(self, elements: Any) -> ResolvedValue:
+        """Combine embedded values to a struct, keeping names.
+
+        Raises:
+            TypeError: an element is not embedded here.
+        """
+        members = [
+            (name, values.narrow(member, ResolvedValue, _NAME))
+            for name, member in values.iter_elements(values.to_struct(elements))
+        ]
+        type_spec = fl.StructType((name, m.type_signature) for name, m in members)
+        return ResolvedValue(values.Struct(members), type_spec)
+
+    @override
+    async def create_selection(
+        self, source: Any, index: int | None = None, name: str | None = None
+    ) -> ResolvedValue:
+        """Select an element of an embedded struct, by index or by name.
+
+        Raises:
+            TypeError: `source` is no struct embedded here, or has no such element.
+            ValueError: both or neither of `index` and `name` are given.
+        """
+        struct = values.narrow(source, ResolvedValue, _NAME)
+        position = values.select_index(struct.type_signature, index, name)
+        if isinstance(struct.reference, values.Struct):
+            return cast("ResolvedValue", struct.reference[position])
+        selected = await self._target.create_selection(struct.reference, position)
+        return ResolvedValue(selected, selected.type_signature)
+
+    async def _evaluate(  # noqa: PLR0911 (one return a kind of block)
+        self, block: flf.ComputationBuildingBlock, scope: Scope
+    ) -> ResolvedValue:
+        match block:
+            case flf.Reference():
+                return await scope.resolve(block.name)
+            case flf.Lambda():
+                return ResolvedValue(ScopedLambda(block, scope), block.type_signature)
+            case flf.Call():
+                return await self._evaluate_call(block, scope)
+            case flf.Selection():
+                source = await self._evaluate(block.source, scope)
+                position = block.as_index()
+                return await self.create_selection(source, position)
+            case flf.Struct():
+                return await self._evaluate_struct(block, scope)
+            case flf.Block():
+                return await self._evaluate_block(block, scope)
+            case _:
+                value = _unwrap(block)
+                embedded = await self._target.create_value(value, block.type_signature)
+                return ResolvedValue(embedded, block.type_signature)
+
+    async def _evaluate_call(self, block: flf.Call, scope: Scope) -> ResolvedValue:
+        if block.argument is None:
+            return await self.create_call(await self._evaluate(block.function, scope))
+        function, argument = await asyncio.gather(
+            self._evaluate(block.function, scope), self._evaluate(block.argument, scope)
+        )
+        return await self.create_call(function, argument)
+
+    async def _evaluate_struct(self, block: flf.Struct, scope: Scope) -> ResolvedValue:
+        pairs = list(block.items())
+        members = await asyncio.gather(*(self._evaluate(b, scope) for _, b in pairs))
+        elements = [(name, m) for (name, _), m in zip(pairs, members, strict=True)]
+        return ResolvedValue(values.Struct(elements), block.type_signature)
+
+    async def _evaluate_block(self, block: flf.Block, scope: Scope) -> ResolvedValue:
+        for name, local in block.locals:
+            outer, scope = scope, Scope(scope)
+            scope.bind(name, lambda b=local, s=outer: self._evaluate(b, s))
+        return await self._evaluate(block.result, scope)
+
+    async def _embed(self, value: ResolvedValue) -> flf.ExecutorValue:
+        """Return the value embedded in the target."""
+        match value.reference:
+            case flf.ExecutorValue():
+                return value.reference
+            case values.Struct():
+                pairs = list(values.iter_elements(value.reference))
+                members = await asyncio.gather(*(self._embed(m) for _, m in pairs))
+                names = [name for name, _ in pairs]
+                return await self._target.create_struct(
+                    values.Struct(zip(names, members, strict=True))
+                )
+            case _:
+                closure = await self._close_over(value.reference)
+                return await self._target.create_value(closure, value.type_signature)
+
+    async def _close_over(self, scoped: ScopedLambda) -> Any:
+        free = flf.get_map_of_unbound_references(scoped.block)[scoped.block]
+        names = sorted(free)
+        resolved = [await scoped.scope.resolve(name) for name in names]
+        embedded = [await self._embed(value) for value in resolved]
+        captured = dict(zip(names, embedded, strict=True))
+
+        async def call(arg: flf.ExecutorValue | None) -> flf.ExecutorValue:
+            argument = None if arg is None else ResolvedValue(arg, arg.type_signature)
+            return await self._embed(await self._call_lambda(scoped, argument))
+
+        return Closure(scoped.block, captured, call)
+
+
+def _unwrap(block: flf.ComputationBuildingBlock) -> Any:
+    """Return what executors below take for a building block: its message or value."""
+    match block:
+        case flf.Literal():
+            return block.value
+        case _:
+            return block

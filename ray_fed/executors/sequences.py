@@ -1,0 +1,148 @@
+"""Maps, reduces and sums sequences, with functions of any kind.
+
+A function that is TensorFlow could run inside a dataset; a lambda could not. So the
+elements are read, the function is called on each by the target, in order, and a
+mapped sequence is embedded again. Everything that is no sequence intrinsic is passed
+through untouched.
+"""
+
+from typing import Any, cast
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.errors as errors
+import ray_fed.intrinsics as intrinsics
+import ray_fed.values as values
+from ray_fed.executors.closure import Closure
+
+flf = fl.framework
+_MAP = "sequence_map"
+_REDUCE = "sequence_reduce"
+_SUM = "sequence_sum"
+
+
+class SequenceValue(flf.ExecutorValue):
+    """A sequence intrinsic, a lambda for one, or a struct that holds a lambda."""
+
+    def __init__(self, reference: Any, type_signature: fl.Type) -> None:
+        self._reference = reference
+        self._type_signature = type_signature
+
+    @property
+    @override
+    def reference(self) -> Any:
+        return self._reference
+
+    @property
+    @override
+    def type_signature(self) -> fl.Type:
+        return self._type_signature
+
+    @override
+    async def compute(self) -> Any:
+        """Refuse: all values are the target's.
+
+        Raises:
+            ValueMismatchError: always.
+        """
+        raise errors.ValueMismatchError(
+            f"Expected a value to compute, found a function `{self._type_signature}`:"
+            " call it."
+        )
+
+
+class SequenceExecutor(flf.Executor):
+    """Adds sequence_map, sequence_reduce and sequence_sum to a target.
+
+    Args:
+        target_executor: embeds elements and calls functions; owned.
+    """
+
+    def __init__(self, target_executor: flf.Executor) -> None:
+        self._target = target_executor
+
+    @override
+    def close(self) -> None:
+        self._target.close()
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+        if isinstance(value, flf.Intrinsic) and value.uri in (_MAP, _REDUCE, _SUM):
+            return SequenceValue(value, value.type_signature)
+        if isinstance(value, Closure):
+            return SequenceValue(value, value.block.type_signature)
+        return await self._target.create_value(value, type_spec)
+
+    @override
+    async def create_call(
+        self, comp: flf.ExecutorValue, arg: flf.ExecutorValue | None = None
+    ) -> Any:
+        if not isinstance(comp, SequenceValue):
+            return await self._target.create_call(comp, arg)
+        if isinstance(comp.reference, Closure):
+            return await comp.reference(arg)
+        if arg is None:
+            raise errors.ValueMismatchError(
+                f"Expected an argument for `{comp.type_signature}`, found none."
+            )
+        match values.narrow(comp.reference, flf.Intrinsic, "SequenceExecutor").uri:
+            case "sequence_map":
+                return await self._map(arg)
+            case "sequence_reduce":
+                sequence, zero, operator = [await self._at(arg, i) for i in range(3)]
+                return await self._reduce(sequence, zero, operator)
+            case _:
+                return await self._sum(arg)
+
+    @override
+    async def create_struct(self, elements: Any) -> Any:
+        struct = values.to_struct(elements)
+        if not any(isinstance(member, SequenceValue) for member in struct):
+            return await self._target.create_struct(struct)
+        type_spec = fl.StructType(
+            (name, member.type_signature)
+            for name, member in values.iter_elements(struct)
+        )
+        return SequenceValue(struct, type_spec)
+
+    @override
+    async def create_selection(self, source: Any, index: int) -> Any:
+        if isinstance(source, SequenceValue):
+            values.select_index(source.type_signature, index, None)
+            return source.reference[index]
+        return await self._target.create_selection(source, index)
+
+    async def _at(self, arg: Any, index: int) -> Any:
+        return await self.create_selection(arg, index)
+
+    async def _elements(self, sequence: flf.ExecutorValue) -> list[Any]:
+        element = cast("fl.SequenceType", sequence.type_signature).element
+        return [
+            await self._target.create_value(member, element)
+            for member in await sequence.compute()
+        ]
+
+    async def _map(self, arg: Any) -> Any:
+        function = await self._at(arg, 0)
+        members = [
+            await (await self.create_call(function, member)).compute()
+            for member in await self._elements(await self._at(arg, 1))
+        ]
+        result = cast("fl.FunctionType", function.type_signature).result
+        return await self._target.create_value(members, fl.SequenceType(result))
+
+    async def _reduce(self, sequence: Any, zero: Any, operator: Any) -> Any:
+        accumulator = zero
+        for member in await self._elements(sequence):
+            pair = await self._target.create_struct([accumulator, member])
+            accumulator = await self.create_call(operator, pair)
+        return accumulator
+
+    async def _sum(self, sequence: flf.ExecutorValue) -> Any:
+        element = cast("fl.SequenceType", sequence.type_signature).element
+        derived = intrinsics.DERIVED_AGGREGATIONS[flf.FEDERATED_SUM.uri](element)
+        zeros = await self._target.create_value(derived.zero)
+        zero = await self._target.create_call(zeros)
+        plus = await self._target.create_value(derived.accumulate)
+        return await self._reduce(sequence, zero, plus)

@@ -1,0 +1,158 @@
+"""Where executors meet: the stacks that ray_fed builds, drawn.
+
+    leaf_stack                      local_stack
+
+    ReferenceResolvingExecutor      ReferenceResolvingExecutor
+    SequenceExecutor                FederatingExecutor --- LocalStrategy
+    EagerTFExecutor                 leaf_stack             leaf_stack, one a thread
+
+Leaves are imported inside of functions: whoever coordinates never loads TensorFlow.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.errors as errors
+import ray_fed.plan as plan
+from ray_fed.executors.federating import FederatingExecutor
+from ray_fed.executors.local_strategy import LocalStrategy
+from ray_fed.executors.references import ReferenceResolvingExecutor
+from ray_fed.executors.sequences import SequenceExecutor
+from ray_fed.executors.strategy import FederatingStrategy
+from ray_fed.executors.threads import ThreadDelegatingExecutor
+
+flf = fl.framework
+
+
+def leaf_stack(device: Any = None) -> ReferenceResolvingExecutor:
+    """Return a stack that runs all unplaced work: lambdas, sequences, TensorFlow.
+
+    Args:
+        device: a `tf.config.LogicalDevice`, or None.
+    """
+    from ray_fed.executors.eager_tf import EagerTFExecutor
+
+    return ReferenceResolvingExecutor(SequenceExecutor(EagerTFExecutor(device)))
+
+
+def threaded_leaves(num_threads: int) -> list[ThreadDelegatingExecutor]:
+    """Return leaf stacks, each on a thread of its own."""
+    return [
+        ThreadDelegatingExecutor(leaf_stack(), f"ray_fed leaf {index}")
+        for index in range(num_threads)
+    ]
+
+
+def federated_stack(
+    strategy_factory: Callable[[FederatingExecutor], FederatingStrategy],
+    unplaced: flf.Executor,
+) -> ReferenceResolvingExecutor:
+    """Return a stack that runs any computation over a strategy."""
+    return ReferenceResolvingExecutor(FederatingExecutor(strategy_factory, unplaced))
+
+
+def local_stack(
+    num_clients: int,
+    leaves: Sequence[flf.Executor],
+    unplaced: flf.Executor,
+    clients_per_leaf: int | None = None,
+) -> ReferenceResolvingExecutor:
+    """Return a stack over executors of this process.
+
+    Args:
+        num_clients: size of the cohort.
+        leaves: run the clients; a contiguous run of leaves of clients each.
+        unplaced: runs everything else; may be one of `leaves`.
+        clients_per_leaf: see `plan.leaf_size`.
+    """
+    cut = plan.cut_leaves(num_clients, clients_per_leaf)
+    runs = plan.cut_runs(len(cut), len(leaves))
+    groups = [range(cut[run.start].start, cut[run.stop - 1].stop) for run in runs]
+    return federated_stack(
+        lambda executor: LocalStrategy(
+            executor.unplaced, leaves[: len(groups)], groups, clients_per_leaf
+        ),
+        unplaced,
+    )
+
+
+class _DebuggingFactory(flf.ExecutorFactory):
+    """Builds one debugging stack for each set of cardinalities, and owns it."""
+
+    def __init__(self, num_clients: int | None, clients_per_thread: int) -> None:
+        self._num_clients = num_clients
+        self._clients_per_thread = clients_per_thread
+        self._executors: dict[tuple[tuple[str, int], ...], flf.Executor] = {}
+
+    @override
+    def create_executor(self, cardinalities: Any) -> flf.Executor:
+        """Return the stack for the cardinalities, a new one if there is none."""
+        key = _key(cardinalities)
+        if key not in self._executors:
+            self._executors[key] = self._build(dict(key).get(fl.CLIENTS.uri))
+        return self._executors[key]
+
+    def _build(self, inferred: int | None) -> flf.Executor:
+        num_clients = self._num_clients if inferred is None else inferred
+        if self._num_clients is not None and num_clients != self._num_clients:
+            raise errors.CardinalityError(
+                f"Expected {self._num_clients} clients, as the executor factory was"
+                f" configured, found an argument with {num_clients}."
+            )
+        groups = [
+            range(start, min(start + self._clients_per_thread, num_clients or 0))
+            for start in range(0, num_clients or 0, self._clients_per_thread)
+        ]
+        targets = [_debugging_leaf(index) for index in range(len(groups))]
+        return federated_stack(
+            lambda executor: LocalStrategy(executor.unplaced, targets, groups),
+            _debugging_leaf(len(groups)),
+        )
+
+    @override
+    def clean_up_executor(self, cardinalities: Any) -> None:
+        """Close the stack for the cardinalities, if there is one."""
+        executor = self._executors.pop(_key(cardinalities), None)
+        if executor is not None:
+            executor.close()
+
+
+def _key(cardinalities: Any) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((placement.uri, n) for placement, n in cardinalities.items()))
+
+
+def _debugging_leaf(index: int) -> flf.Executor:
+    from ray_fed.executors.eager_tf import EagerTFExecutor
+
+    return ThreadDelegatingExecutor(EagerTFExecutor(), f"ray_fed debugging {index}")
+
+
+def thread_debugging_executor_factory(
+    num_clients: int | None = None, clients_per_thread: int = 1
+) -> flf.ExecutorFactory:
+    """Return a factory of simple stacks that run local computations for debugging.
+
+    A ReferenceResolvingExecutor over a FederatingExecutor over one
+    ThreadDelegatingExecutor for each group of clients, each over an EagerTFExecutor:
+    no caches of results, and exactly the computation that was passed. References are
+    resolved at the top of the stack only, so what clients run must be TensorFlow.
+
+    Args:
+        num_clients: size of the cohort, >= 1; None: inferred from each argument.
+        clients_per_thread: clients that one thread runs in sequence, >= 1.
+
+    Raises:
+        ValueError: `num_clients` or `clients_per_thread` is below one.
+    """
+    if num_clients is not None and num_clients < 1:
+        raise errors.CardinalityError(
+            f"Expected at least one client, found num_clients={num_clients}."
+        )
+    if clients_per_thread < 1:
+        raise errors.CardinalityError(
+            f"Expected at least one client a thread, found {clients_per_thread}."
+        )
+    return _DebuggingFactory(num_clients, clients_per_thread)

@@ -1,0 +1,98 @@
+"""The seam between intrinsics and clients: where client values live and work runs.
+
+`FederatingExecutor` knows what an intrinsic means, a strategy knows where clients are.
+Neither knows the other's half:
+
+    place    values of clients, or one value for all of them
+    map      one function on each client (None: zip), results stay where they are
+    reduce   accumulate leaf by leaf, merge the leaves along the tree
+    close
+"""
+
+import abc
+from typing import Any, Protocol, TypeAlias
+
+import federated_language as fl
+
+from ray_fed.blocks import Function
+from ray_fed.values import Plain, Struct
+
+
+class Placed(Protocol):
+    """A value for each client of a cohort, wherever those values are."""
+
+    @property
+    def member(self) -> fl.Type:
+        """The type of one client's value."""
+        ...
+
+    async def compute(self) -> list[Plain]:
+        """Return the clients' values in client order."""
+        ...
+
+
+PlacedArg: TypeAlias = Placed | Struct[Any]
+"""What one function takes from each client: a placed value, or a struct of them."""
+
+
+class FederatingStrategy(abc.ABC):
+    """How values are placed at clients and work is delegated to them.
+
+    Attributes:
+        num_clients: size of the cohort, >= 0.
+    """
+
+    num_clients: int
+
+    @abc.abstractmethod
+    async def place(self, value: object, type_spec: fl.FederatedType) -> Placed:
+        """Place values at the clients.
+
+        Args:
+            value: for an all-equal type one value, or one embedded in the unplaced
+                executor; else a list with one value a client, in client order.
+            type_spec: placed at clients.
+
+        Raises:
+            CardinalityError: the list has another length than the cohort.
+            ValueMismatchError: a value is not of the type.
+        """
+
+    @abc.abstractmethod
+    async def map(
+        self, function: Function | None, arg: PlacedArg | None, member: fl.Type
+    ) -> Placed:
+        """Call a function on each client's argument.
+
+        Args:
+            function: closed; None returns the argument itself, zipped.
+            arg: what it takes; None for a function of no argument.
+            member: type of one result.
+
+        Raises:
+            ComputationError: the function raised; it names the first such client.
+        """
+
+    @abc.abstractmethod
+    async def reduce(
+        self,
+        arg: Placed,
+        zero: fl.framework.ExecutorValue,
+        accumulate: Function,
+        merge: Function,
+    ) -> fl.framework.ExecutorValue:
+        """Accumulate the clients of each leaf in order, merge leaves by the tree.
+
+        Args:
+            arg: T of each client.
+            zero: U, embedded in the unplaced executor.
+            accumulate: <U, T> -> U.
+            merge: <U, U> -> U.
+
+        Returns:
+            The merged U, embedded in the unplaced executor; zero for no clients.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Release what the strategy started."""

@@ -1,0 +1,133 @@
+"""Runs a target executor on a thread of its own, so that its callers do not block."""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.errors as errors
+
+_T = TypeVar("_T")
+_JOIN_TIMEOUT_S = 10.0
+
+
+class LoopThread:
+    """An event loop on a daemon thread: started here, stopped by `close`.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def submit(
+        self, coroutine: Coroutine[Any, Any, _T]
+    ) -> concurrent.futures.Future[_T]:
+        """Start a coroutine on the thread and return its future.
+
+        Raises:
+            ContextStateError: the thread was closed.
+        """
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise errors.ContextStateError(
+                f"Expected the thread `{self._thread.name}` to run, found it closed."
+            )
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        """Cancel what still runs, stop the loop and join the thread."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+            self._thread.join(_JOIN_TIMEOUT_S)
+
+
+async def _cancel_all() -> None:
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    loop.stop()
+
+
+def wait_for(thread: LoopThread, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine on a thread and wait; an interrupt here cancels it there.
+
+    Raises:
+        KeyboardInterrupt: once the coroutine has ended, or ten seconds after.
+        Exception: what the coroutine raised.
+    """
+    ended = threading.Event()
+
+    async def run() -> _T:
+        try:
+            return await coroutine
+        finally:
+            ended.set()
+
+    future = thread.submit(run())
+    try:
+        return future.result()
+    except BaseException:
+        if future.cancel():
+            ended.wait(_JOIN_TIMEOUT_S)
+        raise
+
+
+class ThreadDelegatingExecutor(fl.framework.Executor):
+    """Delegates every verb to a target executor on one dedicated thread.
+
+    Values are the target's own. Calls of one executor run one after another; those of
+    several, at the same time.
+
+    Args:
+        target_executor: runs on the thread; owned: `close` closes it.
+        name: of the thread.
+    """
+
+    def __init__(
+        self, target_executor: fl.framework.Executor, name: str = "ray_fed executor"
+    ) -> None:
+        self._target = target_executor
+        self._thread = LoopThread(name)
+
+    @override
+    def close(self) -> None:
+        self._target.close()
+        self._thread.close()
+
+    async def _delegate(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        return await asyncio.wrap_future(self._thread.submit(coroutine))
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+        return await self._delegate(self._target.create_value(value, type_spec))
+
+    @override
+    async def create_call(
+        self,
+        comp: fl.framework.ExecutorValue,
+        arg: fl.framework.ExecutorValue | None = None,
+    ) -> Any:
+        return await self._delegate(self._target.create_call(comp, arg))
+
+    @override
+    async def create_struct(self, elements: Any) -> Any:
+        return await self._delegate(self._target.create_struct(elements))
+
+    @override
+    async def create_selection(self, source: Any, index: int) -> Any:
+        return await self._delegate(self._target.create_selection(source, index))
