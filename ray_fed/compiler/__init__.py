@@ -1,0 +1,1 @@
+"""Building blocks in, building blocks out: the mergeable form of a computation."""

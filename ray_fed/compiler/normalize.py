@@ -1,0 +1,185 @@
+"""Evaluates a computation symbolically to a list of calls, each with a name.
+
+Lambdas are applied, blocks and selections resolved, structs taken apart; what is left
+are calls of intrinsics and of TensorFlow, in an order in which they can run:
+
+    (x -> (let y = f(x) in <y, g(y)>))      becomes      v0 = f(x); v1 = g(v0)
+                                                         result <v0, v1>
+
+A lambda that is an argument of an intrinsic keeps its body, normalised the same way,
+and may capture names of the outer list.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import federated_language as fl
+
+import ray_fed.errors as errors
+
+flf = fl.framework
+Block = flf.ComputationBuildingBlock
+
+
+@dataclasses.dataclass(frozen=True)
+class CallGraph:
+    """A computation as named calls.
+
+    Attributes:
+        parameter: the reference that stands for the argument, or None.
+        calls: (name, call), each of which refers to earlier names only.
+        result: of references, selections, structs, literals and functions.
+    """
+
+    parameter: flf.Reference | None
+    calls: tuple[tuple[str, Block], ...]
+    result: Block
+
+
+@dataclasses.dataclass(frozen=True)
+class _Closure:
+    """A lambda and what its names stand for."""
+
+    block: flf.Lambda
+    names: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Elements:
+    """A struct whose elements may be closures."""
+
+    elements: tuple[tuple[str | None, Any], ...]
+    container: type[Any] | None
+
+
+def normalize(block: Block) -> CallGraph:
+    """Return the calls that a functional building block makes.
+
+    Raises:
+        CompileError: the block is no function, or has free references.
+    """
+    type_spec = block.type_signature
+    if not isinstance(type_spec, fl.FunctionType):
+        raise errors.CompileError(f"Expected a function, found `{type_spec}`.")
+    fresh = (f"v{index}" for index in itertools.count())
+    parameter = None
+    if type_spec.parameter is not None:
+        parameter = flf.Reference("argument", type_spec.parameter)
+    trace = _Trace(fresh)
+    result = trace.apply(trace.evaluate(block, {}), parameter)
+    return CallGraph(parameter, tuple(trace.calls), trace.reify(result))
+
+
+class _Trace:
+    """Evaluates building blocks; collects the calls of one body in order."""
+
+    def __init__(self, fresh: Iterator[str]) -> None:
+        self._fresh = fresh
+        self.calls: list[tuple[str, Block]] = []
+
+    def evaluate(  # noqa: PLR0911 (one return a kind of block)
+        self, block: Block, names: Mapping[str, Any]
+    ) -> Any:
+        """Return a building block without names to resolve, a closure, or elements."""
+        match block:
+            case flf.Reference():
+                return _look_up(block.name, names)
+            case flf.Lambda():
+                return _Closure(block, names)
+            case flf.Block():
+                return self._evaluate_locals(block, names)
+            case flf.Struct():
+                elements = tuple(
+                    (name, self.evaluate(element, names))
+                    for name, element in block.items()
+                )
+                container = cast("Any", block.type_signature).python_container
+                return _Elements(elements, container)
+            case flf.Selection():
+                return _select(self.evaluate(block.source, names), block.as_index())
+            case flf.Call():
+                return self._call(block, names)
+            case _:
+                return block
+
+    def _evaluate_locals(self, block: flf.Block, names: Mapping[str, Any]) -> Any:
+        inner = dict(names)
+        for name, local in block.locals:
+            inner[name] = self.evaluate(local, inner)
+        return self.evaluate(block.result, inner)
+
+    def _call(self, block: flf.Call, names: Mapping[str, Any]) -> Any:
+        function = self.evaluate(block.function, names)
+        if block.argument is None:
+            return self.apply(function, None)
+        return self.apply(function, self.evaluate(block.argument, names))
+
+    def apply(self, function: Any, argument: Any) -> Any:
+        """Return the result of a call: evaluated for a lambda, else a new name."""
+        if isinstance(function, _Closure):
+            names = dict(function.names)
+            if function.block.parameter_name is not None:
+                names[function.block.parameter_name] = argument
+            return self.evaluate(function.block.result, names)
+        reified = None if argument is None else self.reify(argument)
+        call = flf.Call(self.reify(function), reified)
+        name = next(self._fresh)
+        self.calls.append((name, call))
+        return flf.Reference(name, call.type_signature)
+
+    def reify(self, value: Any) -> Block:
+        """Return what was evaluated as one building block."""
+        match value:
+            case _Elements():
+                elements = [(name, self.reify(e)) for name, e in value.elements]
+                return flf.Struct(elements, value.container)
+            case _Closure():
+                return self._reify_closure(value)
+            case _:
+                return value
+
+    def _reify_closure(self, closure: _Closure) -> Block:
+        inner = _Trace(self._fresh)
+        parameter = None
+        parameter_type = closure.block.parameter_type
+        if parameter_type is not None:
+            parameter = flf.Reference(next(self._fresh), parameter_type)
+        result = inner.reify(inner.apply(closure, parameter))
+        body = flf.Block(inner.calls, result) if inner.calls else result
+        name = None if parameter is None else parameter.name
+        return flf.Lambda(name, parameter_type, body)
+
+
+def _look_up(name: str, names: Mapping[str, Any]) -> Any:
+    if name not in names:
+        raise errors.CompileError(f"Expected a name that is bound, found `{name}`.")
+    return names[name]
+
+
+def _select(source: Any, index: int) -> Any:
+    if isinstance(source, _Elements):
+        return source.elements[index][1]
+    if isinstance(source, flf.Struct):
+        return source[index]
+    return flf.Selection(source, index=index)
+
+
+def free_references(block: Block) -> frozenset[str]:
+    """Return the names that a building block refers to and does not bind."""
+    match block:
+        case flf.Reference():
+            return frozenset([block.name])
+        case flf.Lambda():
+            return free_references(block.result) - {block.parameter_name or ""}
+        case flf.Block():
+            free: set[str] = set()
+            bound: set[str] = set()
+            for name, local in block.locals:
+                free |= free_references(local) - bound
+                bound.add(name)
+            return frozenset(free | (free_references(block.result) - bound))
+        case _:
+            found = [free_references(child) for child in block.children()]
+            return frozenset[str]().union(*found)
