@@ -1,0 +1,1 @@
+"""Ray: sessions, the pool, and everything that runs on other processes."""

@@ -1,0 +1,176 @@
+"""The actor that holds TensorFlow: a leaf stack, and chunks of clients over it."""
+
+import asyncio
+import collections
+import os
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+import ray_fed.blocks as blocks
+import ray_fed.errors as errors
+import ray_fed.plain as plain
+import ray_fed.values as values
+from ray_fed.executors import clients, stack
+
+_FREED_SCOPES = 256
+"""How many ended scopes a worker remembers, to end work of them that still runs."""
+
+
+class _Cancelled(errors.ClusterError):
+    """The scope of this work was freed while it ran."""
+
+
+class LeafWorker:
+    """A leaf stack pinned to a process; hosts chunks of clients.
+
+    Values are kept by scope and key. One thread runs the work; `ping` and `free` have
+    threads of their own, so that they answer while it does.
+
+    Args:
+        num_threads: of TensorFlow.
+        gpu_fraction: of the card that TensorFlow may fill; 0 hides every GPU.
+    """
+
+    def __init__(self, num_threads: int, gpu_fraction: float) -> None:
+        from ray_fed.tensorflow import devices
+
+        device = devices.configure(num_threads, gpu_fraction)
+        self._executor = stack.leaf_stack(device)
+        self._loop = asyncio.new_event_loop()
+        self._scopes: dict[str, dict[int, Any]] = {}
+        self._freed: collections.deque[str] = collections.deque(maxlen=_FREED_SCOPES)
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> tuple[int, str]:
+        """Return the process and the machine's address, once the actor is ready."""
+        return os.getpid(), ray.util.get_node_ip_address()
+
+    @ray.method(concurrency_group="control")
+    def free(self, scope: str) -> None:
+        """Drop the values of a scope; work of it that still runs ends soon."""
+        self._freed.append(scope)
+        self._scopes.pop(scope, None)
+
+    def _run(self, coroutine: Any) -> Any:
+        try:
+            return self._loop.run_until_complete(coroutine)
+        except errors.ComputationError as error:
+            node = ray.util.get_node_ip_address()
+            located = error.located(node=node)
+            located.cause_text = located.cause_text or traceback.format_exc()
+            raise located from None
+        except errors.RayFedError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever TensorFlow raises)
+            raise clients.describe_failure(error, None).located(
+                node=ray.util.get_node_ip_address()
+            ) from None
+
+    def _values(self, scope: str) -> dict[int, Any]:
+        if scope in self._freed:
+            raise _Cancelled(
+                f"Expected the scope `{scope}` to be open, found it freed."
+            )
+        return self._scopes.setdefault(scope, {})
+
+    def embed(self, scope: str, key: int, value: Any, type_bytes: bytes | None) -> None:
+        """Embed a plain value or a function under a key."""
+        type_spec = None if type_bytes is None else blocks.parse_type(type_bytes)
+        created = self._run(self._executor.create_value(value, type_spec))
+        self._values(scope)[key] = created
+
+    def invoke(self, scope: str, key: int, function: int, arg: int | None) -> None:
+        """Call a function of the scope; keep the result under a key."""
+        held = self._values(scope)
+        argument = None if arg is None else held[arg]
+        held[key] = self._run(self._executor.create_call(held[function], argument))
+
+    def combine(self, scope: str, key: int, elements: list[Any]) -> None:
+        """Make a struct of values of the scope."""
+        held = self._values(scope)
+        struct = values.Struct((name, held[member]) for name, member in elements)
+        held[key] = self._run(self._executor.create_struct(struct))
+
+    def select(self, scope: str, key: int, source: int, index: int) -> None:
+        """Select an element of a struct of the scope."""
+        held = self._values(scope)
+        held[key] = self._run(self._executor.create_selection(held[source], index))
+
+    def compute(self, scope: str, key: int) -> Any:
+        """Return a value of the scope in plain form."""
+        return self._fetch(self._values(scope)[key])
+
+    def _fetch(self, value: Any) -> Any:
+        computed = self._run(value.compute())
+        return plain.to_plain(computed, value.type_signature, "a result")
+
+    def place(
+        self,
+        scope: str,
+        key: int,
+        members: Any,
+        bounds: tuple[int, int] | None,
+        type_bytes: bytes,
+    ) -> None:
+        """Embed one value a client of a chunk; `bounds` slice a stored cohort."""
+        if bounds is not None:
+            members = members[bounds[0] : bounds[1]]
+        member = blocks.parse_type(type_bytes)
+        embedded = self._run(clients.embed_members(self._executor, members, member))
+        self._values(scope)[key] = embedded
+
+    def repeat(self, scope: str, key: int, source: int, count: int) -> None:
+        """Make a chunk whose clients all hold the same value."""
+        held = self._values(scope)
+        held[key] = [held[source]] * count
+
+    def map(
+        self, scope: str, key: int, function: int | None, arg: Any, chunk: range
+    ) -> None:
+        """Call a function on each client of a chunk, or zip what it would take."""
+        held = self._values(scope)
+        embedded = None if function is None else held[function]
+        argument = None if arg is None else _chunk_arg(held, arg)
+        held[key] = self._run(
+            clients.map_embedded(
+                self._executor, embedded, argument, chunk, lambda: self._check(scope)
+            )
+        )
+
+    def _check(self, scope: str) -> None:
+        self._values(scope)
+
+    def reduce(
+        self,
+        scope: str,
+        keys: list[int],
+        arg: int,
+        zero: int,
+        accumulate: int,
+        leaves: list[range],
+    ) -> None:
+        """Accumulate each leaf of a chunk; keep the partials under keys."""
+        held = self._values(scope)
+        for key, leaf in zip(keys, leaves, strict=True):
+            self._check(scope)
+            held[key] = self._run(
+                clients.accumulate_members(
+                    self._executor,
+                    held[zero],
+                    held[arg][leaf.start : leaf.stop],
+                    held[accumulate],
+                )
+            )
+
+    def fetch_chunk(self, scope: str, key: int) -> list[Any]:
+        """Return the values of a chunk's clients, plain, in order."""
+        return [self._fetch(member) for member in self._values(scope)[key]]
+
+
+def _chunk_arg(held: Mapping[int, Any], arg: Any) -> Any:
+    if isinstance(arg, int):
+        return held[arg]
+    return values.Struct((name, _chunk_arg(held, element)) for name, element in arg)

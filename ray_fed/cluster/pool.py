@@ -1,0 +1,234 @@
+"""Which worker runs which subround, and what a failure costs: decisions, no I/O.
+
+The pool takes note of what happened (`ready`, `lost`, `ask`, `give_back`) and says on
+`decide` what is to be done. Whoever hosts it does that and nothing else:
+
+    starting --ready--> idle --Grant--> leased --give_back--> idle
+        |                 |               |
+        +----- lost ------+----- lost ----+----> gone; a Start replaces it
+
+A lost worker counts against the budget of the subround that held it, by class.
+"""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Literal
+
+FailureClass = Literal["crash", "preemption", "memory"]
+
+MAX_FAILED_STARTS = 3
+"""Starts that fail one after another before everyone who waits is refused."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Start a worker."""
+
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """End a worker that did not become ready in time."""
+
+    worker: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Grant:
+    """Give a worker to a ticket.
+
+    Attributes:
+        ticket: that asked.
+        worker: now its own.
+        attempt: how many leases the ticket's subround was given, this one included.
+    """
+
+    ticket: int
+    worker: str
+    attempt: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Refuse:
+    """Tell a ticket that there will be no worker for it, and why."""
+
+    ticket: int
+    message: str
+    failure_class: str
+
+
+Action = Start | Stop | Grant | Refuse
+
+
+@dataclasses.dataclass
+class _Worker:
+    state: Literal["starting", "idle", "leased"]
+    deadline_s: float
+    subround: str | None = None
+
+
+class Pool:
+    """The state of a pool of a fixed number of workers.
+
+    Args:
+        count: workers to keep, >= 1.
+        budgets: failures of each class that one subround may have.
+        start_timeout_s: seconds within which a worker must become ready.
+    """
+
+    def __init__(
+        self, count: int, budgets: Mapping[FailureClass, int], start_timeout_s: float
+    ) -> None:
+        self._count = count
+        self._budgets = budgets
+        self._start_timeout_s = start_timeout_s
+        self._workers: dict[str, _Worker] = {}
+        self._tickets: dict[int, str] = {}  # to subround
+        self._names = itertools.count()
+        self._ids = itertools.count()
+        self._attempts: collections.Counter[str] = collections.Counter()
+        self._failures: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._last_failure: dict[str, tuple[FailureClass, str]] = {}
+        self._failed_starts: list[str] = []
+
+    def ask(self, subround: str) -> int:
+        """Ask for a worker for a subround; return the ticket to decide on."""
+        ticket = next(self._ids)
+        self._tickets[ticket] = subround
+        return ticket
+
+    def withdraw(self, ticket: int) -> None:
+        """Take a ticket back that is still waiting."""
+        self._tickets.pop(ticket, None)
+
+    def ready(self, worker: str) -> None:
+        """Note that a worker answered."""
+        if worker in self._workers:
+            self._workers[worker].state = "idle"
+            self._failed_starts.clear()
+
+    def give_back(self, worker: str) -> None:
+        """Note that a subround is done with its worker."""
+        found = self._workers.get(worker)
+        if found is not None and found.state == "leased":
+            found.state, found.subround = "idle", None
+
+    def lost(self, worker: str, failure_class: FailureClass, detail: str) -> None:
+        """Note that a worker is gone; a second report of the same loss is ignored.
+
+        Args:
+            worker: its name.
+            failure_class: what it died of.
+            detail: in words, for the error that may come of it.
+        """
+        found = self._workers.pop(worker, None)
+        if found is None:
+            return
+        if found.state == "starting":
+            self._failed_starts.append(detail)
+        elif found.subround is not None:
+            self._failures[found.subround, failure_class] += 1
+            self._last_failure[found.subround] = (failure_class, detail)
+
+    def forget(self, subround: str) -> None:
+        """Drop what is counted for a subround that ended."""
+        self._attempts.pop(subround, None)
+        self._last_failure.pop(subround, None)
+        for failure_class in self._budgets:
+            self._failures.pop((subround, failure_class), None)
+
+    def decide(self, now_s: float) -> list[Action]:
+        """Return what is to be done now, in order; the pool takes it as done.
+
+        Args:
+            now_s: seconds of any clock that only goes forward.
+        """
+        actions: list[Action] = [*self._refuse_spent(), *self._expire(now_s)]
+        if len(self._failed_starts) < MAX_FAILED_STARTS:
+            actions += self._replace(now_s)
+        elif self.num_ready == 0:
+            actions += self._refuse_all()
+        return [*actions, *self._grant()]
+
+    def next_deadline_s(self) -> float | None:
+        """Return when `decide` is to be called again if nothing happens before."""
+        deadlines = [
+            w.deadline_s for w in self._workers.values() if w.state == "starting"
+        ]
+        return min(deadlines, default=None)
+
+    @property
+    def num_ready(self) -> int:
+        """Workers that are idle or leased."""
+        return sum(worker.state != "starting" for worker in self._workers.values())
+
+    def _refuse_spent(self) -> list[Action]:
+        refused: list[Action] = []
+        for ticket, subround in list(self._tickets.items()):
+            failure_class, detail = self._last_failure.get(subround, (None, ""))
+            if failure_class is None:
+                continue
+            failures = self._failures[subround, failure_class]
+            budget = self._budgets[failure_class]
+            if failures > budget:
+                del self._tickets[ticket]
+                message = (
+                    f"Expected at most {budget} failures of {failure_class}"
+                    f" in one subround (`retry.{failure_class}`), found {failures}."
+                    f" The last: {detail}"
+                )
+                refused.append(Refuse(ticket, message, failure_class))
+        return refused
+
+    def _expire(self, now_s: float) -> list[Action]:
+        expired = [
+            name
+            for name, worker in self._workers.items()
+            if worker.state == "starting" and worker.deadline_s <= now_s
+        ]
+        for name in expired:
+            self.lost(
+                name,
+                "crash",
+                f"it was not ready within {self._start_timeout_s:.0f} s"
+                " (`workers.start_timeout_s`); is the cluster short of what"
+                " `workers` asks for?",
+            )
+        return [Stop(name) for name in expired]
+
+    def _refuse_all(self) -> list[Action]:
+        detail = self._failed_starts[-1]
+        count = len(self._failed_starts)
+        tickets = list(self._tickets)
+        self._tickets.clear()
+        self._failed_starts.clear()
+        message = (
+            f"Expected workers to start, found {count} failures. The last: {detail}"
+        )
+        return [Refuse(ticket, message, "fatal") for ticket in tickets]
+
+    def _replace(self, now_s: float) -> list[Action]:
+        started: list[Action] = []
+        while len(self._workers) < self._count:
+            name = f"worker {next(self._names)}"
+            self._workers[name] = _Worker("starting", now_s + self._start_timeout_s)
+            started.append(Start(name))
+        return started
+
+    def _grant(self) -> list[Action]:
+        granted: list[Action] = []
+        idle = [
+            name for name, worker in self._workers.items() if worker.state == "idle"
+        ]
+        for (ticket, subround), name in zip(
+            list(self._tickets.items()), idle, strict=False
+        ):
+            worker = self._workers[name]
+            worker.state, worker.subround = "leased", subround
+            self._attempts[subround] += 1
+            del self._tickets[ticket]
+            granted.append(Grant(ticket, name, self._attempts[subround]))
+        return granted

@@ -1,0 +1,148 @@
+"""The light actor that hosts the pool: performs what the pool decides."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import ray.exceptions
+
+import ray_fed.errors as errors
+from ray_fed.cluster import failures
+from ray_fed.cluster import pool as pools
+from ray_fed.config import Config
+
+
+class PoolHost:
+    """Hosts a `Pool`: starts workers, hands them out, replaces those that die.
+
+    Args:
+        config: of the pool.
+        count: of workers.
+        start_worker: starts the actor of one worker, without waiting for it.
+    """
+
+    def __init__(
+        self, config: Config, count: int, start_worker: Callable[[Config], Any]
+    ) -> None:
+        self._start_worker = start_worker
+        retry = config.retry
+        budgets: dict[pools.FailureClass, int] = {
+            "crash": retry.crash,
+            "preemption": retry.preemption,
+            "memory": retry.memory,
+        }
+        self._config = config
+        self._pool = pools.Pool(count, budgets, config.workers.start_timeout_s)
+        self._handles: dict[str, Any] = {}
+        self._facts: dict[str, tuple[int, str]] = {}
+        self._waiting: dict[int, asyncio.Future[tuple[str, int]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Begin to start workers, without waiting for them."""
+        self._act()
+
+    async def lease(self, subround: str) -> tuple[str, Any, int, int, str]:
+        """Return a worker of the caller's own, once one is free.
+
+        Returns:
+            Name, handle, attempt (1 for the first), process, node.
+
+        Raises:
+            RetryBudgetError: the subround failed too often, or no worker starts.
+        """
+        ticket = self._pool.ask(subround)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = future
+        self._act()
+        try:
+            worker, attempt = await future
+        finally:
+            self._waiting.pop(ticket, None)
+            self._pool.withdraw(ticket)
+        return (worker, self._handles[worker], attempt, *self._facts[worker])
+
+    async def give_back(self, worker: str) -> None:
+        """Take a worker back that its subround is done with."""
+        self._pool.give_back(worker)
+        self._act()
+
+    async def lost(
+        self, worker: str, failure_class: pools.FailureClass, detail: str
+    ) -> None:
+        """Take note that a worker died under a subround."""
+        self._pool.lost(worker, failure_class, detail)
+        self._drop(worker)
+        self._act()
+
+    async def forget(self, subround: str) -> None:
+        """Drop what is counted for a subround that ended."""
+        self._pool.forget(subround)
+
+    async def facts(self) -> dict[str, tuple[int, str]]:
+        """Return process and node of each worker that is ready, by name."""
+        return dict(self._facts)
+
+    async def close(self) -> None:
+        """End all workers."""
+        for worker in list(self._handles):
+            self._drop(worker)
+
+    def _act(self) -> None:
+        for action in self._pool.decide(time.monotonic()):
+            match action:
+                case pools.Start():
+                    task = asyncio.ensure_future(self._start(action.worker))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                case pools.Stop():
+                    self._drop(action.worker)
+                case pools.Grant():
+                    self._grant(action)
+                case pools.Refuse():
+                    self._refuse(action)
+        self._set_timer()
+
+    def _grant(self, action: pools.Grant) -> None:
+        future = self._waiting.get(action.ticket)
+        if future is not None and not future.done():
+            future.set_result((action.worker, action.attempt))
+        else:
+            self._pool.give_back(action.worker)
+
+    def _refuse(self, action: pools.Refuse) -> None:
+        future = self._waiting.get(action.ticket)
+        if future is not None and not future.done():
+            future.set_exception(
+                errors.RetryBudgetError(action.message, action.failure_class)
+            )
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self._pool.next_deadline_s()
+        if deadline is not None:
+            delay = max(0.0, deadline - time.monotonic())
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(delay, self._act)
+
+    async def _start(self, worker: str) -> None:
+        handle = self._start_worker(self._config)
+        self._handles[worker] = handle
+        try:
+            self._facts[worker] = await handle.ping.remote()
+            self._pool.ready(worker)
+        except ray.exceptions.RayError as error:
+            failure_class = failures.classify(error)
+            self._pool.lost(worker, failure_class, failures.describe(error))
+            self._drop(worker)
+        self._act()
+
+    def _drop(self, worker: str) -> None:
+        self._facts.pop(worker, None)
+        handle = self._handles.pop(worker, None)
+        if handle is not None:
+            ray.kill(handle, no_restart=True)

@@ -1,0 +1,134 @@
+"""The home of Ray: connect or start, see what there is, leave it as it was found."""
+
+import logging
+import math
+from typing import Any, cast
+
+import ray
+import ray.exceptions
+
+import ray_fed.errors as errors
+import ray_fed.values as values
+from ray_fed.cluster import workers
+from ray_fed.cluster.runner import RayRunner
+from ray_fed.config import Config
+
+_logger = logging.getLogger(__name__)
+
+_RUNNERS_PER_WORKER = 2
+"""Subround tasks in flight a worker: one runs, one waits with its argument at hand."""
+
+_IDLE_COORDINATOR_MS = 600_000
+"""Ray ends idle task processes after seconds; the next round would start them anew."""
+
+_INLINE_BYTES = 64 * 1024
+"""Smaller values travel inside of a call: a trip to the object store costs more."""
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class Session:
+    """A connection to Ray with a pool of workers on it; owns what it started.
+
+    Args:
+        address: "local" starts a Ray of its own, "auto" or an address joins one; None
+            joins one that is running for this user, else starts one.
+        config: of the pool.
+
+    Raises:
+        ClusterError: there is no cluster at the address.
+        ResourceError: the cluster is smaller than what `workers` asks for.
+    """
+
+    def __init__(self, address: str | None, config: Config) -> None:
+        self._config = config
+        self._owns_ray = _connect(address, config)
+        try:
+            self.num_workers = _count_workers(config)
+            self._pool: Any = workers.RemotePoolHost.remote(
+                config, self.num_workers, workers.start_worker
+            )
+            self._pool.start.remote()
+        except BaseException:
+            if self._owns_ray:
+                ray.shutdown()
+            raise
+
+    def runners(self) -> list[RayRunner]:
+        """Return what runs subrounds, more than there are workers."""
+        return [
+            RayRunner(self._pool, self._config)
+            for _ in range(_RUNNERS_PER_WORKER * self.num_workers)
+        ]
+
+    def store(self, value: Any) -> Any:
+        """Put a large value into the object store once; pass a small one on.
+
+        Clients become a run that is sliced without being read.
+        """
+        if values.count_bytes(value) < _INLINE_BYTES:
+            return value
+        reference = ray.put(value)
+        if isinstance(value, list):
+            return values.StoredClients(reference, 0, len(cast("list[Any]", value)))
+        return values.Stored(reference)
+
+    def close(self) -> None:
+        """End the workers, then the Ray that was started here, if it was."""
+        if not ray.is_initialized():
+            return
+        try:
+            ray.wait([self._pool.close.remote()], timeout=_CLOSE_TIMEOUT_S)
+            ray.kill(self._pool)
+        except ray.exceptions.RayError:
+            _logger.debug("The pool was gone before it was closed.", exc_info=True)
+        if self._owns_ray:
+            ray.shutdown()
+
+
+def _connect(address: str | None, config: Config) -> bool:
+    """Connect this process to Ray; return whether a Ray was started for it."""
+    if ray.is_initialized():
+        return False
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if config.runtime_env is not None:
+        options["runtime_env"] = dict(config.runtime_env)
+    if address != "local":
+        try:
+            ray.init(address=address or "auto", **options)
+        except ConnectionError as error:
+            if address is not None:
+                raise errors.ClusterError(
+                    f"Expected a Ray cluster at `{address}`, found none: start one with"
+                    " `ray start --head`, or pass address=None."
+                ) from error
+        else:
+            return False
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        _system_config={"idle_worker_killing_time_threshold_ms": _IDLE_COORDINATOR_MS},
+        **options,
+    )
+    return True
+
+
+def _count_workers(config: Config) -> int:
+    """Return how many workers to keep, or raise where they can never be placed."""
+    wanted = config.workers
+    found = cast("dict[str, float]", ray.cluster_resources())
+    each = {"CPU": wanted.num_cpus, "GPU": wanted.num_gpus, **wanted.resources}
+    fitting = [
+        math.floor(found.get(name, 0.0) / amount + 1e-9)
+        for name, amount in each.items()
+        if amount > 0
+    ]
+    count = wanted.count if wanted.count is not None else max(1, min(fitting))
+    for name, amount in each.items():
+        if amount * count > found.get(name, 0.0) + 1e-9:
+            raise errors.ResourceError(
+                f"Expected {amount * count:g} {name} for {count} `workers`, found"
+                f" {found.get(name, 0.0):g} in the cluster: lower `workers.count` or"
+                f" what each worker asks for, or add nodes."
+            )
+    return count

@@ -1,0 +1,111 @@
+"""Everything that runs elsewhere: the actors, and the tasks that drive them.
+
+    driver --task--> run_plan (num_cpus=0, no TensorFlow)
+                        |  lease / give back              | verbs, chunks
+                        v                                 v
+                     PoolHost (num_cpus=0)  --starts-->  LeafWorker (TensorFlow, pinned)
+
+A worker is never restarted by Ray: its death has a class, the pool replaces it. A task
+whose worker dies reports that and raises `WorkerLost`, which Ray retries.
+"""
+
+import asyncio
+import os
+import uuid
+from typing import Any, cast
+
+import ray
+import ray.exceptions
+
+import ray_fed.errors as errors
+import ray_fed.plan as plan
+from ray_fed.cluster import failures
+from ray_fed.cluster.leaf_worker import LeafWorker
+from ray_fed.cluster.pool_host import PoolHost
+from ray_fed.cluster.ray_strategy import RayFederatingStrategy
+from ray_fed.cluster.remote_executor import (
+    LostWorkerError,
+    RemoteExecutor,
+    WorkerConnection,
+)
+from ray_fed.config import Config
+from ray_fed.executors import evaluation, stack
+
+_CONTROL_THREADS = 2
+
+RemoteWorker: Any = cast("Any", ray.remote)(
+    concurrency_groups={"control": _CONTROL_THREADS}, max_restarts=0, max_task_retries=0
+)(LeafWorker)
+
+
+def start_worker(config: Config) -> Any:
+    """Start the actor of one worker with the resources of the configuration."""
+    wanted = config.workers
+    actor = RemoteWorker.options(
+        num_cpus=wanted.num_cpus,
+        num_gpus=wanted.num_gpus,
+        resources=dict(wanted.resources),
+    )
+    return actor.remote(max(1, int(wanted.num_cpus)), wanted.num_gpus)
+
+
+RemotePoolHost: Any = cast("Any", ray.remote)(num_cpus=0, max_concurrency=1000)(
+    PoolHost
+)
+
+
+@ray.remote(num_cpus=0)
+def run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
+    """Run a subround or a finish on a leased worker.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: of the subround, unique among those of the pool.
+        comp: a `plan.Subround` or `plan.Finish`.
+        arg: as `executors.evaluation` takes it; what is stored holds ObjectRefs.
+
+    Returns:
+        An `Outcome` without values, then each value.
+
+    Raises:
+        WorkerLost: the worker died, to be run again by Ray.
+        RetryBudgetError: it died too often.
+        ComputationError: the user's computation raised.
+    """
+    return asyncio.run(_run_plan(pool, name, comp, arg))
+
+
+async def _run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
+    try:
+        worker, handle, attempt, pid, node = await pool.lease.remote(name)
+    except ray.exceptions.RayTaskError as error:
+        raise failures.unwrap(error) from None
+    connection = WorkerConnection(handle, f"{name}/{uuid.uuid4().hex}", worker)
+    try:
+        results = await _evaluate(connection, comp, arg)
+    except LostWorkerError as error:
+        detail = f"`{worker}` on node {node}: {failures.describe(error.error)}"
+        await pool.lost.remote(worker, failures.classify(error.error), detail)
+        raise errors.WorkerLost(detail) from None
+    except BaseException:
+        connection.free()
+        await pool.give_back.remote(worker)
+        raise
+    connection.free()
+    await pool.give_back.remote(worker)
+    outcome = plan.Outcome((), attempt, worker, pid, os.getpid(), node)
+    return (outcome, *results)
+
+
+async def _evaluate(connection: WorkerConnection, comp: Any, arg: Any) -> list[Any]:
+    executor = RemoteExecutor(connection)
+
+    def stack_for(num_clients: int) -> Any:
+        return stack.federated_stack(
+            lambda federating: RayFederatingStrategy(
+                federating.unplaced, [executor], num_clients, comp.clients_per_leaf
+            ),
+            executor,
+        )
+
+    return await evaluation.evaluate_plan(comp, arg, stack_for, executor)
