@@ -1,0 +1,1 @@
+"""A call becomes subrounds, wherever they run."""

@@ -1,0 +1,218 @@
+"""The context that `init` and `create_context` build, on either backend."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.errors as errors
+import ray_fed.plain as plain
+import ray_fed.plan as plan
+from ray_fed.compiler.form import MergeableCompForm
+from ray_fed.compiler.split import compile_to_mergeable_comp_form
+from ray_fed.config import Config
+from ray_fed.contexts.rounds import RoundPolicy, Rounds
+from ray_fed.contexts.runners import LocalRunner
+from ray_fed.executors import stack
+from ray_fed.executors.threads import LoopThread, wait_for
+from ray_fed.observability import events
+from ray_fed.observability.report import ReportBuilder, RoundReport
+
+flf = fl.framework
+_CACHED_FORMS = 128
+
+
+class ExecutionContext(flf.SyncContext):
+    """Runs any federated computation in subrounds, on Ray or on threads.
+
+    A computation is compiled to its mergeable form once and run in subrounds; one that
+    has no such form runs whole, on one worker. Results have the Python containers of
+    their type and numpy values at the leaves. Calls may come from any thread, also from
+    one that runs an event loop.
+
+    Args:
+        config: settings.
+        runners: run subrounds; closed by `close` before `on_close` is called.
+        num_workers: subrounds of a round where `config.subrounds` leaves it open.
+        store: see `RoundPolicy`.
+        on_close: releases what the runners run on.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        runners: Sequence[flf.AsyncContext],
+        num_workers: int,
+        store: Callable[[Any], Any],
+        on_close: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._on_close = on_close
+        self._report = ReportBuilder()
+        self._sinks = _Sinks([self._report])
+        self._forms: dict[flf.ConcreteComputation, MergeableCompForm | None] = {}
+        self._rounds = Rounds(
+            runners,
+            RoundPolicy(
+                cut_leaves=lambda n: plan.cut_leaves(n, config.clients_per_leaf),
+                num_subrounds=config.subrounds.count or num_workers,
+                default_num_clients=config.default_num_clients,
+                store=store,
+                sinks=(self._sinks,),
+            ),
+        )
+        self._thread: LoopThread | None = LoopThread("ray_fed rounds")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the context can be called: false once it is closed."""
+        return self._thread is not None
+
+    @property
+    def config(self) -> Config:
+        """The settings that the context was built with."""
+        return self._config
+
+    @property
+    def last_report(self) -> RoundReport | None:
+        """What the latest call cost; None before the first one returns."""
+        return self._report.last
+
+    def subscribe(self, sink: events.EventSink) -> None:
+        """Send the events of all later rounds to a sink, on ray_fed's own thread."""
+        self._sinks.add(sink)
+
+    def unsubscribe(self, sink: events.EventSink) -> None:
+        """Stop sending events to a sink."""
+        self._sinks.remove(sink)
+
+    @override
+    def invoke(self, comp: Any, arg: Any = None) -> Any:
+        """Run a computation, or a MergeableCompForm, on its argument.
+
+        Raises:
+            TypeError: the argument is not of its type.
+            CardinalityError: client values in the argument differ in number.
+            ComputationError: work of the computation raised.
+            RetryBudgetError: workers died more often than `config.retry` allows.
+            ContextStateError: the context was closed.
+        """
+        if self._thread is None:
+            raise errors.ContextStateError(
+                "Expected an open context, found it closed: call ray_fed.init again."
+            )
+        type_spec = comp.type_signature
+        if not isinstance(type_spec, fl.FunctionType):
+            raise errors.ValueMismatchError(
+                f"Expected a computation, found a value of type `{type_spec}`."
+            )
+        argument = None
+        if type_spec.parameter is not None:
+            argument = plain.to_plain(arg, type_spec.parameter, "the argument")
+        result = wait_for(self._thread, self._invoke(comp, argument))
+        return plain.from_plain(result, type_spec.result)
+
+    async def _invoke(self, comp: Any, arg: Any) -> Any:
+        if isinstance(comp, MergeableCompForm):
+            return await self._rounds.run_form(comp, arg)
+        form = self._to_form(comp)
+        if form is None:
+            return await self._rounds.run_whole(comp, arg)
+        return await self._rounds.run_form(form, arg)
+
+    def _to_form(self, comp: flf.ConcreteComputation) -> MergeableCompForm | None:
+        if comp not in self._forms:
+            if len(self._forms) >= _CACHED_FORMS:
+                self._forms.pop(next(iter(self._forms)))
+            try:
+                self._forms[comp] = compile_to_mergeable_comp_form(comp)
+            except errors.CompileError:
+                self._forms[comp] = None
+        return self._forms[comp]
+
+    def close(self) -> None:
+        """Stop workers and what was started for them; a second call does nothing."""
+        if self._thread is None:
+            return
+        self._thread.close()
+        self._thread = None
+        self._on_close()
+        if flf.get_context_stack().current is self:
+            flf.set_default_context(_Closed())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Closed(flf.SyncContext):
+    """Stands where a closed context stood, to say so."""
+
+    @override
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        raise errors.ContextStateError(
+            "Expected an open context, found it closed: call ray_fed.init again."
+        )
+
+
+class _Sinks:
+    """Passes events on to those who subscribed."""
+
+    def __init__(self, sinks: list[events.EventSink]) -> None:
+        self._sinks = sinks
+
+    def add(self, sink: events.EventSink) -> None:
+        self._sinks.append(sink)
+
+    def remove(self, sink: events.EventSink) -> None:
+        self._sinks.remove(sink)
+
+    def on_event(self, event: events.Event) -> None:
+        for sink in list(self._sinks):
+            sink.on_event(event)
+
+
+def build_context(address: str | None, config: Config) -> ExecutionContext:
+    """Return a context on the configured backend.
+
+    Args:
+        address: of Ray, see `cluster.session.Session`; not for the local backend.
+        config: settings.
+
+    Raises:
+        ConfigError: an address was given to the local backend.
+        ClusterError: the cluster is not there, or smaller than what is asked for.
+    """
+    if config.backend == "local":
+        return _build_local(address, config)
+    from ray_fed.cluster.session import Session
+
+    session = Session(address, config)
+    return ExecutionContext(
+        config, session.runners(), session.num_workers, session.store, session.close
+    )
+
+
+def _build_local(address: str | None, config: Config) -> ExecutionContext:
+    from ray_fed.tensorflow import devices
+
+    if address is not None:
+        raise errors.ConfigError(
+            f"Expected no address for the local backend, found `{address}`."
+        )
+    devices.set_threads(max(1, int(config.workers.num_cpus)))
+    count = config.workers.count or os.cpu_count() or 1
+    runners = [
+        LocalRunner(leaf, f"thread {index}")
+        for index, leaf in enumerate(stack.threaded_leaves(count))
+    ]
+
+    def close() -> None:
+        for runner in runners:
+            runner.close()
+
+    return ExecutionContext(config, runners, count, lambda value: value, close)

@@ -1,0 +1,118 @@
+"""`MergeableCompExecutionContext`, with the constructor that its document gives."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.errors as errors
+import ray_fed.plain as plain
+import ray_fed.plan as plan
+from ray_fed.compiler.form import MergeableCompForm
+from ray_fed.contexts.rounds import RoundPolicy, Rounds
+from ray_fed.contexts.runners import SequentialRunner
+from ray_fed.executors.threads import LoopThread, wait_for
+
+flf = fl.framework
+
+
+class MergeableCompExecutionContext(flf.SyncContext):
+    """Executes computations in mergeable form, slice by slice of their clients.
+
+    The cohort is cut into `num_subrounds` contiguous slices of nearly equal size, none
+    of them empty; `up_to_merge` runs on each, on whichever context is free. A context
+    that retries what fails retries that slice alone. Partials are merged along a
+    binary tree, and results of clients returned, in client order, whatever finishes
+    first. Calls from several threads, or from a running event loop, are welcome.
+
+    Args:
+        async_contexts: run the computations of a form; their `invoke` is a coroutine
+            function. Not owned.
+        compiler_fn: makes a form of a `ConcreteComputation`; None: only forms are
+            executed.
+        transform_args: applied to the argument of a call, first.
+        transform_result: applied to its result, last.
+        num_subrounds: slices of a round, >= 1; None: one a context. More than there
+            are contexts run one after another.
+
+    Raises:
+        UnsupportedError: no context was given, or `num_subrounds` is below one.
+    """
+
+    def __init__(
+        self,
+        async_contexts: Sequence[flf.AsyncContext],
+        compiler_fn: Callable[[flf.ConcreteComputation], MergeableCompForm]
+        | None = None,
+        transform_args: Callable[[object], object] | None = None,
+        transform_result: Callable[[object], object] | None = None,
+        num_subrounds: int | None = None,
+    ) -> None:
+        if not async_contexts:
+            raise errors.UnsupportedError("Expected at least one context, found none.")
+        if num_subrounds is not None and num_subrounds < 1:
+            raise errors.UnsupportedError(
+                f"Expected at least one subround, found num_subrounds={num_subrounds}."
+            )
+        count = num_subrounds or len(async_contexts)
+        self._rounds = Rounds(
+            [
+                SequentialRunner(context, f"context {index}")
+                for index, context in enumerate(async_contexts)
+            ],
+            RoundPolicy(
+                cut_leaves=lambda clients: plan.cut_runs(clients, count) or [range(0)],
+                num_subrounds=count,
+            ),
+        )
+        self._compiler_fn = compiler_fn
+        self._transform_args = transform_args
+        self._transform_result = transform_result
+        self._thread = LoopThread("ray_fed rounds")
+
+    @override
+    def invoke(self, comp: Any, arg: Any = None) -> Any:
+        """Execute a form, or a computation that `compiler_fn` makes a form of.
+
+        Args:
+            comp: a `MergeableCompForm`, or a computation.
+            arg: the argument; None for none.
+
+        Returns:
+            The result in the Python containers of its type, numpy at the leaves.
+
+        Raises:
+            UnsupportedError: `comp` is a computation and there is no compiler.
+            CardinalityError: client values in the argument differ in number.
+        """
+        if self._transform_args is not None and arg is not None:
+            arg = self._transform_args(arg)
+        result = wait_for(self._thread, self._invoke(comp, arg))
+        if self._transform_result is not None:
+            result = self._transform_result(result)
+        return result
+
+    async def _invoke(self, comp: Any, arg: Any) -> Any:
+        form, result_type = self._to_form(comp)
+        result = await self._rounds.run_form(form, arg)
+        return _to_containers(result, result_type)
+
+    def _to_form(self, comp: Any) -> tuple[MergeableCompForm, fl.Type]:
+        result_type = comp.type_signature.result
+        if isinstance(comp, MergeableCompForm):
+            return comp, result_type
+        if self._compiler_fn is None:
+            raise errors.UnsupportedError(
+                "Expected a MergeableCompForm, as this context has no compiler, found"
+                f" `{type(comp).__name__}`: pass `compiler_fn`."
+            )
+        return self._compiler_fn(comp), result_type
+
+    def close(self) -> None:
+        """Stop the thread that runs rounds; the context cannot be used after."""
+        self._thread.close()
+
+
+def _to_containers(result: Any, type_spec: fl.Type) -> Any:
+    return plain.from_plain(plain.to_plain(result, type_spec, "a result"), type_spec)

@@ -1,0 +1,122 @@
+"""What runs a subround: each an AsyncContext that is invoked with a plan.
+
+    SequentialRunner    any AsyncContext of federated_language, leaf after leaf
+    LocalRunner         a leaf stack on a thread of this process
+    RayRunner           a Ray task over an actor of the pool (cluster.runner)
+
+`invoke(Subround, [argument of each leaf])` and `invoke(Finish, (partials, argument))`
+return an `Outcome`.
+"""
+
+import os
+import platform
+from typing import Any, cast
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.blocks as blocks
+import ray_fed.errors as errors
+import ray_fed.plan as plan
+from ray_fed.executors import clients, evaluation, stack
+
+flf = fl.framework
+
+
+class SequentialRunner(flf.AsyncContext):
+    """Runs plans by invoking computations on another asynchronous context.
+
+    Args:
+        context: invoked with one computation at a time; not owned.
+        name: of the runner in reports.
+    """
+
+    def __init__(self, context: flf.AsyncContext, name: str) -> None:
+        self._context = context
+        self._name = name
+
+    @override
+    async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
+        match comp:
+            case plan.Subround():
+                results = await self._run(comp, arg)
+            case _:
+                results = [await self._finish(comp, *arg)]
+        pid = os.getpid()
+        return plan.Outcome(tuple(results), 1, self._name, pid, pid, platform.node())
+
+    async def _run(self, subround: plan.Subround, args: list[Any]) -> list[Any]:
+        results = [await self._call(subround.computation, leaf) for leaf in args]
+        if subround.merge is None:
+            return results
+        return [
+            await self._merge(
+                subround.merge,
+                results[start - subround.first_leaf : stop - subround.first_leaf],
+                [(index, index + 1) for index in range(start, stop)],
+            )
+            for start, stop in subround.nodes
+        ]
+
+    async def _merge(
+        self, merge: bytes, partials: list[Any], nodes: list[plan.Node]
+    ) -> Any:
+        for left, right in plan.merge_order(nodes):
+            pair = (partials[left], partials[right])
+            partials[left] = await self._call(merge, pair)
+        return partials[0]
+
+    async def _finish(self, finish: plan.Finish, partials: list[Any], arg: Any) -> Any:
+        merged: Any = ()
+        if finish.merge is not None:
+            merged = await self._merge(finish.merge, list(partials), list(finish.nodes))
+        if finish.computation is None:
+            return merged
+        takes_argument = isinstance(_parameter(finish.computation), fl.StructType)
+        after = (arg, merged) if takes_argument else merged
+        return await self._call(finish.computation, after)
+
+    async def _call(self, computation: bytes, arg: Any) -> Any:
+        block = blocks.parse_block(computation)
+        comp = flf.ConcreteComputation.from_building_block(block)
+        if comp.type_signature.parameter is None:
+            arg = None
+        return await self._context.invoke(comp, arg)
+
+
+def _parameter(computation: bytes) -> fl.Type | None:
+    type_spec = blocks.parse_block(computation).type_signature
+    return cast("fl.FunctionType", type_spec).parameter
+
+
+class LocalRunner(flf.AsyncContext):
+    """Runs plans on a leaf stack of this process, on one thread.
+
+    Args:
+        leaf: runs clients, merges and everything else; owned.
+        name: of the runner in reports.
+    """
+
+    def __init__(self, leaf: flf.Executor, name: str) -> None:
+        self._leaf = leaf
+        self._name = name
+
+    def close(self) -> None:
+        """Close the leaf stack."""
+        self._leaf.close()
+
+    @override
+    async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
+        def stack_for(num_clients: int) -> flf.Executor:
+            return stack.local_stack(
+                num_clients, [self._leaf], self._leaf, comp.clients_per_leaf
+            )
+
+        try:
+            results = await evaluation.evaluate_plan(comp, arg, stack_for, self._leaf)
+        except errors.RayFedError:
+            raise
+        except Exception as error:
+            raise clients.describe_failure(error, None) from error
+        pid = os.getpid()
+        return plan.Outcome(tuple(results), 1, self._name, pid, pid, platform.node())

@@ -1,0 +1,25 @@
+"""The documented names, for those who extend ray_fed; imports TensorFlow and Ray."""
+
+from ray_fed.cluster.ray_strategy import RayFederatingStrategy
+from ray_fed.compiler.form import MergeableCompForm
+from ray_fed.compiler.split import compile_to_mergeable_comp_form
+from ray_fed.contexts.mergeable import MergeableCompExecutionContext
+from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.executors.federating import FederatingExecutor
+from ray_fed.executors.references import ReferenceResolvingExecutor
+from ray_fed.executors.stack import thread_debugging_executor_factory
+from ray_fed.executors.strategy import FederatingStrategy
+from ray_fed.executors.threads import ThreadDelegatingExecutor
+
+__all__ = [
+    "EagerTFExecutor",
+    "FederatingExecutor",
+    "FederatingStrategy",
+    "MergeableCompExecutionContext",
+    "MergeableCompForm",
+    "RayFederatingStrategy",
+    "ReferenceResolvingExecutor",
+    "ThreadDelegatingExecutor",
+    "compile_to_mergeable_comp_form",
+    "thread_debugging_executor_factory",
+]

@@ -1,0 +1,1 @@
+"""What happened, as events, reports and pictures; nothing reads them to decide."""

@@ -1,0 +1,72 @@
+"""What happened, as data: events leave a round sideways and decide nothing."""
+
+import dataclasses
+from typing import Protocol
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundStarted:
+    """A call was cut into subrounds.
+
+    Attributes:
+        round_index: calls of this context before this one.
+        num_clients: size of the cohort.
+        num_leaves: leaves of the merge tree.
+        num_subrounds: how many run before the merge.
+    """
+
+    round_index: int
+    num_clients: int
+    num_leaves: int
+    num_subrounds: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SubroundFinished:
+    """A subround returned its partials.
+
+    Attributes:
+        round_index: of its round.
+        subround_index: in its round; the finish comes after the last one.
+        num_clients: that it ran.
+        attempts: 1 where nothing failed.
+        seconds: from its first submission to its result.
+        worker: name of the worker that ran it.
+        worker_pid: process of the clients' work.
+        coordinator_pid: process that drove it.
+        node: address of the machine.
+    """
+
+    round_index: int
+    subround_index: int
+    num_clients: int
+    attempts: int
+    seconds: float
+    worker: str
+    worker_pid: int
+    coordinator_pid: int
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundFinished:
+    """A call returned.
+
+    Attributes:
+        round_index: of the round.
+        seconds: from the call to its result.
+    """
+
+    round_index: int
+    seconds: float
+
+
+Event = RoundStarted | SubroundFinished | RoundFinished
+
+
+class EventSink(Protocol):
+    """Receives events in the order they happen, on ray_fed's own thread."""
+
+    def on_event(self, event: Event) -> None:
+        """Take note of an event; must return soon and not raise."""
+        ...

@@ -1,0 +1,129 @@
+"""What one round cost: gathered from its events, drawn in a notebook."""
+
+import html
+
+import pydantic
+from typing_extensions import override
+
+from ray_fed.observability import events
+
+
+class SubroundReport(pydantic.BaseModel):
+    """Where one subround ran, how long, and how often it was tried."""
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    subround_index: int
+    num_clients: int
+    attempts: int
+    seconds: float
+    worker: str
+    worker_pid: int
+    coordinator_pid: int
+    node: str
+
+
+class RoundReport(pydantic.BaseModel):
+    """The last call of a context, in numbers.
+
+    Attributes:
+        round_index: calls before this one.
+        num_clients: size of the cohort.
+        num_leaves: leaves of the merge tree.
+        subrounds: in order; what merged and finished the round is the last.
+        seconds: from the call to its result.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    round_index: int
+    num_clients: int
+    num_leaves: int
+    subrounds: tuple[SubroundReport, ...]
+    seconds: float
+
+    @property
+    def retries(self) -> int:
+        """How many attempts were made beyond the first of each subround."""
+        return sum(subround.attempts - 1 for subround in self.subrounds)
+
+    @property
+    def clients_per_second(self) -> float:
+        """Clients of the cohort over the seconds of the whole call."""
+        return self.num_clients / self.seconds if self.seconds else 0.0
+
+    @override
+    def __str__(self) -> str:
+        return (
+            f"round {self.round_index}: {self.num_clients} clients in"
+            f" {len(self.subrounds)} subrounds, {self.seconds:.3f} s,"
+            f" {self.clients_per_second:.0f} clients/s, {self.retries} retries"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            "<tr>"
+            + "".join(
+                f"<td>{html.escape(str(cell))}</td>"
+                for cell in (
+                    subround.subround_index,
+                    subround.num_clients,
+                    subround.attempts,
+                    f"{subround.seconds:.3f}",
+                    subround.worker,
+                    subround.worker_pid,
+                    subround.node,
+                )
+            )
+            + "</tr>"
+            for subround in self.subrounds
+        )
+        head = "".join(
+            f"<th>{name}</th>"
+            for name in (
+                "subround",
+                "clients",
+                "attempts",
+                "seconds",
+                "worker",
+                "pid",
+                "node",
+            )
+        )
+        return (
+            f"<table><caption>{html.escape(str(self))}</caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+
+class ReportBuilder:
+    """An event sink that keeps the report of the latest round."""
+
+    def __init__(self) -> None:
+        self._started: events.RoundStarted | None = None
+        self._subrounds: list[SubroundReport] = []
+        self.last: RoundReport | None = None
+
+    def on_event(self, event: events.Event) -> None:
+        """Add an event to the report of its round."""
+        match event:
+            case events.RoundStarted():
+                self._started, self._subrounds = event, []
+            case events.SubroundFinished():
+                fields = vars(event).copy()
+                fields.pop("round_index")
+                self._subrounds.append(SubroundReport(**fields))
+            case events.RoundFinished():
+                self._finish(event)
+
+    def _finish(self, event: events.RoundFinished) -> None:
+        if self._started is None:
+            return
+        self._subrounds.sort(key=lambda subround: subround.subround_index)
+        self.last = RoundReport(
+            round_index=event.round_index,
+            num_clients=self._started.num_clients,
+            num_leaves=self._started.num_leaves,
+            subrounds=tuple(self._subrounds),
+            seconds=event.seconds,
+        )
