@@ -4,6 +4,8 @@ A local strategy calls these functions in its process, an actor calls them in it
 so a client's arithmetic, its order and its errors do not depend on where it runs.
 """
 
+import re
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -20,6 +22,14 @@ ChunkArg: TypeAlias = list[ExecutorValue] | Struct[Any]
 """One value a client of the chunk, or a struct of such lists."""
 
 _MESSAGE_LINES = 3
+_BOILERPLATE = (
+    "Graph execution error",
+    "Detected at node",
+    "<stack traces",
+    "[[{{node",
+)
+"""Starts of lines in TensorFlow's messages that tell a user nothing."""
+_NODE_SUFFIX = re.compile(r"\s*\[Op:[^\]]*\]")
 
 
 async def embed_members(
@@ -102,11 +112,15 @@ async def accumulate_members(
     return accumulator
 
 
-def describe_failure(error: Exception, client_index: int | None) -> Any:
+def describe_failure(
+    error: Exception, client_index: int | None
+) -> errors.ComputationError:
     """Return what a computation raised as an error that says where, in few lines."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    summary = " ".join(lines[:_MESSAGE_LINES]) or "no message"
-    cause_text = f"{type(error).__name__}: {error}"
-    location = errors.Location(client_index=client_index)
-    message = f"A computation raised {type(error).__name__}: {summary}"
-    return errors.ComputationError(message, location, cause_text)
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith(_BOILERPLATE)]
+    summary = _NODE_SUFFIX.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
+    return errors.ComputationError(
+        f"A computation raised {type(error).__name__}: {summary}",
+        errors.Location(client_index=client_index),
+        cause_text="".join(traceback.format_exception(error)),
+    )

@@ -15,7 +15,7 @@ import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.intrinsics as intrinsics
 import ray_fed.values as values
-from ray_fed.executors.closure import to_function
+from ray_fed.executors.closure import Closure, to_function
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 
 flf = fl.framework
@@ -126,6 +126,23 @@ async def unplaced_value(
             )
 
 
+async def call_at_server(
+    interpreter: Interpreter, function: FederatedValue, arg: FederatedValue | None
+) -> flf.ExecutorValue:
+    """Call a function without clients; a lambda where its names are resolved.
+
+    So what a lambda captures stays where it is, and the unplaced executor need not
+    know lambdas.
+    """
+    if isinstance(function.reference, Closure):
+        result = await function.reference(arg)
+        called = values.narrow(result, FederatedValue, "FederatingExecutor")
+        return await unplaced_value(interpreter, called)
+    embedded = await unplaced_value(interpreter, function)
+    argument = None if arg is None else await unplaced_value(interpreter, arg)
+    return await interpreter.unplaced.create_call(embedded, argument)
+
+
 async def _value_at_server(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
@@ -146,10 +163,8 @@ async def _all_equal_at_clients(
 async def _eval_at_server(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
-    function = await unplaced_value(interpreter, _whole(arg))
-    return FederatedValue(
-        await interpreter.unplaced.create_call(function), type_spec.result
-    )
+    called = await call_at_server(interpreter, _whole(arg), None)
+    return FederatedValue(called, type_spec.result)
 
 
 async def _eval_at_clients(
@@ -185,10 +200,10 @@ async def _map_all_equal(
 async def _apply(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
-    function = await unplaced_value(interpreter, _part(arg, 0))
     value = await unplaced_value(interpreter, _part(arg, 1))
-    result = await interpreter.unplaced.create_call(function, value)
-    return FederatedValue(result, type_spec.result)
+    member = FederatedValue(value, value.type_signature)
+    called = await call_at_server(interpreter, _part(arg, 0), member)
+    return FederatedValue(called, type_spec.result)
 
 
 async def _zip_at_clients(
@@ -218,10 +233,9 @@ async def _aggregate(
         await to_function(_part(arg, 2)),
         await to_function(_part(arg, 3)),
     )
-    report = await unplaced_value(interpreter, _part(arg, 4))
-    return FederatedValue(
-        await interpreter.unplaced.create_call(report, merged), type_spec.result
-    )
+    partial = FederatedValue(merged, merged.type_signature)
+    reported = await call_at_server(interpreter, _part(arg, 4), partial)
+    return FederatedValue(reported, type_spec.result)
 
 
 def _derived(uri: str) -> Handler:

@@ -1,6 +1,6 @@
 """Sequences as datasets: built from rows, read back to rows or elements."""
 
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 import tensorflow as tf
@@ -19,12 +19,13 @@ def from_rows(sequence: rows.Rows, element: fl.Type) -> "tf.data.Dataset[Any]":
         element: the type of its elements.
     """
     tensor_types = plain.flatten_type(element)
-    batch_sizes = {column.batch_size for column in sequence.columns}
+    batches = {(column.batch_size, len(column.rows)) for column in sequence.columns}
+    batch_size = next(iter(batches))[0] if len(batches) == 1 else None
     if all(_is_fixed(tensor_type) for tensor_type in tensor_types):
         return tf.data.Dataset.from_tensor_slices(_tensors(sequence, element))
-    if len(batch_sizes) == 1 and batch_sizes != {None}:
+    if batch_size is not None:
         flat = tf.data.Dataset.from_tensor_slices(_tensors(sequence, element))
-        return flat.batch(batch_sizes.pop() or 1)
+        return flat.batch(batch_size)
     return tf.data.Dataset.from_generator(
         lambda: (_build(tensors, element) for tensors in sequence),
         output_signature=specs.element_spec(element),
@@ -48,6 +49,49 @@ def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
     return tf.data.Dataset.from_generator(
         read, output_signature=specs.element_spec(element)
     )
+
+
+def from_variant(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]":
+    """Return the dataset of a variant tensor, in the containers of its type.
+
+    Args:
+        variant: of a dataset whose elements are in canonical containers.
+        element: the type of its elements.
+    """
+    spec = specs.element_spec(element)
+    dataset = tf.data.experimental.from_variant(variant, spec)
+    if specs.contains_unordered(element):
+        return _rebuild(dataset, element, canonical=False)
+    declared = specs.element_spec(element, canonical=False)
+    return tf.data.experimental.from_variant(variant, declared)
+
+
+def to_canonical(
+    dataset: "tf.data.Dataset[Any]", element: fl.Type
+) -> "tf.data.Dataset[Any]":
+    """Return a dataset whose tensors are in canonical order: itself where they are.
+
+    Args:
+        dataset: in any containers.
+        element: the type of its elements, as who reads them knows it.
+    """
+    found = cast("fl.SequenceType", specs.infer_type(dataset)).element
+    if not specs.contains_unordered(element, found):
+        return dataset
+    return _rebuild(dataset, element, canonical=True)
+
+
+def _rebuild(
+    dataset: "tf.data.Dataset[Any]", element: fl.Type, *, canonical: bool
+) -> "tf.data.Dataset[Any]":
+    is_spread = type(dataset.element_spec) is tuple  # map makes arguments of a tuple
+
+    @tf.autograph.experimental.do_not_convert
+    def convert(*args: Any) -> Any:
+        member = args if is_spread else args[0]
+        return specs.to_containers(member, element, canonical=canonical)
+
+    return dataset.map(convert)
 
 
 def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:

@@ -12,6 +12,7 @@ import federated_language as fl
 import tensorflow as tf
 from federated_language.proto import computation_pb2
 
+import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.specs as specs
 from ray_fed.values import Struct, to_struct
 
@@ -38,7 +39,8 @@ def stamp_parameter(type_spec: fl.Type, name: str = "arg") -> tuple[Any, Binding
             return tensor, _tensor_binding(tensor)
         case fl.SequenceType():
             variant = tf.compat.v1.placeholder(tf.variant, [], name)
-            return _dataset_of(variant, type_spec.element), _sequence_binding(variant)
+            dataset = datasets.from_variant(variant, type_spec.element)
+            return dataset, _sequence_binding(variant)
         case fl.StructType():
             stamped = [
                 (element_name, stamp_parameter(element, f"{name}_{index}"))
@@ -55,43 +57,26 @@ def stamp_parameter(type_spec: fl.Type, name: str = "arg") -> tuple[Any, Binding
             )
 
 
-def _dataset_of(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]":
-    dataset = tf.data.experimental.from_variant(variant, specs.element_spec(element))
-    declared = specs.element_spec(element, canonical=False)
-    if specs.contains_unordered(element):
-        return dataset.map(_converter(element, canonical=False))
-    return tf.data.experimental.from_variant(variant, declared)
-
-
-def _converter(element: fl.Type, *, canonical: bool) -> Callable[..., Any]:
-    """Return a function for `Dataset.map`, which spreads tuples into arguments."""
-
-    def convert(*args: Any) -> Any:
-        member = args[0] if len(args) == 1 else args
-        return specs.to_containers(member, element, canonical=canonical)
-
-    return convert
-
-
-def bind_result(value: Any, type_spec: fl.Type) -> Binding:
+def bind_result(
+    value: Any, type_spec: fl.Type, mark: Callable[[Any], Any] = tf.identity
+) -> Binding:
     """Bind what a traced function returned to tensors of the current graph.
 
     Args:
         value: as the function returned it.
         type_spec: of `value`.
+        mark: returns a tensor to bind in the place of one that was returned.
     """
     match type_spec:
         case fl.TensorType():
-            return _tensor_binding(tf.identity(tf.convert_to_tensor(value)))
+            return _tensor_binding(mark(tf.convert_to_tensor(value)))
         case fl.SequenceType():
-            element = type_spec.element
-            if specs.contains_unordered(element):
-                value = value.map(_converter(element, canonical=True))
-            return _sequence_binding(tf.data.experimental.to_variant(value))
+            value = datasets.to_canonical(value, type_spec.element)
+            return _sequence_binding(mark(tf.data.experimental.to_variant(value)))
         case fl.StructType():
             members = zip(type_spec.items(), to_struct(value), strict=True)
             return _struct_binding(
-                bind_result(member, element) for (_, element), member in members
+                bind_result(member, element, mark) for (_, element), member in members
             )
         case _:
             raise TypeError(

@@ -80,19 +80,26 @@ def build_container(
     return build(**dict(cast("list[tuple[str, Any]]", elements)))
 
 
-def contains_unordered(element: fl.Type) -> bool:
-    """Return whether declared containers order tensors unlike canonical ones do."""
-    if not isinstance(element, fl.StructType):
+def contains_unordered(element: fl.Type, found: fl.Type | None = None) -> bool:
+    """Return whether containers order tensors unlike canonical ones do.
+
+    Args:
+        element: its names decide the canonical order.
+        found: the same structure in the containers to look at; None: `element`.
+    """
+    found = element if found is None else found
+    if not isinstance(element, fl.StructType) or not isinstance(found, fl.StructType):
         return False
     names = [name for name, _ in element.items()]
-    container = element.python_container
+    container = found.python_container
     reorders = (
         None not in names
         and container is not None
         and not issubclass(container, Mapping)
         and names != sorted(cast("list[str]", names))
     )
-    return reorders or any(contains_unordered(member) for _, member in element.items())
+    members = zip(element.items(), found.items(), strict=True)
+    return reorders or any(contains_unordered(e, f) for (_, e), (_, f) in members)
 
 
 def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
@@ -129,6 +136,8 @@ def _without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind)
             return to_tensor_type(obj.dtype, obj.shape)
         case tf.data.DatasetSpec():
             return fl.SequenceType(_without_tensorflow(obj.element_spec))
+        case tf.RaggedTensorSpec() | tf.SparseTensorSpec():
+            raise _dense_error(obj)
         case fl.Type() | Struct() | tf.TensorShape():
             return obj
         case tuple() if hasattr(obj, "_fields"):
@@ -141,8 +150,18 @@ def _without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind)
             return cast("Any", type(obj))(
                 (k, _without_tensorflow(v)) for k, v in obj.items()
             )
+        case _ if attrs.has(type(obj)):
+            fields = attrs.asdict(obj, recurse=False)
+            return type(obj)(**{k: _without_tensorflow(v) for k, v in fields.items()})
         case _:
             return obj
+
+
+def _dense_error(found: object) -> TypeError:
+    return TypeError(
+        f"Expected dense tensors, found `{type(found).__name__}`: pass its component"
+        " tensors."
+    )
 
 
 def infer_type(value: object) -> fl.Type:
@@ -157,10 +176,7 @@ def infer_type(value: object) -> fl.Type:
         case tf.data.Dataset():
             return fl.SequenceType(_without_tensorflow(value.element_spec))
         case tf.RaggedTensor() | tf.SparseTensor():
-            raise TypeError(
-                f"Expected dense tensors, found `{type(value).__name__}`: pass its"
-                " component tensors."
-            )
+            raise _dense_error(value)
         case fl.TypedObject():
             return value.type_signature
         case _ if is_container(value):

@@ -1,6 +1,7 @@
 """Trace a Python function into a graph of its own, as federated_language's message.
 
-Inside the function a call of another computation is copied into the same graph.
+Side effects run in the order they are written, as in a `tf.function`. Inside the
+function a call of another computation is copied into the same graph.
 Variables and tables that it makes are initialised anew on every call.
 """
 
@@ -9,6 +10,9 @@ from typing import Any, cast
 
 import federated_language as fl
 import tensorflow as tf
+from tensorflow.python.framework.auto_control_deps import (  # no public name
+    AutomaticControlDependencies,
+)
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -96,7 +100,8 @@ def trace(
     """
     traced = tf.Graph()
     stack = fl.framework.get_context_stack()
-    with traced.as_default(), stack.install(TracingContext()):
+    ordered = AutomaticControlDependencies()
+    with traced.as_default(), stack.install(TracingContext()), ordered:
         if parameter is None:
             binding, args, kwargs = None, [], {}
         else:
@@ -109,7 +114,8 @@ def trace(
             raise fl.framework.ComputationReturnedNoneError(_python_function(fn))
         result = _read_variables(result)
         result_type = specs.infer_type(result)
-        result_binding = graph.bind_result(result, result_type)
+        result_binding = graph.bind_result(result, result_type, ordered.mark_as_return)
+    with traced.as_default():
         initialize_op = _initialize_op()
     message = graph.build_message(traced, binding, result_binding, initialize_op)
     type_spec = fl.FunctionType(parameter, result_type)

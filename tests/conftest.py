@@ -1,0 +1,95 @@
+"""Fixtures that several test modules share, and the count of tests on real Ray."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import federated_language as fl
+import pytest
+import ray
+
+import ray_fed
+from ray_fed.cluster.session import Session
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.tensorflow import devices
+
+ContextFactory = Callable[..., ExecutionContext]
+
+devices.set_threads(1)  # as workers have: before any test runs TensorFlow
+
+NUM_CPUS = 4
+"""More than the machine may have, so that pools of up to three workers fit."""
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A Ray of the test session's own."""
+    ray.init(
+        address="local",
+        num_cpus=NUM_CPUS,
+        include_dashboard=False,
+        log_to_driver=False,
+        _system_config={"idle_worker_killing_time_threshold_ms": 600_000},
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
+    """Contexts on the session's Ray; those of the same workers share one pool.
+
+    The pool of the latest settings is kept: two would not fit, and one takes ten
+    seconds to start.
+    """
+    kept: list[tuple[ray_fed.Config, Session]] = []
+
+    def build(**settings: Any) -> ExecutionContext:
+        config = ray_fed.Config(backend="ray", **settings)
+        base = ray_fed.Config(workers=config.workers, retry=config.retry)
+        if kept and kept[0][0] != base:
+            kept.pop()[1].close()
+        if not kept:
+            kept.append((base, Session(None, config)))
+        session = kept[0][1]
+        return ExecutionContext(
+            config, session.runners(), session.num_workers, session.store, lambda: None
+        )
+
+    yield build
+    for _, session in kept:
+        session.close()
+
+
+@pytest.fixture
+def local_contexts() -> Iterator[ContextFactory]:
+    """Contexts on threads of this process, closed at the end of the test."""
+    contexts: list[ExecutionContext] = []
+
+    def build(**settings: Any) -> ExecutionContext:
+        config = ray_fed.Config(backend="local", **settings)
+        contexts.append(ray_fed.create_context(config))
+        return contexts[-1]
+
+    yield build
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_default_context() -> Iterator[None]:
+    """Leave no context installed behind a test."""
+    yield
+    fl.framework.set_no_default_context()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> None:
+    """Say how many tests used a real Ray."""
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports(
+        "failed"
+    )
+    count = sum(
+        "ray" in report.keywords and report.when == "call" for report in reports
+    )
+    terminalreporter.write_line(f"{count} tests used a real Ray")

@@ -1,0 +1,496 @@
+"""Calls on the contexts that `create_context` builds, local and on real Ray."""
+
+import collections
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import federated_language as fl
+import numpy as np
+import pytest
+import ray
+from numpy.typing import NDArray
+
+import ray_fed
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.compiler.form import MergeableCompForm
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.observability import events
+
+import tensorflow as tf  # isort: skip
+
+ContextFactory = Callable[..., ExecutionContext]
+
+VECTOR = fl.TensorType(np.float32, [50])
+NUM_CLIENTS = 23
+
+
+@rtf.computation(VECTOR, VECTOR)
+def client_work(data: Any, model: Any) -> Any:
+    return tf.math.tanh(data * model) + tf.reduce_sum(data), tf.reduce_max(data)
+
+
+@rtf.computation(VECTOR, np.float32)
+def weight_of(update: Any, largest: Any) -> Any:
+    del update
+    return tf.abs(largest) + 1.0
+
+
+@rtf.computation(np.float32)
+def is_slow_for_zero(x: Any) -> Any:
+    count = tf.where(tf.equal(x, 0.0), 200_000, 1)
+    total = x
+    for _ in tf.range(count):
+        total = total + 1.0
+    return total - tf.cast(count, tf.float32)
+
+
+@fl.federated_computation(
+    fl.FederatedType(VECTOR, fl.CLIENTS), fl.FederatedType(VECTOR, fl.SERVER)
+)
+def one_round(data: Any, model: Any) -> Any:
+    placed = fl.federated_broadcast(model)
+    updates = fl.federated_map(client_work, (data, placed))
+    weights = fl.federated_map(weight_of, updates)
+    return collections.OrderedDict(
+        model=fl.federated_mean(updates[0], weights),
+        total=fl.federated_sum(updates[0]),
+        largest=fl.federated_max(updates[1]),
+    )
+
+
+def client_data(num_clients: int = NUM_CLIENTS) -> list[NDArray[np.float32]]:
+    generator = np.random.default_rng(7)
+    return list(generator.normal(size=(num_clients, 50)).astype(np.float32))
+
+
+MODEL = np.linspace(-1, 1, 50, dtype=np.float32)
+
+
+def bits(result: Any) -> dict[str, bytes]:
+    return {name: np.asarray(value).tobytes() for name, value in result.items()}
+
+
+@pytest.fixture(scope="module")
+def expected_bits() -> dict[str, bytes]:
+    config = ray_fed.Config(backend="local", workers=1, subrounds=1)
+    with ray_fed.create_context(config) as context:
+        return bits(context.invoke(one_round, [client_data(), MODEL]))
+
+
+def test_result_is_near_the_plain_one(local_contexts: ContextFactory) -> None:
+    data = np.stack(client_data()).astype(np.float64)
+    updates = np.tanh(data * MODEL) + data.sum(axis=1, keepdims=True)
+    weights = np.abs(data.max(axis=1)) + 1.0
+
+    result = local_contexts(workers=2).invoke(one_round, [client_data(), MODEL])
+
+    np.testing.assert_allclose(
+        result["model"], (updates * weights[:, None]).sum(0) / weights.sum(), rtol=1e-4
+    )
+    np.testing.assert_allclose(result["total"], updates.sum(axis=0), rtol=1e-4)
+    assert result["largest"] == np.float32(data.max())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("subrounds", [1, 4, 7, 40])
+def test_bits_do_not_depend_on_the_cut_locally(
+    local_contexts: ContextFactory,
+    expected_bits: dict[str, bytes],
+    workers: int,
+    subrounds: int,
+) -> None:
+    context = local_contexts(workers=workers, subrounds=subrounds)
+
+    result = context.invoke(one_round, [client_data(), MODEL])
+
+    assert bits(result) == expected_bits
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("subrounds", [1, 4, 7])
+@pytest.mark.parametrize("workers", [3, 1, 2])
+def test_bits_on_ray_equal_local_ones(
+    ray_contexts: ContextFactory,
+    expected_bits: dict[str, bytes],
+    workers: int,
+    subrounds: int,
+) -> None:
+    context = ray_contexts(workers=workers, subrounds=subrounds)
+
+    result = context.invoke(one_round, [client_data(), MODEL])
+
+    assert bits(result) == expected_bits
+
+
+def test_leaf_size_decides_the_bits(
+    local_contexts: ContextFactory, expected_bits: dict[str, bytes]
+) -> None:
+    context = local_contexts(workers=1, clients_per_leaf=NUM_CLIENTS)
+
+    result = context.invoke(one_round, [client_data(), MODEL])
+
+    assert bits(result) != expected_bits
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def context(request: pytest.FixtureRequest) -> ExecutionContext:
+    factory: ContextFactory = request.getfixturevalue(f"{request.param}_contexts")
+    return factory(workers=2, subrounds=4)
+
+
+AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
+
+
+@rtf.computation(np.float32, np.float32)
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@fl.federated_computation(AT_CLIENTS)
+def sum_of_clients(values: Any) -> Any:
+    return fl.federated_sum(values)
+
+
+@fl.federated_computation(AT_CLIENTS, fl.FederatedType(np.float32, fl.SERVER))
+def slow_values_and_sum(values: Any, total: Any) -> Any:
+    return fl.federated_map(is_slow_for_zero, values), total
+
+
+def test_hand_written_form_keeps_client_order(context: ExecutionContext) -> None:
+    parts: tuple[Any, Any, Any] = (sum_of_clients, add, slow_values_and_sum)
+    form = MergeableCompForm(*parts)
+
+    values, total = context.invoke(form, [float(index) for index in range(10)])
+
+    assert values == [float(index) for index in range(10)]
+    assert total == 45.0
+
+
+def test_computation_without_aggregation(context: ExecutionContext) -> None:
+    @fl.federated_computation(AT_CLIENTS)
+    def doubled(values: Any) -> Any:
+        return fl.federated_map(add_to_itself, values)
+
+    assert context.invoke(doubled, [1.0, 2.0, 3.0]) == [2.0, 4.0, 6.0]
+
+
+@rtf.computation(np.float32)
+def add_to_itself(x: Any) -> Any:
+    return x + x
+
+
+def test_unplaced_computation(context: ExecutionContext) -> None:
+    assert context.invoke(add, [1.5, 2.0]) == 3.5
+
+
+def test_computation_without_argument(context: ExecutionContext) -> None:
+    @fl.federated_computation
+    def constant() -> Any:
+        return fl.federated_value(10, fl.SERVER)
+
+    assert context.invoke(constant) == 10
+
+
+def test_dependent_aggregations_run_whole(context: ExecutionContext) -> None:
+    @rtf.computation(np.float32, np.float32)
+    def squared_distance(x: Any, mean: Any) -> Any:
+        return (x - mean) ** 2
+
+    @fl.federated_computation(AT_CLIENTS)
+    def variance(values: Any) -> Any:
+        mean = fl.federated_broadcast(fl.federated_mean(values))
+        return fl.federated_mean(fl.federated_map(squared_distance, (values, mean)))
+
+    assert context.invoke(variance, [1.0, 2.0, 3.0, 6.0]) == 3.5
+
+
+def test_empty_cohort(context: ExecutionContext) -> None:
+    assert context.invoke(sum_of_clients, []) == 0.0
+
+
+def test_mean_over_no_clients_is_a_clear_error(context: ExecutionContext) -> None:
+    @fl.federated_computation(AT_CLIENTS)
+    def mean(values: Any) -> Any:
+        return fl.federated_mean(values)
+
+    with pytest.raises(errors.CardinalityError, match="at least one client"):
+        context.invoke(mean, [])
+
+
+def test_result_containers_are_those_of_the_type(context: ExecutionContext) -> None:
+    class Pair(NamedTuple):
+        low: Any
+        high: Any
+
+    @fl.federated_computation(AT_CLIENTS)
+    def extremes(values: Any) -> Any:
+        return [Pair(fl.federated_min(values), fl.federated_max(values))]
+
+    result = context.invoke(extremes, [3.0, 1.0, 2.0])
+
+    assert result == [Pair(1.0, 3.0)]
+    assert type(result[0]) is Pair
+
+
+def test_sequences_of_clients_arrive_whole(context: ExecutionContext) -> None:
+    sequence = fl.SequenceType(fl.TensorType(np.int32, [None]))
+
+    @rtf.computation(sequence)
+    def total(dataset: Any) -> Any:
+        result = 0
+        for batch in dataset:
+            result += tf.reduce_sum(batch)
+        return result
+
+    @fl.federated_computation(fl.FederatedType(sequence, fl.CLIENTS))
+    def totals(datasets: Any) -> Any:
+        return fl.federated_map(total, datasets), fl.federated_sum(
+            fl.federated_map(total, datasets)
+        )
+
+    data: list[Any] = [[[1, 2], [3]], [], [[4, 5, 6], [7, 8, 9]]]
+    clients = [[np.array(batch, np.int32) for batch in batches] for batches in data]
+
+    assert context.invoke(totals, clients) == ([6, 0, 39], 45)
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "message"),
+    [
+        pytest.param(
+            [client_data(2), MODEL.astype(np.float64)],
+            errors.ValueMismatchError,
+            r"Expected the argument.model to be of type `float32\[50\]`, found an array"
+            " of dtype float64",
+            id="dtype",
+        ),
+        pytest.param(
+            [client_data(2), MODEL[:49]],
+            errors.ValueMismatchError,
+            r"found an array of shape \(49,\)",
+            id="shape",
+        ),
+        pytest.param(
+            [3, MODEL],
+            errors.ValueMismatchError,
+            "to be a list with a value for each client",
+            id="no list",
+        ),
+        pytest.param(
+            [client_data(2)],
+            errors.ValueMismatchError,
+            "to have 2 elements",
+            id="missing element",
+        ),
+    ],
+)
+def test_bad_argument_is_refused_and_leaves_the_context_usable(
+    context: ExecutionContext,
+    argument: Any,
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        context.invoke(one_round, argument)
+
+    assert context.invoke(add, [1.0, 1.0]) == 2.0
+
+
+def test_client_arguments_of_different_lengths_are_refused(
+    context: ExecutionContext,
+) -> None:
+    @fl.federated_computation(AT_CLIENTS, AT_CLIENTS)
+    def sums(left: Any, right: Any) -> Any:
+        return fl.federated_sum(left), fl.federated_sum(right)
+
+    with pytest.raises(errors.CardinalityError, match=r"found 2 for .*, 3 for"):
+        context.invoke(sums, [[1.0, 2.0], [1.0, 2.0, 3.0]])
+
+
+@rtf.computation(np.float32)
+def fail_at_five(x: Any) -> Any:
+    tf.debugging.assert_none_equal(x, 5.0, message="no fives")
+    return x * 1.0
+
+
+def test_error_of_a_client_names_it_and_is_not_retried(
+    context: ExecutionContext,
+) -> None:
+    @fl.federated_computation(AT_CLIENTS)
+    def checked_sum(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(fail_at_five, values))
+
+    with pytest.raises(errors.ComputationError, match=r"no fives.*client 5") as caught:
+        context.invoke(checked_sum, [float(index) for index in range(8)])
+
+    assert caught.value.location.client_index == 5
+    assert context.invoke(checked_sum, [1.0, 2.0]) == 3.0
+
+
+def test_report_counts_clients_and_subrounds(context: ExecutionContext) -> None:
+    context.invoke(sum_of_clients, [1.0] * 32)
+
+    report = context.last_report
+
+    assert report is not None
+    assert (report.num_clients, report.num_leaves, len(report.subrounds)) == (32, 16, 5)
+    assert [s.num_clients for s in report.subrounds] == [8, 8, 8, 8, 0]
+    assert report.retries == 0
+    assert report.seconds > 0
+
+
+def test_sinks_see_events_of_a_round_in_order(context: ExecutionContext) -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.names: list[str] = []
+
+        def on_event(self, event: events.Event) -> None:
+            self.names.append(type(event).__name__)
+
+    recorder = Recorder()
+    context.subscribe(recorder)
+    context.invoke(sum_of_clients, [1.0, 2.0])
+    context.unsubscribe(recorder)
+    context.invoke(sum_of_clients, [1.0, 2.0])
+
+    assert recorder.names == [
+        "RoundStarted",
+        *["SubroundFinished"] * 3,
+        "RoundFinished",
+    ]
+
+
+@pytest.mark.ray
+def test_client_work_runs_in_actors_and_subrounds_are_tasks(
+    ray_contexts: ContextFactory,
+) -> None:
+    context = ray_contexts(workers=2, subrounds=4)
+
+    context.invoke(one_round, [client_data(), MODEL])
+
+    report = context.last_report
+    assert report is not None
+    worker_pids = {subround.worker_pid for subround in report.subrounds}
+    coordinator_pids = {subround.coordinator_pid for subround in report.subrounds}
+    assert os.getpid() not in worker_pids | coordinator_pids
+    assert not worker_pids & coordinator_pids
+
+
+@pytest.mark.ray
+def test_coordinating_processes_never_load_tensorflow(
+    ray_contexts: ContextFactory,
+) -> None:
+    context = ray_contexts(workers=2, subrounds=4)
+    context.invoke(one_round, [client_data(), MODEL])
+    report = context.last_report
+    assert report is not None
+
+    def has_tensorflow(pid: int) -> bool:
+        return "tensorflow" in pathlib.Path(f"/proc/{pid}/maps").read_text()
+
+    assert all(has_tensorflow(s.worker_pid) for s in report.subrounds)
+    assert not any(has_tensorflow(s.coordinator_pid) for s in report.subrounds)
+
+
+@pytest.mark.ray
+def test_interrupted_call_leaves_the_pool_usable(ray_contexts: ContextFactory) -> None:
+    context = ray_contexts(workers=2, subrounds=4)
+    context.invoke(sum_of_clients, [1.0])
+    main = threading.main_thread().ident
+    assert main is not None
+
+    @fl.federated_computation(AT_CLIENTS)
+    def slow(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(is_slow_for_zero, values))
+
+    timer = threading.Timer(1.0, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        context.invoke(slow, [0.0] * 400)
+
+    assert time.monotonic() - started < 10.0
+    assert context.invoke(sum_of_clients, [1.0, 2.0]) == 3.0
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        pytest.param(
+            {"count": 64}, "Expected 64 CPU for 64 `workers`, found 4", id="cpus"
+        ),
+        pytest.param(
+            {"count": 1, "num_gpus": 2},
+            "Expected 2 GPU for 1 `workers`, found 0",
+            id="gpus",
+        ),
+        pytest.param(
+            {"count": 1, "resources": {"tpu": 1}}, "Expected 1 tpu", id="resource"
+        ),
+    ],
+)
+def test_more_than_the_cluster_has_is_refused_at_once(
+    ray_contexts: ContextFactory, workers: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(errors.ResourceError, match=message):
+        ray_contexts(workers=workers)
+
+
+@pytest.mark.ray
+def test_killed_worker_costs_a_retry_and_no_bit(
+    ray_contexts: ContextFactory, expected_bits: dict[str, bytes]
+) -> None:
+    context = ray_contexts(workers=2, subrounds=4)
+    context.invoke(one_round, [client_data(), MODEL])
+    report = context.last_report
+    assert report is not None
+    os.kill(report.subrounds[0].worker_pid, 9)
+
+    result = context.invoke(one_round, [client_data(), MODEL])
+
+    assert bits(result) == expected_bits
+    assert context.last_report is not None
+    assert context.last_report.retries >= 1
+
+
+@pytest.mark.ray
+def test_subrounds_stand_in_rays_own_list_of_tasks(
+    ray_contexts: ContextFactory,
+) -> None:
+    def count() -> int:
+        tasks: list[Any] = ray.timeline()  # pyright: ignore[reportAssignmentType]
+        return sum(task["cat"] == "task::ray_fed subround" for task in tasks)
+
+    context = ray_contexts(workers=2, subrounds=4)
+    before = count()
+
+    context.invoke(one_round, [client_data(), MODEL])
+
+    wait_until(lambda: count() >= before + 4)
+
+
+def wait_until(is_reached: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.ray
+def test_closed_context_leaves_ray_and_no_actor(ray_contexts: ContextFactory) -> None:
+    ray_contexts(workers=2, subrounds=4).invoke(sum_of_clients, [1.0])
+    before = ray.available_resources()["CPU"]
+    context = ray_fed.create_context(ray_fed.Config(workers=1))
+    context.invoke(sum_of_clients, [1.0])
+
+    context.close()
+
+    assert ray.is_initialized()
+    wait_until(lambda: ray.available_resources()["CPU"] == before)

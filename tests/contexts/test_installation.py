@@ -1,0 +1,152 @@
+"""`init`, `create_context` and `shutdown` on the local backend."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+import ray_fed
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+
+LOCAL = ray_fed.Config(backend="local", workers=2)
+
+
+@rtf.computation(np.float32)
+def half(x: Any) -> Any:
+    return x / 2
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+def mean_of_halves(temperatures: Any) -> Any:
+    return fl.federated_mean(fl.federated_map(half, temperatures))
+
+
+@pytest.fixture(autouse=True)
+def _shut_down() -> Iterator[None]:
+    yield
+    ray_fed.shutdown()
+
+
+def test_installed_context_runs_calls() -> None:
+    ray_fed.init(config=LOCAL)
+
+    result = mean_of_halves([68.0, 70.0, 75.0])
+
+    assert result == np.float32(35.5)
+
+
+def test_init_twice_with_the_same_config_is_one_context() -> None:
+    first = ray_fed.init(config=LOCAL)
+
+    second = ray_fed.init(config=ray_fed.Config(backend="local", workers=2))
+
+    assert second is first
+
+
+def test_init_with_another_config_is_refused() -> None:
+    ray_fed.init(config=LOCAL)
+
+    with pytest.raises(errors.ContextStateError, match=r"call ray_fed.shutdown\(\)"):
+        ray_fed.init(config=ray_fed.Config(backend="local", workers=1))
+
+
+def test_init_after_shutdown_builds_a_new_context() -> None:
+    first = ray_fed.init(config=LOCAL)
+    ray_fed.shutdown()
+
+    second = ray_fed.init(config=ray_fed.Config(backend="local", workers=1))
+
+    assert second is not first
+    assert mean_of_halves([1.0]) == 0.5
+
+
+def test_shutdown_without_init_does_nothing() -> None:
+    ray_fed.shutdown()
+
+    assert "ray_fed rounds" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_with_block_closes_the_context() -> None:
+    with ray_fed.init(config=LOCAL) as context:
+        assert context.is_open
+
+    assert not context.is_open
+
+
+def test_call_after_close_says_so() -> None:
+    with ray_fed.init(config=LOCAL):
+        pass
+
+    with pytest.raises(errors.ContextStateError, match="found it closed"):
+        mean_of_halves([1.0])
+
+
+def test_closed_context_leaves_no_thread() -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    with ray_fed.create_context(LOCAL) as context:
+        context.invoke(mean_of_halves, [1.0, 2.0])
+
+    after = {thread.name for thread in threading.enumerate() if thread.is_alive()}
+
+    assert {name for name in after - before if name.startswith("ray_fed")} == set()
+
+
+def test_created_context_is_not_installed() -> None:
+    with ray_fed.create_context(LOCAL) as context:
+        assert fl.framework.get_context_stack().current is not context
+
+
+def test_call_inside_of_a_running_event_loop() -> None:
+    ray_fed.init(config=LOCAL)
+
+    async def call() -> Any:
+        return mean_of_halves([2.0, 4.0])
+
+    assert asyncio.run(call()) == 1.5
+
+
+def test_calls_from_several_threads() -> None:
+    results: dict[int, Any] = {}
+    with ray_fed.create_context(LOCAL) as context:
+
+        def call(index: int) -> None:
+            results[index] = context.invoke(mean_of_halves, [float(index)] * 3)
+
+        threads = [threading.Thread(target=call, args=(index,)) for index in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert results == {index: index / 2 for index in range(5)}
+
+
+def test_local_backend_takes_no_address() -> None:
+    with pytest.raises(errors.ConfigError, match="Expected no address"):
+        ray_fed.init("auto", config=LOCAL)
+
+
+def test_environment_configures_init(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_FED_BACKEND", "local")
+    monkeypatch.setenv("RAY_FED_WORKERS", "3")
+
+    context = ray_fed.init()
+
+    assert context.config == ray_fed.Config(backend="local", workers=3)
+
+
+def test_import_loads_neither_tensorflow_nor_ray() -> None:
+    code = "import sys, ray_fed; print({'tensorflow', 'ray'} & set(sys.modules))"
+
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert run.stdout.strip() == "set()"
