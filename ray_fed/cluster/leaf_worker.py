@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import os
+import threading
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -26,8 +27,9 @@ class _Cancelled(errors.ClusterError):
 class LeafWorker:
     """A leaf stack pinned to a process; hosts chunks of clients.
 
-    Values are kept by scope and key. One thread runs the work; `ping` and `free` have
-    threads of their own, so that they answer while it does.
+    Values are kept by scope and key; a scope begun again loses the former's. One thread
+    runs the work; `ping`, `hold` and `free` have threads of their own, so that they
+    answer while it does.
 
     Args:
         num_threads: of TensorFlow.
@@ -47,6 +49,17 @@ class LeafWorker:
     def ping(self) -> tuple[int, str]:
         """Return the process and the machine's address, once the actor is ready."""
         return os.getpid(), ray.util.get_node_ip_address()
+
+    @ray.method(concurrency_group="control")
+    def hold(self) -> None:
+        """Block for as long as the actor lives, for whoever waits for its end."""
+        threading.Event().wait()
+
+    def begin(self, scope: str) -> None:
+        """Open a scope, empty."""
+        if scope in self._freed:
+            self._freed.remove(scope)
+        self._scopes[scope] = {}
 
     @ray.method(concurrency_group="control")
     def free(self, scope: str) -> None:
@@ -70,11 +83,11 @@ class LeafWorker:
             ) from None
 
     def _values(self, scope: str) -> dict[int, Any]:
-        if scope in self._freed:
+        if scope in self._freed or scope not in self._scopes:
             raise _Cancelled(
                 f"Expected the scope `{scope}` to be open, found it freed."
             )
-        return self._scopes.setdefault(scope, {})
+        return self._scopes[scope]
 
     def embed(self, scope: str, key: int, value: Any, type_bytes: bytes | None) -> None:
         """Embed a plain value or a function under a key."""

@@ -38,6 +38,8 @@ class PoolHost:
         self._handles: dict[str, Any] = {}
         self._facts: dict[str, tuple[int, str]] = {}
         self._waiting: dict[int, asyncio.Future[tuple[str, int]]] = {}
+        self._asked: dict[str, int] = {}  # the ticket of each subround that waits
+        self._leased: dict[str, str] = {}  # the worker of each subround that runs
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -48,43 +50,62 @@ class PoolHost:
     async def lease(self, subround: str) -> tuple[str, Any, int, int, str]:
         """Return a worker of the caller's own, once one is free.
 
+        A subround that asks again, because its coordinator died, loses what it had.
+
         Returns:
             Name, handle, attempt (1 for the first), process, node.
 
         Raises:
             RetryBudgetError: the subround failed too often, or no worker starts.
         """
+        self._release(subround)
         ticket = self._pool.ask(subround)
         future = asyncio.get_running_loop().create_future()
-        self._waiting[ticket] = future
+        self._waiting[ticket], self._asked[subround] = future, ticket
         self._act()
         try:
             worker, attempt = await future
         finally:
             self._waiting.pop(ticket, None)
+            self._asked.pop(subround, None)
             self._pool.withdraw(ticket)
+        self._leased[subround] = worker
         return (worker, self._handles[worker], attempt, *self._facts[worker])
 
-    async def give_back(self, worker: str) -> None:
-        """Take a worker back that its subround is done with."""
-        self._pool.give_back(worker)
+    async def lost(
+        self, subround: str, failure_class: pools.FailureClass, detail: str
+    ) -> None:
+        """Take note that the worker of a subround died."""
+        worker = self._leased.pop(subround, None)
+        if worker is not None:
+            self._lose(worker, failure_class, detail)
+
+    async def release(self, subround: str) -> None:
+        """Take back the worker of a subround that is done with it."""
+        self._release(subround)
         self._act()
 
-    async def lost(
+    async def end(self, subround: str) -> None:
+        """Take back what a subround has, whether it is done or is to be cancelled."""
+        ticket = self._asked.get(subround)
+        if ticket is not None:
+            self._refuse(pools.Refuse(ticket, "The subround was cancelled.", "fatal"))
+        self._release(subround)
+        self._pool.forget(subround)
+        self._act()
+
+    def _release(self, subround: str) -> None:
+        worker = self._leased.pop(subround, None)
+        if worker in self._handles:
+            self._handles[worker].free.remote(subround)
+            self._pool.give_back(worker)
+
+    def _lose(
         self, worker: str, failure_class: pools.FailureClass, detail: str
     ) -> None:
-        """Take note that a worker died under a subround."""
         self._pool.lost(worker, failure_class, detail)
         self._drop(worker)
         self._act()
-
-    async def forget(self, subround: str) -> None:
-        """Drop what is counted for a subround that ended."""
-        self._pool.forget(subround)
-
-    async def facts(self) -> dict[str, tuple[int, str]]:
-        """Return process and node of each worker that is ready, by name."""
-        return dict(self._facts)
 
     async def close(self) -> None:
         """End all workers."""
@@ -135,11 +156,13 @@ class PoolHost:
         try:
             self._facts[worker] = await handle.ping.remote()
             self._pool.ready(worker)
+            self._act()
+            await handle.hold.remote()  # returns never: fails when the worker is gone
         except ray.exceptions.RayError as error:
-            failure_class = failures.classify(error)
-            self._pool.lost(worker, failure_class, failures.describe(error))
-            self._drop(worker)
-        self._act()
+            if worker in self._handles:
+                node = self._facts.get(worker, (0, "unknown"))[1]
+                detail = f"`{worker}` on node {node}: {failures.describe(error)}"
+                self._lose(worker, failures.classify(error), detail)
 
     def _drop(self, worker: str) -> None:
         self._facts.pop(worker, None)

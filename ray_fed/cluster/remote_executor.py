@@ -59,10 +59,6 @@ class WorkerConnection:
         except failures.LOST_ERRORS as error:
             raise LostWorkerError(self.name, error) from error
 
-    def free(self) -> None:
-        """Drop the scope's values, without waiting."""
-        self.handle.free.remote(self.scope)
-
 
 class LostWorkerError(errors.ClusterError):
     """A worker is gone; whoever leased it reports it to the pool.

@@ -52,7 +52,7 @@ class RayRunner(fl.framework.AsyncContext):
             ray.cancel(refs[0], force=False)
             raise _translate(error, self._config) from None
         finally:
-            self._pool.forget.remote(name)
+            self._pool.end.remote(name)
         results: list[Any] = refs[1:]
         if isinstance(comp, plan.Subround) and comp.merge is not None:
             held: list[Any] = [Stored(ref) for ref in results]

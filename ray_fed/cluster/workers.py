@@ -11,7 +11,6 @@ whose worker dies reports that and raises `WorkerLost`, which Ray retries.
 
 import asyncio
 import os
-import uuid
 from typing import Any, cast
 
 import ray
@@ -31,7 +30,7 @@ from ray_fed.cluster.remote_executor import (
 from ray_fed.config import Config
 from ray_fed.executors import evaluation, stack
 
-_CONTROL_THREADS = 2
+_CONTROL_THREADS = 3
 
 RemoteWorker: Any = cast("Any", ray.remote)(
     concurrency_groups={"control": _CONTROL_THREADS}, max_restarts=0, max_task_retries=0
@@ -80,19 +79,15 @@ async def _run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
         worker, handle, attempt, pid, node = await pool.lease.remote(name)
     except ray.exceptions.RayTaskError as error:
         raise failures.unwrap(error) from None
-    connection = WorkerConnection(handle, f"{name}/{uuid.uuid4().hex}", worker)
+    connection = WorkerConnection(handle, name, worker)
     try:
+        await connection.call("begin")
         results = await _evaluate(connection, comp, arg)
     except LostWorkerError as error:
         detail = f"`{worker}` on node {node}: {failures.describe(error.error)}"
-        await pool.lost.remote(worker, failures.classify(error.error), detail)
+        await pool.lost.remote(name, failures.classify(error.error), detail)
         raise errors.WorkerLost(detail) from None
-    except BaseException:
-        connection.free()
-        await pool.give_back.remote(worker)
-        raise
-    connection.free()
-    await pool.give_back.remote(worker)
+    pool.release.remote(name)
     outcome = plan.Outcome((), attempt, worker, pid, os.getpid(), node)
     return (outcome, *results)
 
