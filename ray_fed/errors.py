@@ -32,6 +32,9 @@ from typing_extensions import override
 class RayFedError(Exception):
     """Base of all errors of ray_fed."""
 
+    # Only such errors keep their class when autograph adds the line of the user's code.
+    __init__ = Exception.__init__
+
 
 class UserError(RayFedError):
     """An error that the caller mends by changing the call."""

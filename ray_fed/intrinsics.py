@@ -34,6 +34,10 @@ ADD_VALUE = _define("ADD_VALUE", fl.FunctionType([_U, _T], _U))
 """Adds a value to <sum, number of clients>."""
 ADD_WEIGHTED = _define("ADD_WEIGHTED", fl.FunctionType([_U, _T], _U))
 """Adds <value, weight> to <sum of value * weight, sum of weight, number of clients>."""
+CHECK_MAXIMUM = _define("CHECK_MAXIMUM", fl.FunctionType([_T, _U], _T))
+"""Returns the first, of which no element may exceed the bound of its tensor."""
+CHECK_BITWIDTH = _define("CHECK_BITWIDTH", fl.FunctionType([_T, _U], _T))
+"""Returns the first, of which every element must fit its tensor's number of bits."""
 AVERAGE = _define("AVERAGE", fl.FunctionType(_U, _T))
 """Divides the sum by what stands behind it; no clients are an error."""
 
@@ -101,3 +105,15 @@ DERIVED_AGGREGATIONS: Mapping[str, Callable[[fl.Type], Aggregation]] = {
     flf.FEDERATED_WEIGHTED_MEAN.uri: _weighted_mean,
 }
 """From the member type of what is aggregated; a weighted mean's is <value, weight>."""
+
+SECURE_SUM_CHECKS: Mapping[str, flf.IntrinsicDef] = {
+    flf.FEDERATED_SECURE_SUM.uri: CHECK_MAXIMUM,
+    flf.FEDERATED_SECURE_SUM_BITWIDTH.uri: CHECK_BITWIDTH,
+}
+"""Secure sums are simulated in the clear: what each client's value must pass before a
+federated_sum of it, together with the bound that the intrinsic takes."""
+
+
+def check_of(uri: str, member: fl.Type, bound: fl.Type) -> flf.Intrinsic:
+    """Return the check of a secure sum: <member, bound> -> member."""
+    return _intrinsic(SECURE_SUM_CHECKS[uri], [member, bound], member)

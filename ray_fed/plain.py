@@ -173,10 +173,14 @@ def _numpy_of(value: Any, label: str) -> Any:
     try:
         return value.numpy()
     except (AttributeError, NotImplementedError) as error:
-        raise errors.ValueMismatchError(
-            f"Expected {label} to be a value, found the symbolic tensor `{value}`:"
-            " call the computation outside of TensorFlow graphs."
-        ) from error
+        raise _symbolic_error(value, label) from error
+
+
+def _symbolic_error(value: object, label: str) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f"Expected {label} to be a value, found the symbolic tensor `{value}`: call the"
+        " computation outside of TensorFlow graphs."
+    )
 
 
 def _fits_shape(found: tuple[int, ...], declared: rows.Dims) -> bool:
@@ -227,6 +231,8 @@ def _array_of_numbers(value: object, type_spec: fl.TensorType, label: str) -> An
         found = np.asarray(value)
     except ValueError as error:
         raise _tensor_error(value, type_spec, label) from error
+    except NotImplementedError as error:
+        raise _symbolic_error(value, label) from error
     if found.size == 0:
         return found.astype(dtype)
     if dtype.kind not in _NUMBER_KINDS.get(found.dtype.kind, "c"):
@@ -253,14 +259,15 @@ def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
     Returns:
         numpy values at the leaves, bytes for strings, a list for a sequence.
     """
-    return fl.framework.type_to_py_container(_structured(plain, type_spec), type_spec)
+    return fl.framework.type_to_py_container(to_structs(plain, type_spec), type_spec)
 
 
-def _structured(plain: Plain, type_spec: fl.Type) -> Any:
+def to_structs(plain: Plain, type_spec: fl.Type) -> Any:
+    """Return a plain value as executors compute it: Structs, lists of elements."""
     match type_spec:
         case fl.StructType():
             return Struct(
-                (name, _structured(element, element_type))
+                (name, to_structs(element, element_type))
                 for (name, element_type), element in zip(
                     type_spec.items(), plain, strict=True
                 )
@@ -268,8 +275,8 @@ def _structured(plain: Plain, type_spec: fl.Type) -> Any:
         case fl.SequenceType():
             return [pack(iter(tensors), type_spec.element) for tensors in plain]
         case fl.FederatedType() if not type_spec.all_equal:
-            return [_structured(member, type_spec.member) for member in plain]
+            return [to_structs(member, type_spec.member) for member in plain]
         case fl.FederatedType():
-            return _structured(plain, type_spec.member)
+            return to_structs(plain, type_spec.member)
         case _:
             return plain

@@ -9,7 +9,7 @@ a struct. One that depends on another's result has no mergeable form.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -108,14 +108,16 @@ def _needed(
 
 
 def _to_aggregation(name: str, call: flf.Call) -> _Aggregation:
-    uri = _uri(call)
+    uri = _uri(call) or ""
     argument = cast("Block", call.argument)
     if uri == flf.FEDERATED_AGGREGATE.uri:
         value, zero, accumulate, merge, report = (_at(argument, i) for i in range(5))
         return _Aggregation(
             name, (), _aggregate(value, zero, accumulate, merge), merge, report
         )
-    derive = intrinsics.DERIVED_AGGREGATIONS.get(uri or "")
+    if uri in intrinsics.SECURE_SUM_CHECKS:
+        return _to_secure_sum(name, uri, argument)
+    derive = intrinsics.DERIVED_AGGREGATIONS.get(uri)
     if derive is None:
         raise errors.CompileError(
             f"Expected an aggregation with partials, found `{uri}`."
@@ -126,12 +128,37 @@ def _to_aggregation(name: str, call: flf.Call) -> _Aggregation:
         zipped = flf.create_federated_zip(flf.Struct([_at(value, 0), _at(value, 1)]))
         before = ((f"{name}_zipped", zipped),)
         value = flf.Reference(f"{name}_zipped", zipped.type_signature)
+    return _derived_aggregation(name, before, value, derive)
+
+
+def _derived_aggregation(
+    name: str,
+    before: tuple[tuple[str, Block], ...],
+    value: Block,
+    derive: Callable[[fl.Type], intrinsics.Aggregation],
+) -> _Aggregation:
     derived = derive(cast("fl.FederatedType", value.type_signature).member)
-    zero = flf.Call(derived.zero)
-    before += ((f"{name}_zero", zero),)
-    zero = flf.Reference(f"{name}_zero", zero.type_signature)
-    call = _aggregate(value, zero, derived.accumulate, derived.merge)
-    return _Aggregation(name, before, call, derived.merge, derived.report)
+    call = flf.Call(derived.zero)
+    zero = flf.Reference(f"{name}_zero", call.type_signature)
+    aggregate = _aggregate(value, zero, derived.accumulate, derived.merge)
+    before += ((zero.name, call),)
+    return _Aggregation(name, before, aggregate, derived.merge, derived.report)
+
+
+def _to_secure_sum(name: str, uri: str, argument: Block) -> _Aggregation:
+    """Check each client's value against its bound, then sum."""
+    value, bound = _at(argument, 0), _at(argument, 1)
+    member = cast("fl.FederatedType", value.type_signature).member
+    placed = flf.create_federated_value(bound, fl.CLIENTS)
+    bounds = flf.Reference(f"{name}_bound", placed.type_signature)
+    zipped = flf.create_federated_zip(flf.Struct([value, bounds]))
+    pairs = flf.Reference(f"{name}_zipped", zipped.type_signature)
+    check = intrinsics.check_of(uri, member, bound.type_signature)
+    mapped = flf.create_federated_map(check, pairs)
+    checked = flf.Reference(f"{name}_checked", mapped.type_signature)
+    before = ((bounds.name, placed), (pairs.name, zipped), (checked.name, mapped))
+    derive = intrinsics.DERIVED_AGGREGATIONS[flf.FEDERATED_SUM.uri]
+    return _derived_aggregation(name, before, checked, derive)
 
 
 def _aggregate(value: Block, zero: Block, accumulate: Block, merge: Block) -> flf.Call:

@@ -1,5 +1,6 @@
 """The context that `init` and `create_context` build, on either backend."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -21,6 +22,7 @@ from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
 
 flf = fl.framework
+_logger = logging.getLogger(__name__)
 _CACHED_FORMS = 128
 
 
@@ -51,6 +53,7 @@ class ExecutionContext(flf.SyncContext):
         self._config = config
         self._on_close = on_close
         self._report = ReportBuilder()
+        self._warned = False
         self._sinks = _Sinks([self._report])
         self._forms: dict[flf.ConcreteComputation, MergeableCompForm | None] = {}
         self._rounds = Rounds(
@@ -126,11 +129,21 @@ class ExecutionContext(flf.SyncContext):
         if comp not in self._forms:
             if len(self._forms) >= _CACHED_FORMS:
                 self._forms.pop(next(iter(self._forms)))
+            self._warn_of_simulation(comp)
             try:
                 self._forms[comp] = compile_to_mergeable_comp_form(comp)
             except errors.CompileError:
                 self._forms[comp] = None
         return self._forms[comp]
+
+    def _warn_of_simulation(self, comp: flf.ConcreteComputation) -> None:
+        if self._warned or not flf.computation_contains_secure_aggregation(comp):
+            return
+        self._warned = True
+        _logger.warning(
+            "Secure aggregation is simulated in the clear: values are checked against"
+            " their bounds and summed, and nothing is hidden from the server."
+        )
 
     def close(self) -> None:
         """Stop workers and what was started for them; a second call does nothing."""

@@ -1,6 +1,7 @@
 """A lambda on its way down a stack: what it captures is embedded, its body is not."""
 
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 import federated_language as fl
 
@@ -9,6 +10,8 @@ import ray_fed.plain as plain
 import ray_fed.values as values
 
 flf = fl.framework
+_Capture: TypeAlias = tuple[str, bytes, values.Plain]
+"""A name, the serialised type of its value, the value."""
 
 
 class Closure:
@@ -33,14 +36,34 @@ class Closure:
         return await self._call(arg)
 
     async def portable(self) -> blocks.Function:
-        """Return the lambda as a function that can travel: its captures computed."""
-        captured: list[tuple[str, bytes, values.Plain]] = []
+        """Return the lambda as a function that can travel: its captures computed.
+
+        One that only calls a TensorFlow computation, as federated_language writes it
+        to drop the names of parameters, is that computation.
+        """
+        match self.block:
+            case flf.Lambda(
+                parameter_name=str(parameter),
+                result=flf.Call(
+                    function=flf.CompiledComputation() as called,
+                    argument=flf.Reference(name=taken),
+                ),
+            ) if taken == parameter:
+                return blocks.Function(blocks.serialise(called))
+            case _:
+                return await self._portable_lambda()
+
+    async def _portable_lambda(self) -> blocks.Function:
+        captured: list[_Capture] = []
         functions: list[tuple[str, flf.ComputationBuildingBlock]] = []
         for name, value in self.captured.items():
             if isinstance(value.type_signature, fl.FunctionType):
                 function = await to_function(value)
-                captured.extend(function.captured)
-                functions.append((name, function.building_block()))
+                captured.extend(
+                    (f"{name}/{inner}", type_bytes, plain_value)
+                    for inner, type_bytes, plain_value in function.captured
+                )
+                functions.append((name, _renamed(function, name)))
             else:
                 computed = await value.compute()
                 type_spec = value.type_signature
@@ -53,6 +76,73 @@ class Closure:
                 )
         block = flf.Block(functions, self.block) if functions else self.block
         return blocks.Function(blocks.serialise(block), tuple(captured))
+
+
+def _renamed(function: blocks.Function, prefix: str) -> flf.ComputationBuildingBlock:
+    """Return a captured function whose own captures have a prefix to their names.
+
+    Another one may have captured something else under the same name.
+    """
+    names = [
+        (inner, flf.Reference(f"{prefix}/{inner}", blocks.parse_type(type_bytes)))
+        for inner, type_bytes, _ in function.captured
+    ]
+    block = function.building_block()
+    return flf.Block(names, block) if names else block
+
+
+def split_captures(
+    block: flf.Lambda,
+) -> tuple[flf.Lambda, dict[str, tuple[str, list[int]]]]:
+    """Return a lambda that captures no more of a struct than it uses.
+
+    The parameters of a federated_computation are one struct, so that a lambda inside
+    of it that uses an unplaced one would capture the placed ones too.
+
+    Returns:
+        The lambda, and for each name that it captures the name in sight and the
+        indices to select, one after another.
+    """
+    free = set(flf.get_map_of_unbound_references(block)[block])
+    split = free - _bound_names(block)  # a name of two meanings is captured whole
+    paths: dict[str, tuple[str, list[int]]] = {name: (name, []) for name in free}
+
+    def replace(
+        part: flf.ComputationBuildingBlock,
+    ) -> tuple[flf.ComputationBuildingBlock, bool]:
+        match part:
+            case flf.Selection(source=flf.Reference(name=name)) if name in split:
+                root, path = paths[name]
+                selected = f"{name}.{part.as_index()}"
+                paths[selected] = (root, [*path, part.as_index()])
+                split.add(selected)
+                return flf.Reference(selected, part.type_signature), True
+            case _:
+                return part, False
+
+    replaced, _ = flf.transform_postorder(block, replace)
+    names = flf.get_map_of_unbound_references(replaced)[replaced]
+    narrowed = values.narrow(replaced, flf.Lambda, "a closure")
+    return narrowed, {name: paths[name] for name in sorted(names)}
+
+
+def _bound_names(block: flf.ComputationBuildingBlock) -> set[str]:
+    names: set[str] = set()
+
+    def note(
+        part: flf.ComputationBuildingBlock,
+    ) -> tuple[flf.ComputationBuildingBlock, bool]:
+        match part:
+            case flf.Lambda(parameter_name=str(name)):
+                names.add(name)
+            case flf.Block():
+                names.update(name for name, _ in part.locals)
+            case _:
+                pass
+        return part, False
+
+    flf.transform_postorder(block, note)
+    return names
 
 
 async def to_function(value: flf.ExecutorValue) -> blocks.Function:

@@ -9,7 +9,6 @@ that `tensorflow.normal` describes; results of calls are in that form already.
 import collections
 import hashlib
 import threading
-from collections.abc import Callable
 from typing import Any, cast
 
 import federated_language as fl
@@ -23,7 +22,7 @@ import ray_fed.tensorflow.normal as normal
 import ray_fed.tensorflow.operators as operators
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
-from ray_fed.tensorflow.normal import Normal
+from ray_fed.tensorflow.normal import Executable, Normal
 
 _CACHED_FUNCTIONS = 512
 """Loaded graphs that one executor keeps; a computation of 5 kB holds about 1 MB."""
@@ -77,7 +76,7 @@ class EagerTFExecutor(fl.framework.Executor):
         if device is not None:
             _check_device(device)
         self._device = device.name if device is not None else None
-        self._functions: collections.OrderedDict[bytes, Callable[..., Any]]
+        self._functions: collections.OrderedDict[bytes, Executable]
         self._functions = collections.OrderedDict()
         self._lock = threading.Lock()
 
@@ -109,26 +108,38 @@ class EagerTFExecutor(fl.framework.Executor):
         if block is not None:
             return self._embed_block(block, type_spec)
         if isinstance(value, EagerValue):
-            _check_type(type_spec, value.type_signature)
-            return EagerValue(value.reference, type_spec or value.type_signature)
+            return _retyped(value, type_spec or value.type_signature)
+        if type_spec is None and isinstance(value, fl.TypedObject):
+            type_spec = value.type_signature
         if type_spec is None:
             raise errors.UnsupportedError(
                 f"Expected a type for {values.show(value)}, found none: pass"
                 " `type_spec`."
             )
+        if isinstance(type_spec, fl.StructType) and _contains_functions(type_spec):
+            return await self._embed_struct(value, type_spec)
         with tf.device(self._device):
             return EagerValue(normal.normalise(value, type_spec), type_spec)
+
+    async def _embed_struct(self, value: Any, type_spec: fl.StructType) -> EagerValue:
+        parts = values.struct_elements(value, type_spec)
+        members = [await self.create_value(part, t) for t, _, part in parts]
+        names = [name for name, _ in type_spec.items()]
+        references = [member.reference for member in members]
+        struct = values.Struct(zip(names, references, strict=True))
+        return EagerValue(struct, type_spec)
 
     def _embed_block(
         self, block: fl.framework.ComputationBuildingBlock, type_spec: fl.Type | None
     ) -> EagerValue:
-        _check_type(type_spec, block.type_signature)
-        declared = type_spec or block.type_signature
+        found = block.type_signature
+        declared = type_spec or found
+        values.check_assignable(declared, found, "a computation")
         match block:
             case fl.framework.CompiledComputation():
-                return EagerValue(self._load(block, declared), declared)
+                return _retyped(EagerValue(self._load(block), found), declared)
             case fl.framework.Intrinsic() if block.uri in operators.OPERATORS:
-                return EagerValue(self._operate(block), declared)
+                return _retyped(EagerValue(self._operate(block), found), declared)
             case fl.framework.Literal():
                 with tf.device(self._device):
                     return EagerValue(normal.normalise(block.value, declared), declared)
@@ -139,17 +150,15 @@ class EagerTFExecutor(fl.framework.Executor):
                     " above this executor, or write it as a TensorFlow computation."
                 )
 
-    def _load(
-        self, block: fl.framework.CompiledComputation, type_spec: fl.Type
-    ) -> Callable[..., Any]:
+    def _load(self, block: fl.framework.CompiledComputation) -> Executable:
         proto = block.to_proto()
         if proto.WhichOneof("computation") != "tensorflow":
             raise errors.UnsupportedError(
                 "Expected a TensorFlow computation, found one of kind"
                 f" `{proto.WhichOneof('computation')}`."
             )
-        content = proto.SerializeToString(deterministic=True)
-        key = hashlib.sha256(content + blocks.serialise_type(type_spec)).digest()
+        content = proto.SerializeToString(deterministic=True)  # holds the type
+        key = hashlib.sha256(content).digest()
         with self._lock:
             if key in self._functions:
                 self._functions.move_to_end(key)
@@ -163,7 +172,7 @@ class EagerTFExecutor(fl.framework.Executor):
                 self._functions.popitem(last=False)
         return function
 
-    def _operate(self, block: fl.framework.Intrinsic) -> Callable[..., Any]:
+    def _operate(self, block: fl.framework.Intrinsic) -> Executable:
         type_spec = cast("fl.FunctionType", block.type_signature)
         operator = operators.OPERATORS[block.uri]
         parameter = type_spec.parameter
@@ -177,7 +186,7 @@ class EagerTFExecutor(fl.framework.Executor):
                 results = operator(parts, type_spec)
             return plain.pack(iter(results), type_spec.result)
 
-        return run
+        return Executable(run)
 
     @override
     async def create_call(
@@ -198,10 +207,13 @@ class EagerTFExecutor(fl.framework.Executor):
             raise errors.ValueMismatchError(
                 f"Expected a function to call, found a value of type `{type_spec}`."
             )
-        values.check_argument(type_spec, arg)
-        if arg is None:
+        argument = None
+        if arg is not None:
+            argument = values.narrow(arg, EagerValue, "EagerTFExecutor")
+        values.check_argument(type_spec, argument)
+        if argument is None or type_spec.parameter is None:
             return EagerValue(function.reference(), type_spec.result)
-        argument = values.narrow(arg, EagerValue, "EagerTFExecutor")
+        argument = _retyped(argument, type_spec.parameter)
         return EagerValue(function.reference(argument.reference), type_spec.result)
 
     @override
@@ -262,9 +274,36 @@ def _check_device(device: Any) -> None:
         )
 
 
-def _check_type(declared: fl.Type | None, found: fl.Type) -> None:
-    if declared is not None:
-        values.check_assignable(declared, found, "a computation")
+def _contains_functions(type_spec: fl.Type) -> bool:
+    return fl.framework.type_contains(
+        type_spec, lambda found: isinstance(found, fl.FunctionType)
+    )
+
+
+def _retyped(value: EagerValue, type_spec: fl.Type) -> EagerValue:
+    """Return a value as one of a type that its own is assignable to.
+
+    So that the reference stays a normal form: names come from the type, and with them
+    the order of tensors in a dataset's elements.
+    """
+    found = value.type_signature
+    if found == type_spec:
+        return EagerValue(value.reference, type_spec)
+    values.check_assignable(type_spec, found, "a value")
+    if isinstance(found, fl.FunctionType) and isinstance(type_spec, fl.FunctionType):
+        return EagerValue(_retyped_function(value, found, type_spec), type_spec)
+    return EagerValue(normal.normalise(value.reference, type_spec), type_spec)
+
+
+def _retyped_function(
+    value: EagerValue, found: fl.FunctionType, declared: fl.FunctionType
+) -> Executable:
+    def run(*args: Normal) -> Normal:
+        parameter = cast("fl.Type", found.parameter)
+        taken = [normal.normalise(arg, parameter) for arg in args]
+        return normal.normalise(value.reference(*taken), declared.result)
+
+    return Executable(run)
 
 
 def _closed_block(function: blocks.Function) -> fl.framework.ComputationBuildingBlock:

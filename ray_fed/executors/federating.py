@@ -21,7 +21,7 @@ import ray_fed.errors as errors
 import ray_fed.values as values
 from ray_fed.executors import interpretation
 from ray_fed.executors.closure import Closure
-from ray_fed.executors.interpretation import FederatedValue
+from ray_fed.executors.federated_value import FederatedValue, unplaced_value
 from ray_fed.executors.strategy import FederatingStrategy
 
 flf = fl.framework
@@ -193,7 +193,7 @@ class FederatingExecutor(flf.Executor):
         if isinstance(arg.reference, Closure):
             function = await arg.reference.portable()
             return await self.unplaced.create_value(function)
-        return await interpretation.unplaced_value(self, arg)
+        return await unplaced_value(self, arg)
 
     @override
     async def create_struct(self, elements: Any) -> FederatedValue:

@@ -4,86 +4,26 @@ Handlers take the embedded argument apart, hand functions on as travelling ones,
 leave the rest to the strategy (clients) and to the unplaced executor (server).
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import federated_language as fl
-from typing_extensions import override
+import numpy as np
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.intrinsics as intrinsics
 import ray_fed.values as values
-from ray_fed.executors.closure import Closure, to_function
-from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
+from ray_fed.blocks import Function, serialise
+from ray_fed.executors.closure import to_function
+from ray_fed.executors.federated_value import (
+    FederatedValue,
+    Interpreter,
+    call_at_server,
+    unplaced_value,
+)
+from ray_fed.executors.strategy import Placed, PlacedArg
 
 flf = fl.framework
-
-
-class FederatedValue(flf.ExecutorValue):
-    """A value embedded in a `FederatingExecutor`.
-
-    Its reference is, by type: a `Placed` at clients; a value of the unplaced executor
-    at the server and without placement; a Struct of such values; a building block or
-    closure for a function.
-    """
-
-    def __init__(self, reference: Any, type_signature: fl.Type) -> None:
-        self._reference = reference
-        self._type_signature = type_signature
-
-    @property
-    @override
-    def reference(self) -> Any:
-        return self._reference
-
-    @property
-    @override
-    def type_signature(self) -> fl.Type:
-        return self._type_signature
-
-    @override
-    async def compute(self) -> Any:
-        """Return a list for clients, what the unplaced executor computes otherwise.
-
-        Raises:
-            ValueMismatchError: the value is a function.
-        """
-        reference = self._reference
-        if isinstance(reference, values.Struct):
-            pairs = list(values.iter_elements(reference))
-            computed = await asyncio.gather(*(member.compute() for _, member in pairs))
-            names = [name for name, _ in pairs]
-            return values.Struct(zip(names, computed, strict=True))
-        if isinstance(self._type_signature, fl.FederatedType):
-            computed = await reference.compute()
-            if values.is_at_clients(self._type_signature):
-                return _computed_at_clients(computed, self._type_signature)
-            return computed
-        if isinstance(reference, flf.ExecutorValue):
-            return await reference.compute()
-        raise errors.ValueMismatchError(
-            f"Expected a value to compute, found a function `{self._type_signature}`:"
-            " call it."
-        )
-
-
-def _computed_at_clients(computed: list[Any], type_spec: fl.FederatedType) -> Any:
-    if not type_spec.all_equal:
-        return computed
-    if not computed:
-        raise errors.CardinalityError(
-            f"Expected at least one client to read `{type_spec}` from, found none."
-        )
-    return computed[0]
-
-
-class Interpreter(Protocol):
-    """What a handler needs of the executor."""
-
-    strategy: FederatingStrategy
-    unplaced: flf.Executor
 
 
 Handler = Callable[
@@ -102,45 +42,6 @@ def _whole(arg: FederatedValue | None) -> FederatedValue:
 
 def _member(type_spec: fl.Type) -> fl.Type:
     return cast("fl.FederatedType", type_spec).member
-
-
-async def unplaced_value(
-    interpreter: Interpreter, value: FederatedValue
-) -> flf.ExecutorValue:
-    """Return a value without clients as one embedded in the unplaced executor."""
-    match value.reference:
-        case flf.ExecutorValue():
-            return value.reference
-        case values.Struct():
-            elements = [
-                (name, await unplaced_value(interpreter, member))
-                for name, member in values.iter_elements(value.reference)
-            ]
-            return await interpreter.unplaced.create_struct(values.Struct(elements))
-        case _ if isinstance(value.type_signature, fl.FunctionType):
-            function = await to_function(value)
-            return await interpreter.unplaced.create_value(function)
-        case _:
-            raise errors.ValueMismatchError(
-                f"Expected a value without clients, found `{value.type_signature}`."
-            )
-
-
-async def call_at_server(
-    interpreter: Interpreter, function: FederatedValue, arg: FederatedValue | None
-) -> flf.ExecutorValue:
-    """Call a function without clients; a lambda where its names are resolved.
-
-    So what a lambda captures stays where it is, and the unplaced executor need not
-    know lambdas.
-    """
-    if isinstance(function.reference, Closure):
-        result = await function.reference(arg)
-        called = values.narrow(result, FederatedValue, "FederatingExecutor")
-        return await unplaced_value(interpreter, called)
-    embedded = await unplaced_value(interpreter, function)
-    argument = None if arg is None else await unplaced_value(interpreter, arg)
-    return await interpreter.unplaced.create_call(embedded, argument)
 
 
 async def _value_at_server(
@@ -249,8 +150,8 @@ def _derived(uri: str) -> Handler:
         result = await interpreter.strategy.reduce(
             placed,
             zero,
-            blocks.Function(blocks.serialise(derived.accumulate)),
-            blocks.Function(blocks.serialise(derived.merge)),
+            Function(serialise(derived.accumulate)),
+            Function(serialise(derived.merge)),
         )
         if derived.report is not None:
             report = await unplaced.create_value(derived.report)
@@ -269,6 +170,55 @@ async def _zipped(interpreter: Interpreter, value: FederatedValue) -> Placed:
     return await interpreter.strategy.map(None, _placed_arg(value), member)
 
 
+def _secure_sum(uri: str) -> Handler:
+    async def handle(
+        interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
+    ) -> FederatedValue:
+        value, bound = _part(arg, 0), await unplaced_value(interpreter, _part(arg, 1))
+        member = _member(value.type_signature)
+        bound_type = bound.type_signature
+        everywhere = fl.FederatedType(bound_type, fl.CLIENTS, all_equal=True)
+        placed = await interpreter.strategy.map(
+            Function(serialise(intrinsics.check_of(uri, member, bound_type))),
+            values.Struct(
+                [
+                    (None, value.reference),
+                    (None, await interpreter.strategy.place(bound, everywhere)),
+                ]
+            ),
+            member,
+        )
+        checked = FederatedValue(placed, value.type_signature)
+        return await _derived(flf.FEDERATED_SUM.uri)(interpreter, checked, type_spec)
+
+    return handle
+
+
+async def _select(
+    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
+) -> FederatedValue:
+    """Evaluate the selection function once a key, at the server; send each its own."""
+    all_keys = await cast("Placed", _part(arg, 0).reference).compute()
+    max_key = int(await _part(arg, 1).compute())
+    for client_index, keys in enumerate(all_keys):
+        if any(not 0 <= key <= max_key for key in keys):
+            raise errors.ComputationError(
+                f"Expected keys from 0 to max_key={max_key}, found {list(keys)}",
+                errors.Location(client_index=client_index),
+            )
+    state = await unplaced_value(interpreter, _part(arg, 2))
+    selected: dict[int, Any] = {}
+    for key in sorted({int(key) for keys in all_keys for key in keys}):
+        embedded = await interpreter.unplaced.create_value(np.int32(key), np.int32)
+        pair = await interpreter.unplaced.create_struct([state, embedded])
+        argument = FederatedValue(pair, pair.type_signature)
+        called = await call_at_server(interpreter, _part(arg, 3), argument)
+        selected[key] = await called.compute()
+    sequences = [[selected[int(key)] for key in keys] for keys in all_keys]
+    result = cast("fl.FederatedType", type_spec.result)
+    return FederatedValue(await interpreter.strategy.place(sequences, result), result)
+
+
 HANDLERS: Mapping[str, Handler] = {
     flf.FEDERATED_AGGREGATE.uri: _aggregate,
     flf.FEDERATED_APPLY.uri: _apply,
@@ -281,6 +231,9 @@ HANDLERS: Mapping[str, Handler] = {
     flf.FEDERATED_VALUE_AT_SERVER.uri: _value_at_server,
     flf.FEDERATED_ZIP_AT_CLIENTS.uri: _zip_at_clients,
     flf.FEDERATED_ZIP_AT_SERVER.uri: _value_at_server,
+    flf.FEDERATED_SELECT.uri: _select,
+    flf.FEDERATED_SECURE_SELECT.uri: _select,
+    **{uri: _secure_sum(uri) for uri in intrinsics.SECURE_SUM_CHECKS},
     **{uri: _derived(uri) for uri in intrinsics.DERIVED_AGGREGATIONS},
 }
 """By uri; what stands here is what a strategy is asked to do."""

@@ -16,7 +16,7 @@ from typing_extensions import override
 import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.values as values
-from ray_fed.executors.closure import Closure
+from ray_fed.executors.closure import Closure, split_captures
 from ray_fed.executors.scopes import ResolvedValue, Scope, ScopedLambda, constant
 
 flf = fl.framework
@@ -188,17 +188,19 @@ class ReferenceResolvingExecutor(flf.Executor):
                 return await self._target.create_value(closure, value.type_signature)
 
     async def _close_over(self, scoped: ScopedLambda) -> Any:
-        free = flf.get_map_of_unbound_references(scoped.block)[scoped.block]
-        names = sorted(free)
-        resolved = [await scoped.scope.resolve(name) for name in names]
-        embedded = [await self._embed(value) for value in resolved]
-        captured = dict(zip(names, embedded, strict=True))
+        block, paths = split_captures(scoped.block)
+        captured: dict[str, flf.ExecutorValue] = {}
+        for name, (root, path) in paths.items():
+            value = await scoped.scope.resolve(root)
+            for index in path:
+                value = await self.create_selection(value, index)
+            captured[name] = await self._embed(value)
 
         async def call(arg: flf.ExecutorValue | None) -> flf.ExecutorValue:
             argument = None if arg is None else ResolvedValue(arg, arg.type_signature)
             return await self._embed(await self._call_lambda(scoped, argument))
 
-        return Closure(scoped.block, captured, call)
+        return Closure(block, captured, call)
 
 
 def _unwrap(block: flf.ComputationBuildingBlock) -> Any:

@@ -78,7 +78,11 @@ def wait_for(thread: LoopThread, coroutine: Coroutine[Any, Any, _T]) -> _T:
         finally:
             ended.set()
 
-    future = thread.submit(run())
+    try:
+        future = thread.submit(run())
+    except BaseException:
+        coroutine.close()
+        raise
     try:
         return future.result()
     except BaseException:

@@ -5,7 +5,7 @@ reads the same bindings back. A sequence is bound by the variant tensor of its
 dataset, or, as newer TensorFlow Federated writes it, by its serialised graph.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import federated_language as fl
@@ -114,6 +114,37 @@ def bound_names(binding: Binding) -> list[str]:
                 for element in binding.struct.element
                 for name in bound_names(element)
             ]
+        case _:
+            return []
+
+
+def to_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
+    """Return tensors as a binding takes them: some datasets as serialised graphs."""
+    return [
+        tensor if is_variant else tf.raw_ops.DatasetToGraphV2(input_dataset=tensor)
+        for tensor, is_variant in zip(tensors, _are_variants(binding), strict=True)
+    ]
+
+
+def from_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
+    """Return tensors that a binding gave, datasets as variants: undoes `to_bound`."""
+    return [
+        tensor if is_variant else tf.raw_ops.DatasetFromGraph(graph_def=tensor)
+        for tensor, is_variant in zip(tensors, _are_variants(binding), strict=True)
+    ]
+
+
+def _are_variants(binding: Binding) -> list[bool]:
+    """Return of each bound tensor whether it is no serialised graph of a dataset."""
+    match binding.WhichOneof("binding"):
+        case "struct":
+            return [
+                v for element in binding.struct.element for v in _are_variants(element)
+            ]
+        case "sequence":
+            return [not binding.sequence.graph_def_tensor_name]
+        case "tensor":
+            return [True]
         case _:
             return []
 

@@ -26,9 +26,8 @@ _ANONYMOUS_TABLES = {
     "MutableDenseHashTableV2": "AnonymousMutableDenseHashTable",
 }
 _SHARED_ATTRIBUTES = ("shared_name", "container", "use_node_name_sharing")
-_FRAME_OPS = frozenset(
-    {"Enter", "Exit", "NextIteration", "Switch", "Merge", "LoopCond"}
-)
+_UNORDERED_OPS = frozenset({"Placeholder", "Const", "Switch", "Merge"})
+"""What has no effect and may run before initialisation."""
 
 
 def isolate(graph_def: Any, initialize_op: str | None) -> None:
@@ -108,10 +107,32 @@ def _run_first(graph_def: Any, initialize_op: str) -> None:
             pending.extend(
                 source.removeprefix("^").split(":")[0] for source in nodes[name].input
             )
+    depths = _loop_depths(nodes)
     for name, node in nodes.items():
-        # An edge into a frame of a v1 loop is illegal; its inputs wait already.
-        if name not in closure and node.op not in _FRAME_OPS | {"Placeholder", "Const"}:
+        # An edge into a frame of a v1 loop is illegal: what enters the frame waits.
+        depth = depths.get(name, 0) - (node.op == "Enter")
+        if name not in closure and node.op not in _UNORDERED_OPS and not depth:
             node.input.append(f"^{initialize_op}")
+
+
+def _loop_depths(nodes: dict[str, Any]) -> dict[str, int]:
+    """Return how many v1 loops are around each node that is in one."""
+    consumers: dict[str, list[Any]] = {}
+    for node in nodes.values():
+        for source in node.input:
+            name = source.removeprefix("^").split(":")[0]
+            consumers.setdefault(name, []).append(node)
+    pending = [node for node in nodes.values() if node.op == "Enter"]
+    depths = {node.name: 1 for node in pending}
+    while pending:
+        node = pending.pop()
+        outside = depths[node.name] - (node.op == "Exit")
+        for consumer in consumers.get(node.name, []):
+            depth = outside + (consumer.op == "Enter")
+            if depth > depths.get(consumer.name, 0):
+                depths[consumer.name] = depth
+                pending.append(consumer)
+    return depths
 
 
 def import_function(graph_def: Any, feeds: list[str], fetches: list[str]) -> Any:

@@ -3,11 +3,12 @@
     TensorType      tf.Tensor on the executor's device
     StructType      Struct of normal forms
     SequenceType    tf.data.Dataset
-    FunctionType    a Python callable from normal form to normal form
+    FunctionType    `Executable`, from normal form to normal form
 
 Normalising a normal form again changes nothing.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -25,6 +26,17 @@ import ray_fed.values as values
 
 Normal = Any
 """A value in the normal form that the module describes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Executable:
+    """A function of one argument, or of none, whose types its owner knows."""
+
+    run: Callable[..., Normal]
+
+    def __call__(self, *args: Normal) -> Normal:
+        """Return the function's result."""
+        return self.run(*args)
 
 
 def normalise(value: Any, type_spec: fl.Type) -> Normal:
@@ -51,8 +63,13 @@ def normalise(value: Any, type_spec: fl.Type) -> Normal:
             )
         case fl.SequenceType():
             return _normalise_sequence(value, type_spec.element)
-        case fl.FunctionType() if callable(value):
+        case fl.FunctionType() if isinstance(value, Executable):
             return value
+        case fl.FunctionType():
+            raise errors.ValueMismatchError(
+                f"Expected a computation of type `{type_spec}`, found"
+                f" {values.show(value)}."
+            )
         case _:
             raise errors.ValueMismatchError(
                 "Expected a tensor, sequence, structure or function, found the type"
@@ -77,7 +94,7 @@ def _normalise_sequence(value: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
     if isinstance(value, tf.data.Dataset):
         found = specs.infer_type(value)
         values.check_assignable(fl.SequenceType(element), found, "a dataset")
-        return value
+        return datasets.to_canonical(value, element)
     if isinstance(value, list | tuple):
         sequence = plain.to_plain(value, fl.SequenceType(element))
         return datasets.from_rows(sequence, element)
@@ -143,9 +160,17 @@ def compute(value: Normal, type_spec: fl.Type) -> Any:
             )
 
 
-def load_function(
-    message: Any, type_spec: fl.Type, device: str | None
-) -> Callable[..., Any]:
+def _device_for(result: fl.Type, device: str | None) -> str | None:
+    """Return the device of a function: datasets exist on CPUs only."""
+    makes_dataset = fl.framework.type_contains(
+        result, lambda found: isinstance(found, fl.SequenceType)
+    )
+    if device is not None and "CPU" not in device and makes_dataset:
+        return "/device:CPU:0"
+    return device
+
+
+def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Executable:
     """Return a TensorFlow message as a function from normal form to normal form.
 
     Args:
@@ -162,14 +187,17 @@ def load_function(
         message.session_token_tensor_name
     )
     fetches = graph.bound_names(message.result)
+    device = _device_for(function_type.result, device)
     with tf.device(device):
         function = loader.import_function(graph_def, feeds + tokens, fetches)
 
     def run(arg: Normal = None) -> Normal:
-        tensors = [] if parameter is None else list(flatten(arg, parameter))
         with tf.device(device):
-            tensors += [tf.constant("") for _ in tokens]
-            results = function(tensors)
+            tensors = [tf.constant("") for _ in tokens]
+            if parameter is not None:
+                taken = list(flatten(arg, parameter))
+                tensors = graph.to_bound(taken, message.parameter) + tensors
+            results = graph.from_bound(function(tensors), message.result)
         return unflatten(iter(results), function_type.result)
 
-    return run
+    return Executable(run)

@@ -57,6 +57,24 @@ def _average(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
     return [tf.divide(x, tf.cast(weight, x.dtype)) for x in sums]
 
 
+def _checked(
+    largest: Callable[[Any], Any], lowest: int | None, name: str
+) -> Callable[..., Tensors]:
+    def run(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
+        tensors, bounds = parts
+        for tensor, bound in zip(tensors, bounds, strict=True):
+            low, high = int(tf.reduce_min(tensor)), int(tf.reduce_max(tensor))
+            limit = largest(int(bound))
+            if high > limit or (lowest is not None and low < lowest):
+                raise ValueError(
+                    f"Expected values of at most {limit} for {name}, found values from"
+                    f" {low} to {high}."
+                )
+        return tensors
+
+    return run
+
+
 def _filled(
     choose: Callable[[np.dtype[Any]], Any],
 ) -> Callable[..., Tensors]:
@@ -93,6 +111,12 @@ OPERATORS: Mapping[str, Callable[[list[Tensors], fl.FunctionType], Tensors]] = {
     intrinsics.MAXIMUM.uri: _elementwise(tf.maximum),
     intrinsics.ADD_VALUE.uri: _add_value,
     intrinsics.ADD_WEIGHTED.uri: _add_weighted,
+    intrinsics.CHECK_MAXIMUM.uri: _checked(
+        lambda bound: bound, None, "federated_secure_sum"
+    ),
+    intrinsics.CHECK_BITWIDTH.uri: _checked(
+        lambda bound: 2**bound - 1, 0, "federated_secure_sum_bitwidth"
+    ),
     intrinsics.AVERAGE.uri: _average,
     intrinsics.ZEROS.uri: _filled(lambda _: 0),
     intrinsics.LARGEST.uri: _filled(_largest),

@@ -128,7 +128,7 @@ def to_type(obj: object) -> fl.Type:
     return fl.to_type(_without_tensorflow(obj))
 
 
-def _without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind)
+def _without_tensorflow(obj: Any) -> Any:
     match obj:
         case tf.DType():
             return np.str_ if obj == tf.string else obj.as_numpy_dtype
@@ -138,6 +138,12 @@ def _without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind)
             return fl.SequenceType(_without_tensorflow(obj.element_spec))
         case tf.RaggedTensorSpec() | tf.SparseTensorSpec():
             raise _dense_error(obj)
+        case _:
+            return _container_without_tensorflow(obj)
+
+
+def _container_without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind)
+    match obj:
         case fl.Type() | Struct() | tf.TensorShape():
             return obj
         case tuple() if hasattr(obj, "_fields"):

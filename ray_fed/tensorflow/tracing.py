@@ -16,6 +16,8 @@ from tensorflow.python.framework.auto_control_deps import (  # no public name
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.plain as plain
+import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.graph as graph
 import ray_fed.tensorflow.loader as loader
 import ray_fed.tensorflow.specs as specs
@@ -43,15 +45,19 @@ class TracingContext(fl.framework.SyncContext):
         fetched = tf.graph_util.import_graph_def(
             graph_def, input_map=feeds, return_elements=names, name="call"
         )
-        result = _unflatten(iter(fetched), comp.type_signature.result)
+        tensors = graph.from_bound(fetched, message.result)
+        result = _unflatten(iter(tensors), comp.type_signature.result)
         return fl.framework.type_to_py_container(result, comp.type_signature.result)
 
 
 def _feeds(arg: Any, parameter: fl.Type | None, message: Any) -> dict[str, Any]:
-    if parameter is None:
-        return {}
-    tensors = _flatten(arg, parameter)
-    return dict(zip(graph.bound_names(message.parameter), tensors, strict=True))
+    feeds: dict[str, Any] = {}
+    if message.session_token_tensor_name:
+        feeds[message.session_token_tensor_name] = tf.constant("")
+    if parameter is not None:
+        tensors = graph.to_bound(_flatten(arg, parameter), message.parameter)
+        feeds |= zip(graph.bound_names(message.parameter), tensors, strict=True)
+    return feeds
 
 
 def _flatten(value: Any, type_spec: fl.Type) -> list[Any]:
@@ -62,12 +68,32 @@ def _flatten(value: Any, type_spec: fl.Type) -> list[Any]:
                 for element_type, _, element in values.struct_elements(value, type_spec)
                 for tensor in _flatten(element, element_type)
             ]
-        case fl.SequenceType():
-            return [tf.data.experimental.to_variant(value)]
+        case fl.SequenceType() if isinstance(value, tf.data.Dataset):
+            found = specs.infer_type(value)
+            values.check_assignable(type_spec, found, "a dataset")
+            dataset = datasets.to_canonical(value, type_spec.element)
+            return [tf.data.experimental.to_variant(dataset)]
         case fl.TensorType():
-            return [tf.convert_to_tensor(value, specs.to_tf_dtype(type_spec))]
+            return [_to_tensor(value, type_spec)]
         case _:
-            raise TypeError(f"Expected tensors and sequences, found `{type_spec}`.")
+            raise errors.ValueMismatchError(
+                f"Expected a value of type `{type_spec}`, found {values.show(value)}."
+            )
+
+
+def _to_tensor(value: Any, type_spec: fl.TensorType) -> tf.Tensor:
+    spec = specs.to_spec(type_spec)
+    if any(tf.is_tensor(leaf) for leaf in tf.nest.flatten(value)):
+        tensor = tf.convert_to_tensor(value)
+    else:
+        tensor = tf.constant(plain.to_plain(value, type_spec), spec.dtype)
+    if tensor.dtype != spec.dtype or not spec.shape.is_compatible_with(tensor.shape):
+        found = specs.infer_type(tensor)
+        raise errors.ValueMismatchError(
+            f"Expected a tensor of type `{type_spec}`, found `{found}`: nothing is"
+            " cast, so convert it first."
+        )
+    return tensor
 
 
 def _unflatten(tensors: Any, type_spec: fl.Type) -> Any:
@@ -78,10 +104,11 @@ def _unflatten(tensors: Any, type_spec: fl.Type) -> Any:
                 for name, element in type_spec.items()
             )
         case fl.SequenceType():
-            spec = specs.element_spec(type_spec.element)
-            return tf.data.experimental.from_variant(next(tensors), spec)
+            return datasets.from_variant(next(tensors), type_spec.element)
         case _:
-            return next(tensors)
+            tensor = next(tensors)
+            tensor.set_shape(specs.to_spec(cast("fl.TensorType", type_spec)).shape)
+            return tensor
 
 
 def trace(

@@ -1,0 +1,119 @@
+"""Values of a `FederatingExecutor`, and work of theirs that needs no clients."""
+
+import asyncio
+from typing import Any, Protocol
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.errors as errors
+import ray_fed.plain as plain
+import ray_fed.values as values
+from ray_fed.executors.closure import Closure, to_function
+from ray_fed.executors.strategy import FederatingStrategy
+
+flf = fl.framework
+
+
+class FederatedValue(flf.ExecutorValue):
+    """A value embedded in a `FederatingExecutor`.
+
+    Its reference is, by type: a `Placed` at clients; a value of the unplaced executor
+    at the server and without placement; a Struct of such values; a building block or
+    closure for a function.
+    """
+
+    def __init__(self, reference: Any, type_signature: fl.Type) -> None:
+        self._reference = reference
+        self._type_signature = type_signature
+
+    @property
+    @override
+    def reference(self) -> Any:
+        return self._reference
+
+    @property
+    @override
+    def type_signature(self) -> fl.Type:
+        return self._type_signature
+
+    @override
+    async def compute(self) -> Any:
+        """Return a list for clients, what the unplaced executor computes otherwise.
+
+        Raises:
+            ValueMismatchError: the value is a function.
+        """
+        reference = self._reference
+        if isinstance(reference, values.Struct):
+            pairs = list(values.iter_elements(reference))
+            computed = await asyncio.gather(*(member.compute() for _, member in pairs))
+            names = [name for name, _ in pairs]
+            return values.Struct(zip(names, computed, strict=True))
+        if isinstance(self._type_signature, fl.FederatedType):
+            computed = await reference.compute()
+            if values.is_at_clients(self._type_signature):
+                return _at_clients(computed, self._type_signature)
+            return computed
+        if isinstance(reference, flf.ExecutorValue):
+            return await reference.compute()
+        raise errors.ValueMismatchError(
+            f"Expected a value to compute, found a function `{self._type_signature}`:"
+            " call it."
+        )
+
+
+def _at_clients(computed: list[Any], type_spec: fl.FederatedType) -> Any:
+    if not type_spec.all_equal:
+        return plain.to_structs(computed, type_spec)
+    if not computed:
+        raise errors.CardinalityError(
+            f"Expected at least one client to read `{type_spec}` from, found none."
+        )
+    return plain.to_structs(computed[0], type_spec.member)
+
+
+class Interpreter(Protocol):
+    """What a handler needs of the executor."""
+
+    strategy: FederatingStrategy
+    unplaced: flf.Executor
+
+
+async def unplaced_value(
+    interpreter: Interpreter, value: FederatedValue
+) -> flf.ExecutorValue:
+    """Return a value without clients as one embedded in the unplaced executor."""
+    match value.reference:
+        case flf.ExecutorValue():
+            return value.reference
+        case values.Struct():
+            elements = [
+                (name, await unplaced_value(interpreter, member))
+                for name, member in values.iter_elements(value.reference)
+            ]
+            return await interpreter.unplaced.create_struct(values.Struct(elements))
+        case _ if isinstance(value.type_signature, fl.FunctionType):
+            function = await to_function(value)
+            return await interpreter.unplaced.create_value(function)
+        case _:
+            raise errors.ValueMismatchError(
+                f"Expected a value without clients, found `{value.type_signature}`."
+            )
+
+
+async def call_at_server(
+    interpreter: Interpreter, function: FederatedValue, arg: FederatedValue | None
+) -> flf.ExecutorValue:
+    """Call a function without clients; a lambda where its names are resolved.
+
+    So what a lambda captures stays where it is, and the unplaced executor need not
+    know lambdas.
+    """
+    if isinstance(function.reference, Closure):
+        result = await function.reference(arg)
+        called = values.narrow(result, FederatedValue, "FederatingExecutor")
+        return await unplaced_value(interpreter, called)
+    embedded = await unplaced_value(interpreter, function)
+    argument = None if arg is None else await unplaced_value(interpreter, arg)
+    return await interpreter.unplaced.create_call(embedded, argument)

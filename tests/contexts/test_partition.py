@@ -1,0 +1,133 @@
+"""A round's argument is cut and put together by index."""
+
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_fed import errors, plan
+from ray_fed.contexts import partition
+from ray_fed.values import StoredClients
+
+INT = fl.TensorType(np.int32)
+AT_CLIENTS = fl.FederatedType(INT, fl.CLIENTS)
+ALL_EQUAL = fl.FederatedType(INT, fl.CLIENTS, True)
+AT_SERVER = fl.FederatedType(INT, fl.SERVER)
+NESTED = fl.to_type([("x", AT_CLIENTS), ("more", [AT_SERVER, AT_CLIENTS])])
+
+
+@pytest.mark.parametrize(
+    ("arg", "type_spec", "expected"),
+    [
+        pytest.param([1, 2, 3], AT_CLIENTS, 3, id="list"),
+        pytest.param((1, 2), AT_CLIENTS, 2, id="tuple"),
+        pytest.param([], AT_CLIENTS, 0, id="empty cohort"),
+        pytest.param(StoredClients("key", 4, 9), AT_CLIENTS, 5, id="stored clients"),
+        pytest.param(([1, 2], (7, [3, 4])), NESTED, 2, id="nested"),
+        pytest.param({"x": [1], "more": (7, [3])}, NESTED, 1, id="nested, by name"),
+        pytest.param(7, AT_SERVER, 11, id="server only: the default"),
+        pytest.param(7, ALL_EQUAL, 11, id="all equal: the default"),
+        pytest.param(7, INT, 11, id="unplaced: the default"),
+        pytest.param((), fl.StructType([]), 11, id="empty struct: the default"),
+        pytest.param(None, None, 11, id="no argument: the default"),
+    ],
+)
+def test_cohort_is_as_large_as_the_argument_says(
+    arg: Any, type_spec: fl.Type | None, expected: int
+) -> None:
+    assert partition.count_clients(arg, type_spec, 11) == expected
+
+
+def test_cohorts_of_different_lengths_are_refused_with_both() -> None:
+    with pytest.raises(errors.CardinalityError) as caught:
+        partition.count_clients(([1, 2], (7, [3])), NESTED, 0)
+
+    assert str(caught.value) == (
+        "Expected as many values in every argument placed at clients, found 2 for"
+        " `{int32}@CLIENTS`, 1 for `{int32}@CLIENTS`: pass one value a client."
+    )
+
+
+@pytest.mark.parametrize("arg", [3, {1, 2}, "12", np.zeros(2, np.int32)])
+def test_cohort_must_be_a_sequence(arg: Any) -> None:
+    with pytest.raises(errors.ValueMismatchError, match="for each client"):
+        partition.count_clients(arg, AT_CLIENTS, 0)
+
+
+@pytest.mark.parametrize(
+    ("arg", "type_spec", "expected"),
+    [
+        pytest.param([1, 2, 3, 4], AT_CLIENTS, [2, 3], id="clients"),
+        pytest.param((1, 2, 3, 4), AT_CLIENTS, (2, 3), id="tuple"),
+        pytest.param(7, AT_SERVER, 7, id="server"),
+        pytest.param(7, ALL_EQUAL, 7, id="all equal"),
+        pytest.param((), fl.StructType([]), (), id="empty struct"),
+        pytest.param(None, None, None, id="no argument"),
+        pytest.param(
+            ([1, 2, 3, 4], (7, [5, 6, 7, 8])),
+            NESTED,
+            ([2, 3], (7, [6, 7])),
+            id="nested",
+        ),
+        pytest.param(
+            (7, ()),
+            fl.to_type([AT_SERVER, fl.StructType([])]),
+            (7, ()),
+            id="empty unplaced struct beside a placed value",
+        ),
+    ],
+)
+def test_slice_takes_the_values_of_some_clients(
+    arg: Any, type_spec: fl.Type | None, expected: Any
+) -> None:
+    assert partition.slice_clients(arg, type_spec, range(1, 3)) == expected
+
+
+def test_slice_of_stored_clients_reads_nothing() -> None:
+    sliced = partition.slice_clients(
+        StoredClients("key", 10, 20), AT_CLIENTS, range(2, 5)
+    )
+
+    assert sliced == StoredClients("key", 12, 15)
+
+
+@pytest.mark.parametrize(
+    ("results", "type_spec", "expected"),
+    [
+        pytest.param([[1, 2], [3]], AT_CLIENTS, [1, 2, 3], id="clients, in order"),
+        pytest.param([[], [3]], AT_CLIENTS, [3], id="an empty leaf"),
+        pytest.param([[1]], AT_CLIENTS, [1], id="one leaf"),
+        pytest.param([7, 7], AT_SERVER, 7, id="server"),
+        pytest.param([7, 7], ALL_EQUAL, 7, id="all equal"),
+        pytest.param([(1, 2), (1, 2)], fl.to_type([INT, INT]), (1, 2), id="unplaced"),
+        pytest.param(
+            [([1, 2], (7, [5, 6])), ([3], (7, [7]))],
+            NESTED,
+            ([1, 2, 3], (7, [5, 6, 7])),
+            id="nested",
+        ),
+    ],
+)
+def test_results_of_leaves_are_joined_in_client_order(
+    results: list[Any], type_spec: fl.Type, expected: Any
+) -> None:
+    assert partition.join_results(results, type_spec) == expected
+
+
+@given(st.integers(1, 60), st.none() | st.integers(1, 9))
+def test_join_undoes_the_cut_into_leaves(
+    num_clients: int, clients_per_leaf: int | None
+) -> None:
+    cohort = list(range(num_clients))
+    arg = (cohort, (7, cohort[::-1]))
+    leaves = plan.cut_leaves(num_clients, clients_per_leaf)
+
+    slices = [partition.slice_clients(arg, NESTED, leaf) for leaf in leaves]
+
+    assert partition.join_results(slices, NESTED) == arg
+    assert [partition.count_clients(part, NESTED, 0) for part in slices] == [
+        len(leaf) for leaf in leaves
+    ]
