@@ -5,11 +5,18 @@ from typing import Any
 
 import federated_language as fl
 from federated_language.proto import computation_pb2
+from google.protobuf import message
 
 import ray_fed.errors as errors
 from ray_fed.values import MAX_SHOWN, Plain
 
 pb: Any = computation_pb2
+
+_TOO_DEEP = (
+    "Expected a computation that protobuf reads, nested fewer than about 45 lets or 30"
+    " structures deep, found one that it refuses: name intermediate results in one"
+    " federated_computation instead of nesting calls or structures."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,21 +43,25 @@ def parse_block(serialised: bytes) -> fl.framework.ComputationBuildingBlock:
     Raises:
         CompileError: the message nests deeper than protobuf reads.
     """
-    message = pb.Computation()
+    proto = pb.Computation()
     try:
-        message.ParseFromString(serialised)
-    except Exception as error:
-        raise errors.CompileError(
-            "Expected a computation nested fewer than about 45 levels deep, found one"
-            " that protobuf refuses to read: name intermediate results in one"
-            " federated_computation instead of nesting calls or structures."
-        ) from error
-    return fl.framework.ComputationBuildingBlock.from_proto(message)
+        proto.ParseFromString(serialised)
+    except message.DecodeError as error:
+        raise errors.CompileError(_TOO_DEEP) from error
+    return fl.framework.ComputationBuildingBlock.from_proto(proto)
 
 
 def serialise(block: fl.framework.ComputationBuildingBlock) -> bytes:
-    """Return a building block as a deterministic `pb.Computation`."""
-    return block.to_proto().SerializeToString(deterministic=True)
+    """Return a building block as a deterministic `pb.Computation`.
+
+    Raises:
+        CompileError: the block nests deeper than protobuf writes or reads.
+    """
+    try:
+        serialised = block.to_proto().SerializeToString(deterministic=True)
+    except message.DecodeError as error:
+        raise errors.CompileError(_TOO_DEEP) from error
+    return serialised
 
 
 def serialise_type(type_spec: fl.Type) -> bytes:

@@ -22,8 +22,28 @@ Count = Annotated[int, pydantic.Field(ge=1)]
 Seconds = Annotated[float, pydantic.Field(gt=0)]
 
 
+_COUNTED = ("workers", "subrounds")
+"""Fields whose short form is a count."""
+
+
+def _expand_count(value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"count": value}
+    return value
+
+
 class _Frozen(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except pydantic.ValidationError as error:
+            raise errors.ConfigError(_explain(error, type(self))) from error
+
+    # For pydantic: parts of a whole are not built through this `__init__`, so that the
+    # whole's error names the path to them.
+    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class Workers(_Frozen):
@@ -83,6 +103,7 @@ class Config(_Frozen):
         clients_per_leaf: clients that are accumulated one after another before merging;
             decides the bits of a sum. None: a sixteenth of the cohort, 1 to 32.
         default_num_clients: the cohort of a computation without client arguments.
+        seed: of all random numbers that computations draw.
         retry: budgets of failures.
         runtime_env: Ray's runtime environment of the job, when this process connects.
 
@@ -95,21 +116,14 @@ class Config(_Frozen):
     subrounds: Subrounds = Subrounds()
     clients_per_leaf: Count | None = None
     default_num_clients: Annotated[int, pydantic.Field(ge=0)] = 0
+    seed: int = 0
     retry: Retry = Retry()
     runtime_env: Mapping[str, Any] | None = None
 
-    def __init__(self, **data: Any) -> None:
-        try:
-            super().__init__(**data)
-        except pydantic.ValidationError as error:
-            raise errors.ConfigError(_explain(error)) from error
-
-    @pydantic.field_validator("workers", "subrounds", mode="before")
+    @pydantic.field_validator(*_COUNTED, mode="before")
     @classmethod
-    def _expand_count(cls, value: object) -> object:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return {"count": value}
-        return value
+    def _expand(cls, value: object) -> object:
+        return _expand_count(value)
 
     @classmethod
     def load(
@@ -124,10 +138,22 @@ class Config(_Frozen):
         Raises:
             ConfigError: the file holds no mapping, or a setting is not one.
         """
-        merged: dict[str, Any] = {}
+        merged: dict[Any, Any] = {}
         for source in (_read_file(path), _read_environment(os.environ), arguments):
-            merged = _merge(merged, source)
+            merged = _merge(merged, _expand_counts(source))
+        unnamed = [key for key in merged if not isinstance(key, str)]
+        if unnamed:
+            raise errors.ConfigError(
+                f"Expected settings with names, found the keys {unnamed}."
+            )
         return cls(**merged)
+
+
+def _expand_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _expand_count(value) if key in _COUNTED else value
+        for key, value in settings.items()
+    }
 
 
 def _read_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
@@ -155,11 +181,15 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable, text in sorted(environment.items()):
         if not variable.startswith(_PREFIX):
             continue
-        level = settings
-        *path, name = variable.removeprefix(_PREFIX).lower().split("__")
-        for key in path:
-            level = level.setdefault(key, {})
-        level[name] = yaml.safe_load(text)
+        try:
+            value: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise errors.ConfigError(
+                f"Expected YAML in the variable `{variable}`, found `{text}`."
+            ) from error
+        for name in reversed(variable.removeprefix(_PREFIX).lower().split("__")):
+            value = {name: value}
+        settings = _merge(settings, _expand_counts(value))
     return settings
 
 
@@ -174,11 +204,13 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _explain(error: pydantic.ValidationError) -> str:
-    return " ".join(_explain_one(cast("Any", detail)) for detail in error.errors())
+def _explain(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> str:
+    return " ".join(
+        _explain_one(cast("Any", detail), model) for detail in error.errors()
+    )
 
 
-def _explain_one(detail: dict[str, Any]) -> str:
+def _explain_one(detail: dict[str, Any], model: type[pydantic.BaseModel]) -> str:
     path = [str(part) for part in detail["loc"]]
     name = ".".join(path)
     if detail["type"] != "extra_forbidden":
@@ -186,14 +218,13 @@ def _explain_one(detail: dict[str, Any]) -> str:
             f"Expected `{name}` to be as documented, found `{detail['input']!r}`:"
             f" {detail['msg']}."
         )
-    legal = sorted(_fields_at(path[:-1]))
+    legal = sorted(_fields_at(path[:-1], model))
     near = difflib.get_close_matches(path[-1], legal, n=1, cutoff=0.5)
     hint = f": did you mean `{near[0]}`?" if near else "."
     return f"Expected one of the settings {legal}, found `{name}`{hint}"
 
 
-def _fields_at(path: list[str]) -> list[str]:
-    model: type[pydantic.BaseModel] = Config
+def _fields_at(path: list[str], model: type[pydantic.BaseModel]) -> list[str]:
     for part in path:
         annotation = model.model_fields[part].annotation
         if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):

@@ -221,7 +221,13 @@ def _string_array(value: object, type_spec: fl.TensorType, label: str) -> Any:
     return strings
 
 
-_NUMBER_KINDS: Mapping[str, str] = {"b": "b", "i": "iufcV", "u": "iufcV", "f": "fcV"}
+_NUMBER_KINDS: Mapping[str, str] = {
+    "b": "b",
+    "i": "iufcV",
+    "u": "iufcV",
+    "f": "fcV",
+    "c": "c",
+}
 """Kinds of dtype (V is bfloat16) that Python numbers of a kind may take."""
 
 
@@ -235,15 +241,12 @@ def _array_of_numbers(value: object, type_spec: fl.TensorType, label: str) -> An
         raise _symbolic_error(value, label) from error
     if found.size == 0:
         return found.astype(dtype)
-    if dtype.kind not in _NUMBER_KINDS.get(found.dtype.kind, "c"):
+    if dtype.kind not in _NUMBER_KINDS.get(found.dtype.kind, ""):
         raise _tensor_error(value, type_spec, label)
     with np.errstate(over="ignore"):
         array = found.astype(dtype)
     exact = found.dtype.kind == "f" or (array == found).all()
-    overflowed = (
-        np.isfinite(found).all() and not np.isfinite(array.astype(complex)).all()
-    )
-    if not exact or overflowed:
+    if not exact or not (np.isfinite(array) | ~np.isfinite(found)).all():
         raise _tensor_error(value, type_spec, label)
     return array
 

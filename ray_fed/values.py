@@ -62,6 +62,7 @@ class StoredClients(Sequence[Any]):
         start, stop, step = cast("slice[Any, Any, Any]", index).indices(len(self))
         if step != 1:
             raise ValueError(f"Expected a step of 1, found {step}.")
+        stop = max(start, stop)
         return StoredClients(self.reference, self.start + start, self.start + stop)
 
 

@@ -21,6 +21,9 @@ FailureClass = Literal["crash", "preemption", "memory"]
 MAX_FAILED_STARTS = 3
 """Starts that fail one after another before everyone who waits is refused."""
 
+START_PAUSE_S = 30.0
+"""Seconds after so many failures until starts are tried again, while others work."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Start:
@@ -93,6 +96,7 @@ class Pool:
         self._failures: collections.Counter[tuple[str, str]] = collections.Counter()
         self._last_failure: dict[str, tuple[FailureClass, str]] = {}
         self._failed_starts: list[str] = []
+        self._paused_until_s: float | None = None
 
     def ask(self, subround: str) -> int:
         """Ask for a worker for a subround; return the ticket to decide on."""
@@ -106,9 +110,11 @@ class Pool:
 
     def ready(self, worker: str) -> None:
         """Note that a worker answered."""
-        if worker in self._workers:
-            self._workers[worker].state = "idle"
+        found = self._workers.get(worker)
+        if found is not None and found.state == "starting":
+            found.state = "idle"
             self._failed_starts.clear()
+            self._paused_until_s = None
 
     def give_back(self, worker: str) -> None:
         """Note that a subround is done with its worker."""
@@ -147,17 +153,31 @@ class Pool:
             now_s: seconds of any clock that only goes forward.
         """
         actions: list[Action] = [*self._refuse_spent(), *self._expire(now_s)]
-        if len(self._failed_starts) < MAX_FAILED_STARTS:
+        if self._may_start(now_s):
             actions += self._replace(now_s)
         elif self.num_ready == 0:
             actions += self._refuse_all()
         return [*actions, *self._grant()]
+
+    def _may_start(self, now_s: float) -> bool:
+        """Return whether to start workers: not for a while after too many failures."""
+        if len(self._failed_starts) < MAX_FAILED_STARTS:
+            return True
+        if self._paused_until_s is None:
+            self._paused_until_s = now_s + START_PAUSE_S
+        if self.num_ready == 0 or now_s < self._paused_until_s:
+            return False
+        self._failed_starts.clear()
+        self._paused_until_s = None
+        return True
 
     def next_deadline_s(self) -> float | None:
         """Return when `decide` is to be called again if nothing happens before."""
         deadlines = [
             w.deadline_s for w in self._workers.values() if w.state == "starting"
         ]
+        if self._paused_until_s is not None:
+            deadlines.append(self._paused_until_s)
         return min(deadlines, default=None)
 
     @property
@@ -205,6 +225,7 @@ class Pool:
         tickets = list(self._tickets)
         self._tickets.clear()
         self._failed_starts.clear()
+        self._paused_until_s = None
         message = (
             f"Expected workers to start, found {count} failures. The last: {detail}"
         )

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import ray
 import ray.exceptions
@@ -12,6 +12,9 @@ import ray_fed.errors as errors
 from ray_fed.cluster import failures
 from ray_fed.cluster import pool as pools
 from ray_fed.config import Config
+
+_Lease: TypeAlias = tuple[str, Any, int, int, str]
+"""Name and handle of a worker, attempt (1 for the first), process, node."""
 
 
 class PoolHost:
@@ -37,8 +40,7 @@ class PoolHost:
         self._pool = pools.Pool(count, budgets, config.workers.start_timeout_s)
         self._handles: dict[str, Any] = {}
         self._facts: dict[str, tuple[int, str]] = {}
-        self._waiting: dict[int, asyncio.Future[tuple[str, int]]] = {}
-        self._asked: dict[str, int] = {}  # the ticket of each subround that waits
+        self._waiting: dict[int, tuple[str, asyncio.Future[_Lease]]] = {}
         self._leased: dict[str, str] = {}  # the worker of each subround that runs
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -47,30 +49,24 @@ class PoolHost:
         """Begin to start workers, without waiting for them."""
         self._act()
 
-    async def lease(self, subround: str) -> tuple[str, Any, int, int, str]:
+    async def lease(self, subround: str) -> _Lease:
         """Return a worker of the caller's own, once one is free.
 
         A subround that asks again, because its coordinator died, loses what it had.
-
-        Returns:
-            Name, handle, attempt (1 for the first), process, node.
 
         Raises:
             RetryBudgetError: the subround failed too often, or no worker starts.
         """
         self._release(subround)
         ticket = self._pool.ask(subround)
-        future = asyncio.get_running_loop().create_future()
-        self._waiting[ticket], self._asked[subround] = future, ticket
+        future: asyncio.Future[_Lease] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = (subround, future)
         self._act()
         try:
-            worker, attempt = await future
+            return await future
         finally:
             self._waiting.pop(ticket, None)
-            self._asked.pop(subround, None)
             self._pool.withdraw(ticket)
-        self._leased[subround] = worker
-        return (worker, self._handles[worker], attempt, *self._facts[worker])
 
     async def lost(
         self, subround: str, failure_class: pools.FailureClass, detail: str
@@ -87,9 +83,10 @@ class PoolHost:
 
     async def end(self, subround: str) -> None:
         """Take back what a subround has, whether it is done or is to be cancelled."""
-        ticket = self._asked.get(subround)
-        if ticket is not None:
-            self._refuse(pools.Refuse(ticket, "The subround was cancelled.", "fatal"))
+        for ticket, (waiting, _) in list(self._waiting.items()):
+            if waiting == subround:
+                cancelled = "The subround was cancelled."
+                self._refuse(pools.Refuse(ticket, cancelled, "fatal"))
         self._release(subround)
         self._pool.forget(subround)
         self._act()
@@ -128,14 +125,17 @@ class PoolHost:
         self._set_timer()
 
     def _grant(self, action: pools.Grant) -> None:
-        future = self._waiting.get(action.ticket)
-        if future is not None and not future.done():
-            future.set_result((action.worker, action.attempt))
-        else:
+        subround, future = self._waiting.get(action.ticket, ("", None))
+        if future is None or future.done():
             self._pool.give_back(action.worker)
+            return
+        # Noted here, so that whoever ends the subround finds what it was given.
+        self._leased[subround] = worker = action.worker
+        facts = self._facts[worker]
+        future.set_result((worker, self._handles[worker], action.attempt, *facts))
 
     def _refuse(self, action: pools.Refuse) -> None:
-        future = self._waiting.get(action.ticket)
+        _, future = self._waiting.get(action.ticket, ("", None))
         if future is not None and not future.done():
             future.set_exception(
                 errors.RetryBudgetError(action.message, action.failure_class)

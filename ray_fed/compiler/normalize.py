@@ -68,8 +68,9 @@ def normalize(block: Block) -> CallGraph:
     if type_spec.parameter is not None:
         parameter = flf.Reference("argument", type_spec.parameter)
     trace = _Trace(fresh)
-    result = trace.apply(trace.evaluate(block, {}), parameter)
-    return CallGraph(parameter, tuple(trace.calls), trace.reify(result))
+    result = trace.reify(trace.apply(trace.evaluate(block, {}), parameter))
+    result = trace.retype(result, type_spec.result)
+    return CallGraph(parameter, tuple(trace.calls), result)
 
 
 class _Trace:
@@ -105,10 +106,9 @@ class _Trace:
                 return block
 
     def _evaluate_locals(self, block: flf.Block, names: Mapping[str, Any]) -> Any:
-        inner = dict(names)
-        for name, local in block.locals:
-            inner[name] = self.evaluate(local, inner)
-        return self.evaluate(block.result, inner)
+        for name, local in block.locals:  # lambdas keep the names that they saw
+            names = {**names, name: self.evaluate(local, names)}
+        return self.evaluate(block.result, names)
 
     def _call(self, block: flf.Call, names: Mapping[str, Any]) -> Any:
         function = self.evaluate(block.function, names)
@@ -139,6 +139,41 @@ class _Trace:
                 return self._reify_closure(value)
             case _:
                 return value
+
+    def retype(self, value: Block, declared: fl.Type) -> Block:
+        """Return a value as one of a type that its own is assignable to.
+
+        Applying a lambda may have left it the narrower type of an argument: with other
+        names, or all equal where the lambda's parameter need not be.
+        """
+        found = value.type_signature
+        if found == declared:
+            return value
+        match declared:
+            case fl.StructType():
+                elements = [
+                    (name, self.retype(_select(value, index), element))
+                    for index, (name, element) in enumerate(declared.items())
+                ]
+                return flf.Struct(elements, declared.python_container)
+            case fl.FederatedType() if str(found) != str(declared):
+                return self._retype_members(value, declared)
+            case _:
+                return value
+
+    def _retype_members(self, value: Block, declared: fl.FederatedType) -> Block:
+        found = cast("fl.FederatedType", value.type_signature)
+        member = flf.Reference(next(self._fresh), found.member)
+        inner = _Trace(self._fresh)
+        result = inner.retype(member, declared.member)
+        fn = flf.Lambda(member.name, member.type_signature, result)
+        if declared.all_equal:
+            call = flf.create_federated_map_or_apply(fn, value)
+        else:
+            call = flf.create_federated_map(fn, value)
+        name = next(self._fresh)
+        self.calls.append((name, call))
+        return flf.Reference(name, call.type_signature)
 
     def _reify_closure(self, closure: _Closure) -> Block:
         inner = _Trace(self._fresh)

@@ -1,0 +1,459 @@
+"""Decisions of the pool, on a clock that the test turns."""
+
+import pytest
+
+from ray_fed.cluster.pool import (
+    MAX_FAILED_STARTS,
+    START_PAUSE_S,
+    Action,
+    FailureClass,
+    Grant,
+    Pool,
+    Refuse,
+    Start,
+    Stop,
+)
+
+START_TIMEOUT_S = 10.0
+BUDGETS: dict[FailureClass, int] = {"crash": 2, "preemption": 4, "memory": 0}
+
+
+def _pool(count: int) -> Pool:
+    return Pool(count, BUDGETS, START_TIMEOUT_S)
+
+
+def _started(count: int) -> Pool:
+    """A pool whose workers are all idle."""
+    pool = _pool(count)
+    for action in pool.decide(0.0):
+        assert isinstance(action, Start)
+        pool.ready(action.worker)
+    return pool
+
+
+def _lease(pool: Pool, subround: str, now_s: float = 0.0) -> Grant:
+    """Lease a worker, replacing lost ones first."""
+    pool.ask(subround)
+    for action in pool.decide(now_s):
+        match action:
+            case Start():
+                pool.ready(action.worker)
+            case Grant():
+                return action
+            case _:
+                raise AssertionError(action)
+    (grant,) = pool.decide(now_s)
+    assert isinstance(grant, Grant)
+    return grant
+
+
+def _refusals(actions: list[Action]) -> list[Refuse]:
+    return [action for action in actions if isinstance(action, Refuse)]
+
+
+def test_first_decision_starts_every_worker() -> None:
+    pool = _pool(2)
+
+    assert pool.decide(0.0) == [Start("worker 0"), Start("worker 1")]
+    assert pool.num_ready == 0
+
+
+def test_decision_is_taken_once() -> None:
+    pool = _pool(2)
+    pool.decide(0.0)
+
+    assert pool.decide(0.0) == []
+
+
+def test_no_ticket_is_granted_before_a_worker_is_ready() -> None:
+    pool = _pool(1)
+    pool.ask("a")
+
+    assert pool.decide(0.0) == [Start("worker 0")]
+    assert pool.decide(1.0) == []
+
+
+def test_worker_that_gets_ready_is_granted() -> None:
+    pool = _pool(1)
+    ticket = pool.ask("a")
+    pool.decide(0.0)
+
+    pool.ready("worker 0")
+
+    assert pool.decide(1.0) == [Grant(ticket, "worker 0", attempt=1)]
+
+
+def test_tickets_are_granted_in_the_order_they_were_asked() -> None:
+    pool = _started(2)
+    tickets = [pool.ask(subround) for subround in "cab"]
+
+    assert pool.decide(0.0) == [
+        Grant(tickets[0], "worker 0", attempt=1),
+        Grant(tickets[1], "worker 1", attempt=1),
+    ]
+
+
+def test_worker_given_back_goes_to_who_waits_longest() -> None:
+    pool = _started(1)
+    _, first, _ = (pool.ask(subround) for subround in "abc")
+    pool.decide(0.0)
+
+    pool.give_back("worker 0")
+
+    assert pool.decide(1.0) == [Grant(first, "worker 0", attempt=1)]
+
+
+def test_leased_worker_is_nobody_elses() -> None:
+    pool = _started(1)
+    _lease(pool, "a")
+    pool.ask("b")
+
+    assert pool.decide(1.0) == []
+
+
+def test_second_answer_of_a_leased_worker_does_not_free_it() -> None:
+    pool = _started(1)
+    _lease(pool, "a")
+    pool.ask("b")
+
+    pool.ready("worker 0")
+
+    assert pool.decide(1.0) == []
+
+
+def test_withdrawn_ticket_is_not_granted() -> None:
+    pool = _started(1)
+    withdrawn, kept = pool.ask("a"), pool.ask("b")
+
+    pool.withdraw(withdrawn)
+
+    assert pool.decide(0.0) == [Grant(kept, "worker 0", attempt=1)]
+
+
+def test_withdrawing_an_unknown_ticket_is_ignored() -> None:
+    pool = _started(1)
+
+    pool.withdraw(17)
+
+    assert pool.decide(0.0) == []
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        pytest.param("worker 9", id="unknown"),
+        pytest.param("worker 1", id="idle"),
+    ],
+)
+def test_giving_back_what_is_not_leased_is_ignored(worker: str) -> None:
+    pool = _started(2)
+    _lease(pool, "a")
+
+    pool.give_back(worker)
+
+    assert pool.num_ready == 2
+    assert pool.decide(0.0) == []
+
+
+def test_giving_back_a_worker_that_starts_does_not_make_it_ready() -> None:
+    pool = _pool(1)
+    pool.decide(0.0)
+    pool.ask("a")
+
+    pool.give_back("worker 0")
+
+    assert pool.decide(0.0) == []
+
+
+def test_giving_back_a_lost_worker_is_ignored() -> None:
+    pool = _started(1)
+    grant = _lease(pool, "a")
+    pool.lost(grant.worker, "crash", "it died")
+
+    pool.give_back(grant.worker)
+
+    assert pool.num_ready == 0
+
+
+@pytest.mark.parametrize("leased", [True, False], ids=["leased", "idle"])
+def test_lost_worker_is_replaced_under_a_new_name(leased: bool) -> None:
+    pool = _started(1)
+    if leased:
+        _lease(pool, "a")
+
+    pool.lost("worker 0", "crash", "it died")
+
+    assert pool.decide(1.0) == [Start("worker 1")]
+
+
+def test_lost_worker_costs_nobody_else_a_worker() -> None:
+    pool = _started(2)
+    lost, kept = _lease(pool, "a"), _lease(pool, "b")
+
+    pool.lost(lost.worker, "crash", "it died")
+    pool.give_back(kept.worker)
+
+    ticket = pool.ask("b")
+    assert pool.decide(1.0) == [
+        Start("worker 2"),
+        Grant(ticket, kept.worker, attempt=2),
+    ]
+
+
+def test_attempt_counts_the_leases_of_a_subround() -> None:
+    pool = _started(1)
+
+    attempts: list[int] = []
+    for _ in range(3):
+        grant = _lease(pool, "a")
+        attempts.append(grant.attempt)
+        pool.lost(grant.worker, "preemption", "it was taken")
+
+    assert attempts == [1, 2, 3]
+    assert _lease(pool, "b").attempt == 1
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "budget"),
+    [
+        pytest.param("crash", 2, id="crash"),
+        pytest.param("preemption", 4, id="preemption"),
+        pytest.param("memory", 0, id="memory"),
+    ],
+)
+def test_subround_is_refused_past_the_budget_of_the_class(
+    failure_class: FailureClass, budget: int
+) -> None:
+    pool = _started(1)
+    for _ in range(budget + 1):
+        grant = _lease(pool, "a")
+        pool.lost(grant.worker, failure_class, "`worker` on node 10.0.0.1: gone")
+
+    ticket = pool.ask("a")
+
+    assert _refusals(pool.decide(0.0)) == [
+        Refuse(
+            ticket,
+            f"Expected at most {budget} failures of {failure_class} in one subround"
+            f" (`retry.{failure_class}`), found {budget + 1}. The last: `worker` on"
+            " node 10.0.0.1: gone",
+            failure_class,
+        )
+    ]
+
+
+def test_budgets_of_classes_are_apart() -> None:
+    pool = _started(1)
+    losses: list[FailureClass] = ["crash", "preemption", "crash", "preemption"]
+    for failure_class in losses:
+        pool.lost(_lease(pool, "a").worker, failure_class, "it died")
+
+    assert _lease(pool, "a").attempt == 5
+
+
+def test_budgets_of_subrounds_are_apart() -> None:
+    pool = _started(1)
+    for subround in "aabb":
+        pool.lost(_lease(pool, subround).worker, "crash", "it died")
+
+    assert _lease(pool, "a").attempt == 3
+    assert pool.num_ready == 1
+
+
+def test_refused_subround_leaves_the_pool_to_others() -> None:
+    pool = _started(1)
+    pool.lost(_lease(pool, "a").worker, "memory", "it ate too much")
+    pool.ask("a")
+    pool.decide(0.0)
+
+    pool.ready("worker 1")
+
+    assert _lease(pool, "b").worker == "worker 1"
+
+
+def test_loss_reported_twice_counts_once() -> None:
+    pool = _started(1)
+    for _ in range(2):
+        worker = _lease(pool, "a").worker
+        for _ in range(2):  # its subround says so, and so does its own watcher
+            pool.lost(worker, "crash", "it died")
+
+    assert _lease(pool, "a").attempt == 3
+
+
+def test_loss_of_an_idle_worker_is_on_nobodys_budget() -> None:
+    pool = _started(1)
+    for _ in range(3):
+        worker = _lease(pool, "a").worker
+        pool.give_back(worker)
+        pool.lost(worker, "memory", "it died")
+
+    assert _lease(pool, "a").attempt == 4
+
+
+def test_loss_of_an_unknown_worker_is_ignored() -> None:
+    pool = _started(1)
+
+    pool.lost("worker 9", "crash", "it died")
+
+    assert pool.num_ready == 1
+    assert pool.decide(0.0) == []
+
+
+def test_forgotten_subround_starts_afresh() -> None:
+    pool = _started(1)
+    for _ in range(3):
+        pool.lost(_lease(pool, "a").worker, "crash", "it died")
+
+    pool.forget("a")
+
+    assert _lease(pool, "a").attempt == 1
+
+
+def test_forgetting_an_unknown_subround_is_ignored() -> None:
+    pool = _started(1)
+
+    pool.forget("never seen")
+
+    assert _lease(pool, "a").attempt == 1
+
+
+def test_next_deadline_is_that_of_the_oldest_start() -> None:
+    pool = _pool(2)
+    pool.decide(5.0)
+    pool.ready("worker 0")
+    pool.lost("worker 0", "crash", "it died")
+    pool.decide(8.0)
+
+    assert pool.next_deadline_s() == 5.0 + START_TIMEOUT_S
+
+
+def test_no_start_has_no_deadline() -> None:
+    assert _started(2).next_deadline_s() is None
+
+
+def test_worker_is_not_stopped_before_its_deadline() -> None:
+    pool = _pool(1)
+    pool.decide(0.0)
+
+    assert pool.decide(START_TIMEOUT_S - 0.1) == []
+
+
+def test_worker_that_does_not_start_in_time_is_stopped_and_replaced() -> None:
+    pool = _pool(1)
+    pool.decide(0.0)
+
+    assert pool.decide(START_TIMEOUT_S) == [Stop("worker 0"), Start("worker 1")]
+    assert pool.next_deadline_s() == 2 * START_TIMEOUT_S
+
+
+def test_answer_after_the_deadline_is_ignored() -> None:
+    pool = _pool(1)
+    pool.decide(0.0)
+    pool.decide(START_TIMEOUT_S)
+
+    pool.ready("worker 0")
+
+    assert pool.num_ready == 0
+
+
+def _fail_starts(pool: Pool, count: int, now_s: float = 0.0) -> None:
+    for _ in range(count):
+        starts = [a for a in pool.decide(now_s) if isinstance(a, Start)]
+        for start in starts:
+            pool.lost(start.worker, "crash", "no such device")
+
+
+def test_failed_start_is_tried_again() -> None:
+    pool = _pool(1)
+    pool.ask("a")
+    _fail_starts(pool, MAX_FAILED_STARTS - 1)
+
+    assert pool.decide(0.0) == [Start("worker 2")]
+
+
+def test_failed_starts_in_a_row_refuse_everyone_who_waits() -> None:
+    pool = _pool(1)
+    tickets = [pool.ask("a"), pool.ask("b")]
+
+    _fail_starts(pool, MAX_FAILED_STARTS)
+
+    message = "Expected workers to start, found 3 failures. The last: no such device"
+    assert pool.decide(0.0) == [Refuse(ticket, message, "fatal") for ticket in tickets]
+
+
+def test_starts_that_time_out_say_what_may_be_wrong() -> None:
+    pool = _pool(1)
+    pool.ask("a")
+
+    actions = [
+        action
+        for turn in range(MAX_FAILED_STARTS + 1)
+        for action in pool.decide(turn * START_TIMEOUT_S)
+    ]
+
+    (refusal,) = _refusals(actions)
+    assert "not ready within 10 s (`workers.start_timeout_s`)" in refusal.message
+    assert "is the cluster short of what `workers` asks for?" in refusal.message
+
+
+def test_workers_are_started_again_for_who_asks_after_a_refusal() -> None:
+    pool = _pool(1)
+    pool.ask("a")
+    _fail_starts(pool, MAX_FAILED_STARTS)
+    pool.decide(0.0)
+
+    grant = _lease(pool, "a")
+
+    assert grant.attempt == 1
+
+
+def test_worker_that_starts_clears_the_failures_before_it() -> None:
+    pool = _pool(1)
+    _fail_starts(pool, MAX_FAILED_STARTS - 1)
+    (start,) = pool.decide(0.0)
+    assert isinstance(start, Start)
+    pool.ready(start.worker)
+    pool.lost(start.worker, "crash", "it died")
+    pool.ask("a")
+
+    _fail_starts(pool, MAX_FAILED_STARTS - 1)
+
+    assert _refusals(pool.decide(0.0)) == []
+
+
+def test_ready_worker_serves_on_while_others_fail_to_start() -> None:
+    pool = _pool(2)
+    pool.decide(0.0)
+    pool.ready("worker 0")
+    pool.lost("worker 1", "crash", "no such device")
+    _fail_starts(pool, MAX_FAILED_STARTS)
+
+    assert _lease(pool, "a").worker == "worker 0"
+    assert _refusals(pool.decide(0.0)) == []
+
+
+def test_failed_starts_are_on_no_subrounds_budget() -> None:
+    pool = _pool(1)
+    pool.ask("a")
+    _fail_starts(pool, MAX_FAILED_STARTS)
+    pool.decide(0.0)
+
+    assert _lease(pool, "a").attempt == 1
+
+
+def test_starts_are_tried_again_after_a_pause_while_others_work() -> None:
+    pool = Pool(2, {"crash": 1, "preemption": 1, "memory": 1}, 60.0)
+    first, second = (a.worker for a in pool.decide(0.0) if isinstance(a, Start))
+    pool.ready(first)
+    failed = second
+    for _ in range(MAX_FAILED_STARTS):
+        pool.lost(failed, "crash", "no memory")
+        started = [a for a in pool.decide(1.0) if isinstance(a, Start)]
+        failed = started[0].worker if started else ""
+
+    paused = pool.decide(2.0)
+
+    assert paused == []
+    assert pool.next_deadline_s() == 1.0 + START_PAUSE_S
+    assert [type(a) for a in pool.decide(1.0 + START_PAUSE_S)] == [Start]

@@ -1,0 +1,146 @@
+"""The report of a round, gathered from its events."""
+
+import xml.etree.ElementTree as ET
+
+import pydantic
+import pytest
+
+from ray_fed.observability import events
+from ray_fed.observability.report import ReportBuilder, RoundReport, SubroundReport
+
+
+def _subround(
+    index: int, *, attempts: int = 1, worker: str = "w"
+) -> events.SubroundFinished:
+    return events.SubroundFinished(
+        round_index=4,
+        subround_index=index,
+        num_clients=5,
+        attempts=attempts,
+        seconds=0.25,
+        worker=worker,
+        worker_pid=100 + index,
+        coordinator_pid=200 + index,
+        node="10.0.0.1",
+    )
+
+
+def _report(*subrounds: events.SubroundFinished, seconds: float = 2.0) -> RoundReport:
+    builder = ReportBuilder()
+    builder.on_event(events.RoundStarted(4, 10, 3, 2))
+    for subround in subrounds:
+        builder.on_event(subround)
+    builder.on_event(events.RoundFinished(4, seconds))
+    assert builder.last is not None
+    return builder.last
+
+
+def test_report_says_what_the_events_said() -> None:
+    report = _report(_subround(0))
+
+    assert report == RoundReport(
+        round_index=4,
+        num_clients=10,
+        num_leaves=3,
+        subrounds=(
+            SubroundReport(
+                subround_index=0,
+                num_clients=5,
+                attempts=1,
+                seconds=0.25,
+                worker="w",
+                worker_pid=100,
+                coordinator_pid=200,
+                node="10.0.0.1",
+            ),
+        ),
+        seconds=2.0,
+    )
+
+
+def test_subrounds_are_in_order_whatever_finished_first() -> None:
+    report = _report(_subround(2), _subround(0), _subround(1))
+
+    assert [subround.subround_index for subround in report.subrounds] == [0, 1, 2]
+
+
+def test_retries_are_attempts_beyond_the_first() -> None:
+    report = _report(_subround(0, attempts=3), _subround(1), _subround(2, attempts=2))
+
+    assert report.retries == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [pytest.param(2.0, 5.0, id="timed"), pytest.param(0.0, 0.0, id="no time")],
+)
+def test_clients_per_second_are_those_of_the_cohort(
+    seconds: float, expected: float
+) -> None:
+    assert _report(_subround(0), seconds=seconds).clients_per_second == expected
+
+
+def test_report_is_one_line_of_text() -> None:
+    report = _report(_subround(0, attempts=2), _subround(1))
+
+    assert str(report) == (
+        "round 4: 10 clients in 2 subrounds, 2.000 s, 5 clients/s, 1 retries"
+    )
+
+
+def test_html_is_a_table_with_a_row_for_each_subround() -> None:
+    report = _report(_subround(0), _subround(1))
+
+    table = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+
+    rows = table.findall("tbody/tr")
+    assert table.findtext("caption") == str(report)
+    assert len(table.findall("thead/tr/th")) == 7
+    assert [cell.text for cell in rows[1]] == [
+        *("1", "5", "1", "0.250", "w", "101", "10.0.0.1")
+    ]
+
+
+def test_html_escapes_what_it_shows() -> None:
+    report = _report(_subround(0, worker="<script>alert('&')</script>"))
+
+    text = report._repr_html_()  # pyright: ignore[reportPrivateUsage]
+
+    assert "<script>" not in text
+    assert "&lt;script&gt;alert(&#x27;&amp;&#x27;)&lt;/script&gt;" in text
+
+
+def test_report_survives_json() -> None:
+    report = _report(_subround(0))
+
+    assert RoundReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_report_is_frozen() -> None:
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        _report().seconds = 3.0
+
+
+def test_no_round_has_no_report() -> None:
+    assert ReportBuilder().last is None
+
+
+def test_report_of_the_last_round_stays_until_the_next_is_done() -> None:
+    builder = ReportBuilder()
+    for index in range(2):
+        builder.on_event(events.RoundStarted(index, 1, 1, 1))
+        builder.on_event(_subround(0))
+        builder.on_event(events.RoundFinished(index, 1.0))
+    builder.on_event(events.RoundStarted(2, 1, 1, 1))
+
+    assert builder.last is not None
+    assert builder.last.round_index == 1
+    assert len(builder.last.subrounds) == 1
+
+
+def test_end_of_a_round_that_never_started_is_ignored() -> None:
+    builder = ReportBuilder()
+
+    builder.on_event(events.RoundFinished(0, 1.0))
+
+    assert builder.last is None

@@ -1,0 +1,113 @@
+"""Computations survive the way over the wire."""
+
+import pickle
+from collections.abc import Callable
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+from ray_fed import blocks, errors
+
+flf = fl.framework
+_IDENTITY = flf.create_identity(fl.TensorType(np.int32))
+
+
+def test_block_comes_back_from_its_bytes() -> None:
+    parsed = blocks.parse_block(blocks.serialise(_IDENTITY))
+
+    assert parsed.compact_representation() == "(id_arg -> id_arg)"
+    assert parsed.type_signature == _IDENTITY.type_signature
+
+
+def test_bytes_of_a_block_are_always_the_same() -> None:
+    again = flf.create_identity(fl.TensorType(np.int32))
+
+    assert blocks.serialise(_IDENTITY) == blocks.serialise(again)
+
+
+def test_type_comes_back_without_its_python_container() -> None:
+    type_spec = fl.StructWithPythonType([("a", np.int32)], dict)
+
+    parsed = blocks.parse_type(blocks.serialise_type(type_spec))
+
+    assert parsed == fl.StructType([("a", np.int32)])
+
+
+def _lets(depth: int) -> flf.ComputationBuildingBlock:
+    one = flf.Literal(1, fl.TensorType(np.int32))
+    block: flf.ComputationBuildingBlock = one
+    for index in range(depth):
+        block = flf.Block([(f"x{index}", one)], block)
+    return block
+
+
+def _structs(depth: int) -> flf.ComputationBuildingBlock:
+    block: flf.ComputationBuildingBlock = flf.Literal(1, fl.TensorType(np.int32))
+    for _ in range(depth):
+        block = flf.Struct([block])
+    return block
+
+
+@pytest.mark.parametrize(
+    "nested", [pytest.param(_lets, id="lets"), pytest.param(_structs, id="structs")]
+)
+def test_block_that_nests_too_deep_for_protobuf_is_a_compile_error(
+    nested: Callable[[int], flf.ComputationBuildingBlock],
+) -> None:
+    block = nested(100)
+
+    with pytest.raises(errors.CompileError, match="name intermediate results"):
+        blocks.serialise(block)
+
+
+def test_block_of_many_locals_is_not_too_deep() -> None:
+    one = flf.Literal(1, fl.TensorType(np.int32))
+    block = flf.Block([(f"x{index}", one) for index in range(1000)], one)
+
+    parsed = blocks.parse_block(blocks.serialise(block))
+
+    assert parsed.compact_representation() == block.compact_representation()
+
+
+_COMPUTATION = flf.ConcreteComputation.from_building_block(_IDENTITY)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(_COMPUTATION, id="concrete computation"),
+        pytest.param(_COMPUTATION.to_proto(), id="message"),
+        pytest.param(_IDENTITY, id="building block"),
+    ],
+)
+def test_computation_in_any_form_is_a_block(form: object) -> None:
+    block = blocks.to_block(form)
+
+    assert block is not None
+    assert block.compact_representation() == "(id_arg -> id_arg)"
+
+
+@pytest.mark.parametrize("value", [3, len, None, "(x -> x)"])
+def test_what_is_no_computation_is_no_block(value: object) -> None:
+    assert blocks.to_block(value) is None
+
+
+def test_function_pickles_with_what_it_captures() -> None:
+    captured = (("x", blocks.serialise_type(fl.TensorType(np.int32)), np.int32(3)),)
+    function = blocks.Function(blocks.serialise(_IDENTITY), captured)
+
+    again: blocks.Function = pickle.loads(pickle.dumps(function))
+
+    assert again == function
+    assert again.building_block().type_signature == _IDENTITY.type_signature
+
+
+def test_show_block_cuts_long_blocks() -> None:
+    literal = flf.Literal(1, fl.TensorType(np.int32))
+
+    shown = blocks.show_block(flf.Struct([literal] * 500))
+
+    assert shown.startswith("<1,1,")
+    assert shown.endswith("...")
+    assert len(shown) < 250

@@ -1,0 +1,161 @@
+"""cluster.yaml is what `ray up` takes, and opens nothing to the world."""
+
+import copy
+import importlib.util
+import json
+import pathlib
+import re
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+CLUSTER_YAML = pathlib.Path(__file__).parent.parent / "cluster.yaml"
+
+
+@pytest.fixture
+def cluster() -> dict[str, Any]:
+    """The file, as a copy to change."""
+    return copy.deepcopy(yaml.safe_load(CLUSTER_YAML.read_text(encoding="utf-8")))
+
+
+@pytest.fixture
+def schema() -> dict[str, Any]:
+    """The schema that `ray up` checks with, from the package; no Ray is started."""
+    spec = importlib.util.find_spec("ray")
+    assert spec is not None
+    assert spec.origin is not None
+    path = pathlib.Path(spec.origin).parent / "autoscaler" / "ray-schema.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _starts(cluster: dict[str, Any], kind: str) -> str:
+    """The command that starts Ray on a head or a worker."""
+    (start,) = (
+        command
+        for command in cluster[f"{kind}_start_ray_commands"]
+        if "ray start" in command
+    )
+    return start
+
+
+def _workers(cluster: dict[str, Any]) -> dict[str, Any]:
+    head = cluster["head_node_type"]
+    return {
+        name: node_type
+        for name, node_type in cluster["available_node_types"].items()
+        if name != head
+    }
+
+
+def test_file_follows_rays_schema(
+    cluster: dict[str, Any], schema: dict[str, Any]
+) -> None:
+    jsonschema.validate(cluster, schema)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param([], id="upper level"),
+        pytest.param(["docker"], id="docker"),
+        pytest.param(["auth"], id="auth"),
+        pytest.param(["available_node_types", "gpu"], id="node type"),
+    ],
+)
+def test_misspelt_key_is_refused(
+    cluster: dict[str, Any], schema: dict[str, Any], path: list[str]
+) -> None:
+    level = cluster
+    for key in path:
+        level = level[key]
+    level["max_wrokers"] = 2
+
+    with pytest.raises(jsonschema.ValidationError, match="max_wrokers"):
+        jsonschema.validate(cluster, schema)
+
+
+def test_nodes_are_of_aws(cluster: dict[str, Any]) -> None:
+    assert cluster["provider"]["type"] == "aws"
+    assert all(
+        node_type["node_config"]["InstanceType"]
+        for node_type in cluster["available_node_types"].values()
+    )
+
+
+def test_head_runs_no_client_work(cluster: dict[str, Any]) -> None:
+    head = cluster["available_node_types"][cluster["head_node_type"]]
+
+    assert head["resources"]["CPU"] == 0
+    assert not head["resources"].get("GPU")
+
+
+def test_there_is_a_group_with_gpus_and_one_without(cluster: dict[str, Any]) -> None:
+    gpus = {
+        name: node_type["resources"].get("GPU", 0)
+        for name, node_type in _workers(cluster).items()
+    }
+
+    assert gpus == {"cpu": 0, "gpu": 1}
+
+
+def test_gpu_group_costs_nothing_until_it_is_asked_for(cluster: dict[str, Any]) -> None:
+    assert cluster["available_node_types"]["gpu"]["min_workers"] == 0
+
+
+def test_groups_fit_into_the_cluster(cluster: dict[str, Any]) -> None:
+    workers = _workers(cluster).values()
+
+    assert all(0 <= w["min_workers"] <= w["max_workers"] for w in workers)
+    assert all(w["resources"]["CPU"] >= 1 for w in workers)
+    assert sum(w["max_workers"] for w in workers) == cluster["max_workers"]
+
+
+def test_no_security_group_opens_a_port(cluster: dict[str, Any]) -> None:
+    assert "security_group" not in cluster["provider"]
+    for node_type in cluster["available_node_types"].values():
+        assert not {"SecurityGroupIds", "SecurityGroups", "NetworkInterfaces"} & set(
+            node_type["node_config"]
+        )
+
+
+@pytest.mark.parametrize("kind", ["head", "worker"])
+def test_ray_starts_with_token_authentication(
+    cluster: dict[str, Any], kind: str
+) -> None:
+    assert _starts(cluster, kind).startswith("RAY_AUTH_MODE=token ray start ")
+
+
+def test_every_process_of_a_node_authenticates(cluster: dict[str, Any]) -> None:
+    assert "--env RAY_AUTH_MODE=token" in cluster["docker"]["run_options"]
+
+
+def test_token_is_a_file_that_every_node_gets(cluster: dict[str, Any]) -> None:
+    assert cluster["file_mounts"] == {"~/.ray/auth_token": "~/.ray/auth_token"}
+    assert "RAY_AUTH_TOKEN=" not in CLUSTER_YAML.read_text(encoding="utf-8")
+
+
+def test_dashboard_listens_on_loopback_alone(cluster: dict[str, Any]) -> None:
+    hosts = re.findall(r"--dashboard-host[= ](\S+)", _starts(cluster, "head"))
+
+    assert hosts == ["127.0.0.1"]
+    assert "0.0.0.0" not in CLUSTER_YAML.read_text(encoding="utf-8")
+
+
+def test_every_group_installs_ray_fed(cluster: dict[str, Any]) -> None:
+    for node_type in cluster["available_node_types"].values():
+        commands = node_type.get("worker_setup_commands", cluster["setup_commands"])
+        assert any('pip install "ray-fed[cluster]"' in command for command in commands)
+
+
+def test_images_of_all_groups_share_versions(cluster: dict[str, Any]) -> None:
+    images = [cluster["docker"]["image"]] + [
+        node_type["docker"]["worker_image"]
+        for node_type in cluster["available_node_types"].values()
+        if "docker" in node_type
+    ]
+
+    assert len({re.sub("-(cpu|gpu)$", "", image) for image in images}) == 1
+    (version,) = re.findall(r":(\d+)\.(\d+)\.\d+-py311", images[0])
+    assert tuple(map(int, version)) >= (2, 52)  # the first with tokens

@@ -1,0 +1,98 @@
+"""Random numbers hang on where work runs, and on nothing else."""
+
+import asyncio
+import contextvars
+import pickle
+from concurrent import futures
+
+import numpy as np
+import pytest
+
+from ray_fed import draws
+
+KEY = draws.DrawKey(seed=1, invocation=2, first_client=4, client=5, path=("v0",))
+
+
+def test_same_key_draws_the_same_after_a_trip_to_another_machine() -> None:
+    again: draws.DrawKey = pickle.loads(pickle.dumps(KEY))
+
+    np.testing.assert_array_equal(again.state(b"op"), KEY.state(b"op"))
+
+
+def test_state_has_the_words_of_a_philox_state() -> None:
+    state = KEY.state(b"op")
+
+    assert state.shape == (draws.STATE_SIZE,)
+    assert state.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        pytest.param(draws.DrawKey(0, 2, 4, 5, ("v0",)), b"op", id="seed"),
+        pytest.param(draws.DrawKey(1, 3, 4, 5, ("v0",)), b"op", id="invocation"),
+        pytest.param(draws.DrawKey(1, 2, 4, 6, ("v0",)), b"op", id="client"),
+        pytest.param(draws.DrawKey(1, 2, 4, None, ("v0",)), b"op", id="no client"),
+        pytest.param(draws.DrawKey(1, 2, 4, 5, ("v1",)), b"op", id="local"),
+        pytest.param(draws.DrawKey(1, 2, 4, 5, ()), b"op", id="no local"),
+        pytest.param(KEY, b"another op", id="op"),
+    ],
+)
+def test_other_work_draws_other_numbers(key: draws.DrawKey, content: bytes) -> None:
+    assert key.state(content).tolist() != KEY.state(b"op").tolist()
+
+
+def test_client_draws_the_same_in_whatever_leaf_it_is() -> None:
+    key = draws.DrawKey(seed=1, invocation=2)
+    states: list[list[int]] = []
+    for first_client, position in ((0, 7), (4, 3), (7, 0)):
+        with draws.using(key), draws.at_leaf(first_client), draws.at_client(position):
+            states.append(draws.state(b"op").tolist())
+
+    assert states[0] == states[1] == states[2]
+
+
+def test_key_ends_with_its_block() -> None:
+    with draws.using(KEY), draws.at_local("v1"):
+        inside = draws.current()
+
+    assert inside == draws.DrawKey(1, 2, 4, 5, ("v0", "v1"))
+    assert draws.current() is None
+
+
+def test_key_ends_with_its_block_after_an_error() -> None:
+    with pytest.raises(ValueError, match="inside"), draws.using(KEY):
+        raise ValueError("inside")
+
+    assert draws.current() is None
+
+
+def test_without_a_key_every_draw_is_another() -> None:
+    with draws.at_leaf(1), draws.at_client(0), draws.at_local("v0"):
+        states = [draws.state(b"op").tolist() for _ in range(2)]
+
+    assert states[0] != states[1]
+
+
+def test_tasks_of_a_loop_keep_their_keys_apart() -> None:
+    async def draw(client: int) -> list[int]:
+        with draws.at_client(client):
+            await asyncio.sleep(0)
+            return draws.state(b"op").tolist()
+
+    async def draw_all() -> list[list[int]]:
+        return await asyncio.gather(*(draw(client) for client in range(3)))
+
+    with draws.using(draws.DrawKey(1, 2)):
+        states = asyncio.run(draw_all())
+
+    assert states == [draws.DrawKey(1, 2, 0, n).state(b"op").tolist() for n in range(3)]
+
+
+def test_key_follows_a_context_to_another_thread() -> None:
+    with draws.using(KEY):
+        context = contextvars.copy_context()
+    with futures.ThreadPoolExecutor(1) as pool:
+        found = pool.submit(context.run, draws.current).result()
+
+    assert found == KEY

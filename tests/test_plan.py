@@ -1,0 +1,253 @@
+"""Leaves, runs and the merge tree: the bits of a result hang on these."""
+
+import itertools
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ray_fed import draws, plan
+
+NUM_LEAVES = st.integers(1, 200)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "clients_per_leaf", "expected"),
+    [
+        pytest.param(0, None, 1, id="no client"),
+        pytest.param(15, None, 1, id="fewer than sixteen"),
+        pytest.param(32, None, 2, id="a sixteenth"),
+        pytest.param(47, None, 2, id="rounded down"),
+        pytest.param(10_000, None, plan.MAX_CLIENTS_PER_LEAF, id="at most"),
+        pytest.param(10_000, 500, 500, id="as configured"),
+        pytest.param(3, 7, 7, id="more than the cohort"),
+    ],
+)
+def test_leaf_size_follows_the_cohort_unless_configured(
+    num_clients: int, clients_per_leaf: int | None, expected: int
+) -> None:
+    assert plan.leaf_size(num_clients, clients_per_leaf) == expected
+
+
+@given(st.integers(0, 1000), st.none() | st.integers(1, 40))
+def test_leaves_cover_the_cohort_in_order(
+    num_clients: int, clients_per_leaf: int | None
+) -> None:
+    leaves = plan.cut_leaves(num_clients, clients_per_leaf)
+
+    size = plan.leaf_size(num_clients, clients_per_leaf)
+    assert [client for leaf in leaves for client in leaf] == list(range(num_clients))
+    assert all(len(leaf) == size for leaf in leaves[:-1])
+
+
+def test_empty_cohort_is_one_leaf() -> None:
+    assert plan.cut_leaves(0, None) == [range(0)]
+
+
+@given(st.integers(0, 500), st.integers(1, 60))
+def test_runs_cover_all_items_and_none_is_empty(num_items: int, num_runs: int) -> None:
+    runs = plan.cut_runs(num_items, num_runs)
+
+    assert [item for run in runs for item in run] == list(range(num_items))
+    assert all(runs)
+    assert len(runs) == min(num_items, num_runs)
+
+
+@given(st.integers(0, 500), st.integers(1, 60))
+def test_run_takes_its_share_of_what_remains_rounded_up(
+    num_items: int, num_runs: int
+) -> None:
+    runs = plan.cut_runs(num_items, num_runs)
+
+    for index, run in enumerate(runs):
+        remaining = num_items - run.start
+        assert len(run) == -(-remaining // (num_runs - index))
+
+
+@pytest.mark.parametrize(
+    ("num_items", "num_runs", "lengths"),
+    [
+        pytest.param(10, 4, [3, 3, 2, 2], id="uneven"),
+        pytest.param(9, 3, [3, 3, 3], id="even"),
+        pytest.param(2, 5, [1, 1], id="fewer items than runs"),
+        pytest.param(0, 3, [], id="nothing"),
+        pytest.param(5, 1, [5], id="one run"),
+    ],
+)
+def test_runs_have_these_lengths(
+    num_items: int, num_runs: int, lengths: list[int]
+) -> None:
+    assert [len(run) for run in plan.cut_runs(num_items, num_runs)] == lengths
+
+
+@pytest.mark.parametrize(
+    ("first", "stop", "num_leaves", "nodes"),
+    [
+        pytest.param(0, 8, 8, [(0, 8)], id="the whole tree"),
+        pytest.param(0, 5, 5, [(0, 5)], id="the whole of a tree cut short"),
+        pytest.param(1, 8, 8, [(1, 2), (2, 4), (4, 8)], id="all but the first"),
+        pytest.param(0, 7, 8, [(0, 4), (4, 6), (6, 7)], id="all but the last"),
+        pytest.param(4, 7, 7, [(4, 7)], id="a last subtree cut short"),
+        pytest.param(5, 7, 7, [(5, 6), (6, 7)], id="two leaves of different parents"),
+        pytest.param(3, 3, 8, [], id="no leaf"),
+    ],
+)
+def test_subtrees_are_the_largest_whole_ones(
+    first: int, stop: int, num_leaves: int, nodes: list[plan.Node]
+) -> None:
+    assert plan.subtrees(first, stop, num_leaves) == nodes
+
+
+@st.composite
+def _cuts(draw: st.DrawFn) -> tuple[int, list[range]]:
+    """A number of leaves, cut anywhere into contiguous runs."""
+    num_leaves = draw(NUM_LEAVES)
+    inner = st.sets(st.integers(1, max(1, num_leaves - 1)), max_size=12)
+    bounds = sorted(draw(inner) | {0, num_leaves})
+    return num_leaves, [
+        range(start, stop) for start, stop in itertools.pairwise(bounds)
+    ]
+
+
+@given(_cuts())
+def test_subtrees_of_any_cut_cover_the_leaves_in_order(
+    cut: tuple[int, list[range]],
+) -> None:
+    num_leaves, runs = cut
+
+    nodes = [
+        node for run in runs for node in plan.subtrees(run.start, run.stop, num_leaves)
+    ]
+
+    leaves = [leaf for start, stop in nodes for leaf in range(start, stop)]
+    assert leaves == list(range(num_leaves))
+
+
+@given(_cuts())
+def test_subtree_starts_at_a_multiple_of_its_width(
+    cut: tuple[int, list[range]],
+) -> None:
+    num_leaves, runs = cut
+
+    for run in runs:
+        for start, stop in plan.subtrees(run.start, run.stop, num_leaves):
+            width = 1 << (stop - start - 1).bit_length()
+            assert start % width == 0
+            assert stop == start + width or stop == num_leaves
+
+
+def _fold(partials: list[Any], nodes: list[plan.Node]) -> Any:
+    """Merge as evaluators do; a merge is written down as a pair."""
+    partials = list(partials)
+    merged_away: set[int] = set()
+    for left, right in plan.merge_order(nodes):
+        assert not {left, right} & merged_away
+        partials[left] = (partials[left], partials[right])
+        merged_away.add(right)
+    assert merged_away == set(range(1, len(partials)))
+    return partials[0]
+
+
+def _leaves(start: int, stop: int) -> Any:
+    return _fold(
+        list(range(start, stop)), [(leaf, leaf + 1) for leaf in range(start, stop)]
+    )
+
+
+@given(_cuts())
+def test_any_cut_into_runs_gives_the_merge_tree_of_no_cut(
+    cut: tuple[int, list[range]],
+) -> None:
+    num_leaves, runs = cut
+    nodes = [
+        node for run in runs for node in plan.subtrees(run.start, run.stop, num_leaves)
+    ]
+    partials = [_leaves(start, stop) for start, stop in nodes]
+
+    merged = _fold(partials, nodes)
+
+    assert merged == _leaves(0, num_leaves)
+
+
+@given(NUM_LEAVES, st.integers(1, 40))
+def test_any_number_of_subrounds_gives_the_merge_tree_of_one(
+    num_leaves: int, num_subrounds: int
+) -> None:
+    nodes = [
+        node
+        for run in plan.cut_runs(num_leaves, num_subrounds)
+        for node in plan.subtrees(run.start, run.stop, num_leaves)
+    ]
+
+    merged = _fold([_leaves(start, stop) for start, stop in nodes], nodes)
+
+    assert merged == _leaves(0, num_leaves)
+
+
+@pytest.mark.parametrize(
+    ("num_leaves", "tree"),
+    [
+        pytest.param(1, 0, id="one"),
+        pytest.param(2, (0, 1), id="two"),
+        pytest.param(3, ((0, 1), 2), id="three"),
+        pytest.param(4, ((0, 1), (2, 3)), id="four"),
+        pytest.param(5, (((0, 1), (2, 3)), 4), id="five"),
+        pytest.param(7, (((0, 1), (2, 3)), ((4, 5), 6)), id="seven"),
+    ],
+)
+def test_merge_tree_is_binary_over_leaves(num_leaves: int, tree: Any) -> None:
+    assert _leaves(0, num_leaves) == tree
+
+
+@given(st.integers(1, 200))
+def test_merge_tree_is_as_deep_as_a_binary_tree(num_leaves: int) -> None:
+    def depth(tree: Any) -> int:
+        return 1 + max(depth(t) for t in tree) if isinstance(tree, tuple) else 0
+
+    assert depth(_leaves(0, num_leaves)) == (num_leaves - 1).bit_length()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(
+            plan.Subround(
+                computation=b"c",
+                merge=b"m",
+                clients_per_leaf=2,
+                first_leaf=1,
+                leaves=(range(2, 4),),
+                draw=draws.DrawKey(1, 2),
+                nodes=((1, 2),),
+            ),
+            id="subround",
+        ),
+        pytest.param(
+            plan.Finish(
+                merge=None,
+                nodes=(),
+                partial_type=b"t",
+                computation=b"c",
+                num_clients=3,
+                clients_per_leaf=1,
+                draw=draws.DrawKey(1, 2),
+            ),
+            id="finish",
+        ),
+        pytest.param(
+            plan.Outcome(
+                values=(1,),
+                attempts=2,
+                worker="w",
+                worker_pid=3,
+                coordinator_pid=4,
+                node="n",
+            ),
+            id="outcome",
+        ),
+    ],
+)
+def test_plan_pickles(message: object) -> None:
+    assert pickle.loads(pickle.dumps(message)) == message
