@@ -16,6 +16,8 @@ subtrees and returns one partial for each; the rest is merged once, by index.
 import dataclasses
 from collections.abc import Sequence
 
+from ray_fed.draws import DrawKey
+
 MAX_CLIENTS_PER_LEAF = 32
 """A leaf is the unit of work that is repeated after a failure: keep it short."""
 
@@ -116,6 +118,7 @@ class Subround:
         clients_per_leaf: of the whole cohort.
         first_leaf: index among all leaves of the first of this run.
         leaves: the clients of each leaf of this run, by index in the cohort.
+        draw: key of the random numbers of this call.
         nodes: the subtrees to return, by index among all leaves; empty without
             `merge`, where every leaf's result is returned as it is.
     """
@@ -125,6 +128,7 @@ class Subround:
     clients_per_leaf: int
     first_leaf: int
     leaves: tuple[range, ...]
+    draw: DrawKey
     nodes: tuple[Node, ...]
 
 
@@ -139,6 +143,7 @@ class Finish:
         computation: serialised; None returns the merged partial.
         num_clients: the cohort's size, for a computation that asks for it.
         clients_per_leaf: of the cohort.
+        draw: key of the random numbers of this call.
     """
 
     merge: bytes | None
@@ -147,6 +152,7 @@ class Finish:
     computation: bytes | None
     num_clients: int
     clients_per_leaf: int
+    draw: DrawKey
 
 
 @dataclasses.dataclass(frozen=True)

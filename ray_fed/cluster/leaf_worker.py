@@ -11,9 +11,11 @@ from typing import Any
 import ray
 
 import ray_fed.blocks as blocks
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.values as values
+from ray_fed.draws import DrawKey
 from ray_fed.executors import clients, stack
 
 _FREED_SCOPES = 256
@@ -95,11 +97,19 @@ class LeafWorker:
         created = self._run(self._executor.create_value(value, type_spec))
         self._values(scope)[key] = created
 
-    def invoke(self, scope: str, key: int, function: int, arg: int | None) -> None:
+    def invoke(
+        self,
+        scope: str,
+        key: int,
+        function: int,
+        arg: int | None,
+        draw: DrawKey | None,
+    ) -> None:
         """Call a function of the scope; keep the result under a key."""
         held = self._values(scope)
         argument = None if arg is None else held[arg]
-        held[key] = self._run(self._executor.create_call(held[function], argument))
+        with draws.using(draw):
+            held[key] = self._run(self._executor.create_call(held[function], argument))
 
     def combine(self, scope: str, key: int, elements: list[Any]) -> None:
         """Make a struct of values of the scope."""
@@ -141,17 +151,23 @@ class LeafWorker:
         held[key] = [held[source]] * count
 
     def map(
-        self, scope: str, key: int, function: int | None, arg: Any, chunk: range
+        self,
+        scope: str,
+        key: int,
+        function: int | None,
+        arg: Any,
+        chunk: range,
+        draw: DrawKey | None,
     ) -> None:
         """Call a function on each client of a chunk, or zip what it would take."""
         held = self._values(scope)
         embedded = None if function is None else held[function]
         argument = None if arg is None else _chunk_arg(held, arg)
-        held[key] = self._run(
-            clients.map_embedded(
-                self._executor, embedded, argument, chunk, lambda: self._check(scope)
-            )
+        work = clients.map_embedded(
+            self._executor, embedded, argument, chunk, lambda: self._check(scope)
         )
+        with draws.using(draw):
+            held[key] = self._run(work)
 
     def _check(self, scope: str) -> None:
         self._values(scope)
@@ -160,23 +176,23 @@ class LeafWorker:
         self,
         scope: str,
         keys: list[int],
-        arg: int,
-        zero: int,
-        accumulate: int,
+        sources: tuple[int, int, int],
         leaves: list[range],
+        draw: DrawKey | None,
     ) -> None:
-        """Accumulate each leaf of a chunk; keep the partials under keys."""
+        """Accumulate each leaf of a chunk; keep the partials under keys.
+
+        `sources` are the keys of the chunk, of zero and of the accumulate function.
+        """
         held = self._values(scope)
+        members, zero, accumulate = (held[source] for source in sources)
         for key, leaf in zip(keys, leaves, strict=True):
             self._check(scope)
-            held[key] = self._run(
-                clients.accumulate_members(
-                    self._executor,
-                    held[zero],
-                    held[arg][leaf.start : leaf.stop],
-                    held[accumulate],
-                )
+            work = clients.accumulate_members(
+                self._executor, zero, members[leaf.start : leaf.stop], accumulate
             )
+            with draws.using(draw):
+                held[key] = self._run(work)
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""

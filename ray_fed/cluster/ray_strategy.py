@@ -13,6 +13,7 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.blocks as blocks
+import ray_fed.draws as draws
 import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
@@ -138,7 +139,8 @@ class RayFederatingStrategy(FederatingStrategy):
             if function is not None:
                 function_key = (await worker.create_value(function)).key
             key = worker.connection.new_key()
-            await worker.connection.call("map", key, function_key, argument, chunk)
+            keys = (key, function_key, argument)
+            await worker.connection.call("map", *keys, chunk, draws.current())
             return RemoteValue(worker.connection, key, member)
 
         chunks = await self._on_each_chunk(map_chunk)
@@ -173,8 +175,9 @@ class RayFederatingStrategy(FederatingStrategy):
                 for leaf in self._leaves[index]
             ]
             keys = [worker.connection.new_key() for _ in leaves]
-            arguments = (chunks[index].key, start.key, function.key, leaves)
-            await worker.connection.call("reduce", keys, *arguments)
+            sources = (chunks[index].key, start.key, function.key)
+            arguments = (keys, sources, leaves, draws.current())
+            await worker.connection.call("reduce", *arguments)
             result = values.function_type(function.type_signature).result
             return [RemoteValue(worker.connection, key, result) for key in keys]
 

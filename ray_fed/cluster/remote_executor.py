@@ -15,6 +15,7 @@ import ray.exceptions
 from typing_extensions import override
 
 import ray_fed.blocks as blocks
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.values as values
@@ -172,7 +173,8 @@ class RemoteExecutor(flf.Executor):
         values.check_argument(type_spec, argument)
         key = self.connection.new_key()
         argument_key = None if argument is None else argument.key
-        await self.connection.call("invoke", key, function.key, argument_key)
+        keys = (key, function.key, argument_key)
+        await self.connection.call("invoke", *keys, draws.current())
         return RemoteValue(self.connection, key, type_spec.result)
 
     @override

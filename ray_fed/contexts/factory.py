@@ -62,6 +62,7 @@ class ExecutionContext(flf.SyncContext):
                 cut_leaves=lambda n: plan.cut_leaves(n, config.clients_per_leaf),
                 num_subrounds=config.subrounds.count or num_workers,
                 default_num_clients=config.default_num_clients,
+                seed=config.seed,
                 store=store,
                 sinks=(self._sinks,),
             ),

@@ -16,6 +16,7 @@ class RoundPolicy:
         cut_leaves: from the size of the cohort to its leaves; never empty.
         num_subrounds: at most so many runs of leaves.
         default_num_clients: the cohort of a call without client arguments.
+        seed: of the random numbers of all calls.
         store: makes a value that many subrounds share cheap to pass along.
         sinks: receive events.
     """
@@ -23,6 +24,7 @@ class RoundPolicy:
     cut_leaves: Callable[[int], Sequence[range]]
     num_subrounds: int
     default_num_clients: int = 0
+    seed: int = 0
     store: Callable[[Any], Any] = lambda value: value
     sinks: tuple[events.EventSink, ...] = ()
 

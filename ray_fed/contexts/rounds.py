@@ -23,6 +23,7 @@ import ray_fed.values as values
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.contexts import partition
 from ray_fed.contexts.policy import CohortCut, RoundPolicy
+from ray_fed.draws import DrawKey
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.observability import events
 
@@ -77,7 +78,13 @@ class Rounds:
         async with self._round(num_clients, whole) as round_index:
             shared = self._share(arg, parameter)
             subround = plan.Subround(
-                blocks.serialise(_block(comp)), None, cut.size, 0, whole.leaves, ()
+                blocks.serialise(_block(comp)),
+                None,
+                cut.size,
+                0,
+                whole.leaves,
+                self._draw(round_index),
+                (),
             )
             outcome = await self._dispatch(subround, [shared], 0, round_index)
             return outcome.values[0]
@@ -93,6 +100,9 @@ class Rounds:
         )
         yield round_index
         self._emit(events.RoundFinished(round_index, time.monotonic() - started))
+
+    def _draw(self, round_index: int) -> DrawKey:
+        return DrawKey(self._policy.seed, round_index)
 
     def _emit(self, event: events.Event) -> None:
         for sink in self._policy.sinks:
@@ -159,6 +169,7 @@ class Rounds:
                 cut.size,
                 leaves.start,
                 tuple(cut.leaves[leaf] for leaf in leaves),
+                self._draw(round_index),
                 tuple(plan.subtrees(leaves.start, leaves.stop, len(cut.leaves))),
             )
             outcome = await self._dispatch(subround, slices[index], index, round_index)
@@ -191,6 +202,7 @@ class Rounds:
             else blocks.serialise(_block(form.after_merge)),
             num_clients=cut.leaves[-1].stop,
             clients_per_leaf=cut.size,
+            draw=self._draw(round_index),
         )
         index = len(cut.runs) if partials else 0
         outcome = await self._dispatch(finish, (partials, arg), index, round_index)
@@ -218,6 +230,7 @@ class Rounds:
                 cut.size,
                 leaves.start,
                 tuple(cut.leaves[leaf] for leaf in leaves),
+                self._draw(round_index),
                 (),
             )
             args = [

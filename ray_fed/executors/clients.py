@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import federated_language as fl
 
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.values as values
 from ray_fed.blocks import Function
@@ -75,7 +76,8 @@ async def map_embedded(
         try:
             member = None if arg is None else await _member(executor, arg, position)
             if function is not None:
-                member = await executor.create_call(function, member)
+                with draws.at_client(client_index):
+                    member = await executor.create_call(function, member)
         except errors.RayFedError:
             raise
         except Exception as error:
@@ -103,12 +105,30 @@ async def accumulate_members(
     zero: ExecutorValue,
     members: Sequence[ExecutorValue],
     accumulate: ExecutorValue,
+    clients: range | None = None,
 ) -> ExecutorValue:
-    """Fold the members into zero, in order: the accumulation of one leaf."""
+    """Fold the members into zero, in order: the accumulation of one leaf.
+
+    Args:
+        executor: embeds the rest.
+        zero: U.
+        members: T of each client of the leaf.
+        accumulate: <U, T> -> U.
+        clients: the leaf's place in the cohort, for errors.
+
+    Raises:
+        ComputationError: `accumulate` raised, with the client's index.
+    """
     accumulator = zero
-    for member in members:
+    for position, member in enumerate(members):
         pair = await executor.create_struct([accumulator, member])
-        accumulator = await executor.create_call(accumulate, pair)
+        try:
+            accumulator = await executor.create_call(accumulate, pair)
+        except errors.RayFedError:
+            raise
+        except Exception as error:
+            index = None if clients is None else clients[position]
+            raise describe_failure(error, index) from error
     return accumulator
 
 

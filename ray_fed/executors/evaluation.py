@@ -10,6 +10,7 @@ from typing import Any, cast
 import federated_language as fl
 
 import ray_fed.blocks as blocks
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.plan as plan
@@ -63,10 +64,11 @@ async def evaluate_plan(
         stack_for: builds the stack over so many clients.
         unplaced: the unplaced executor of those stacks.
     """
-    if isinstance(comp, plan.Subround):
-        return await evaluate_subround(comp, arg, stack_for, unplaced)
-    partials, argument = arg
-    return [await evaluate_finish(comp, partials, argument, stack_for, unplaced)]
+    with draws.using(comp.draw):
+        if isinstance(comp, plan.Subround):
+            return await evaluate_subround(comp, arg, stack_for, unplaced)
+        partials, argument = arg
+        return [await evaluate_finish(comp, partials, argument, stack_for, unplaced)]
 
 
 async def evaluate_subround(
@@ -94,7 +96,8 @@ async def evaluate_subround(
 
     async def evaluate_leaf(leaf: range, arg: Any) -> ResolvedValue:
         try:
-            return await _call(stack_for(len(leaf)), function, [arg])
+            with draws.at_leaf(leaf.start):
+                return await _call(stack_for(len(leaf)), function, [arg])
         except errors.ComputationError as error:
             index = error.location.client_index
             if index is None:

@@ -26,6 +26,8 @@ from ray_fed.executors.strategy import FederatingStrategy
 
 flf = fl.framework
 _NAME = "FederatingExecutor"
+_UNPLACED_INTRINSICS = ("generic_", "sequence_", "ray_fed_")
+"""Starts of the uris that the unplaced executor is asked to know."""
 
 
 class FederatingExecutor(flf.Executor):
@@ -94,6 +96,7 @@ class FederatingExecutor(flf.Executor):
         declared = type_spec or block.type_signature
         match block:
             case flf.Intrinsic():
+                _check_known(block.uri)
                 return FederatedValue(block, declared)
             case flf.Lambda() | flf.CompiledComputation():
                 return FederatedValue(block, declared)
@@ -230,6 +233,14 @@ class FederatingExecutor(flf.Executor):
 
 def _is_federated(uri: str) -> bool:
     return uri.startswith("federated_")
+
+
+def _check_known(uri: str) -> None:
+    if uri not in interpretation.HANDLERS and not uri.startswith(_UNPLACED_INTRINSICS):
+        raise errors.UnsupportedError(
+            f"Expected one of {sorted(interpretation.HANDLERS)}, or an intrinsic of"
+            f" sequences or arithmetic, found the intrinsic `{uri}`."
+        )
 
 
 def _embed_intrinsic(

@@ -1,7 +1,7 @@
 """Clients on executors of this process, usually one a thread."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import federated_language as fl
@@ -13,6 +13,7 @@ import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.blocks import Function
 from ray_fed.executors import clients
+from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.values import Plain, Struct
 
@@ -25,7 +26,7 @@ class LocalPlaced:
     def __init__(
         self,
         member: fl.Type,
-        embed: Callable[[], Awaitable[list[list[ExecutorValue]]]],
+        embed: Callable[[], Coroutine[Any, Any, list[list[ExecutorValue]]]],
     ) -> None:
         self._member = member
         self._embed = embed
@@ -78,18 +79,16 @@ class LocalStrategy(FederatingStrategy):
     async def place(self, value: Any, type_spec: fl.FederatedType) -> Placed:
         member = type_spec.member
         if type_spec.all_equal:
+            if not isinstance(value, ExecutorValue):
+                value = plain.to_plain(value, member, "a value equal at all clients")
             return LocalPlaced(member, lambda: self._embed_all_equal(value, member))
         values.check_cardinality(value, type_spec, self.num_clients)
         members = plain.to_plain(value, type_spec, "a value placed at clients")
 
         async def embed() -> list[list[ExecutorValue]]:
-            return await asyncio.gather(
-                *(
-                    clients.embed_members(
-                        target, members[group.start : group.stop], member
-                    )
-                    for target, group in zip(self._targets, self._groups, strict=True)
-                )
+            return await gather_by_index(
+                clients.embed_members(target, members[group.start : group.stop], member)
+                for target, group in zip(self._targets, self._groups, strict=True)
             )
 
         return LocalPlaced(member, embed)
@@ -98,10 +97,9 @@ class LocalStrategy(FederatingStrategy):
         self, value: Any, member: fl.Type
     ) -> list[list[ExecutorValue]]:
         if isinstance(value, ExecutorValue):
-            value = await value.compute()
-        checked = plain.to_plain(value, member, "a value equal at all clients")
-        embedded = await asyncio.gather(
-            *(target.create_value(checked, member) for target in self._targets)
+            value = plain.to_plain(await value.compute(), member)
+        embedded = await gather_by_index(
+            target.create_value(value, member) for target in self._targets
         )
         return [
             [value] * len(group)
@@ -115,12 +113,10 @@ class LocalStrategy(FederatingStrategy):
         chunks: list[Any] = [None] * len(self._targets)
         if arg is not None:
             chunks = [await _chunk(arg, g) for g in range(len(self._targets))]
-        results = await asyncio.gather(
-            *(
-                clients.map_members(target, function, chunk, group)
-                for target, chunk, group in zip(
-                    self._targets, chunks, self._groups, strict=True
-                )
+        results = await gather_by_index(
+            clients.map_members(target, function, chunk, group)
+            for target, chunk, group in zip(
+                self._targets, chunks, self._groups, strict=True
             )
         )
 
@@ -151,15 +147,15 @@ class LocalStrategy(FederatingStrategy):
                 members = await self._leaf_members(leaf, index, groups, placed.member)
                 start = await target.create_value(zero_plain, zero_type)
                 partial = await clients.accumulate_members(
-                    target, start, members, function
+                    target, start, members, function, leaf
                 )
                 partials.append(
                     plain.to_plain(await partial.compute(), partial.type_signature)
                 )
             return partials
 
-        reduced = await asyncio.gather(
-            *(reduce_group(index) for index in range(len(self._groups)))
+        reduced = await gather_by_index(
+            reduce_group(index) for index in range(len(self._groups))
         )
         partials = [partial for group in reduced for partial in group] or [zero_plain]
         return await merge_plain(self._unplaced, partials, merge)

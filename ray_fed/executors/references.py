@@ -8,12 +8,14 @@ chain of locals does not nest.
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.blocks as blocks
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.values as values
 from ray_fed.executors.closure import Closure, split_captures
@@ -168,8 +170,17 @@ class ReferenceResolvingExecutor(flf.Executor):
     async def _evaluate_block(self, block: flf.Block, scope: Scope) -> ResolvedValue:
         for name, local in block.locals:
             outer, scope = scope, Scope(scope)
-            scope.bind(name, lambda b=local, s=outer: self._evaluate(b, s))
+            scope.bind(name, self._local(name, local, outer))
         return await self._evaluate(block.result, scope)
+
+    def _local(
+        self, name: str, block: flf.ComputationBuildingBlock, scope: Scope
+    ) -> Callable[[], Coroutine[Any, Any, ResolvedValue]]:
+        async def evaluate() -> ResolvedValue:
+            with draws.at_local(name):
+                return await self._evaluate(block, scope)
+
+        return evaluate
 
     async def _embed(self, value: ResolvedValue) -> flf.ExecutorValue:
         """Return the value embedded in the target."""

@@ -19,7 +19,7 @@ def _wrap(
     return tracing.trace(fn, parameter_type, unpack=unpack)
 
 
-computation = fl.framework.ComputationWrapper(
+computation: Callable[..., Any] = fl.framework.ComputationWrapper(
     _wrap, to_type_fn=specs.to_type, infer_type_fn=specs.infer_type
 )
 """Make a Python function or `tf.function` over tensors a computation.

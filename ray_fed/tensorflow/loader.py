@@ -18,6 +18,9 @@ import tensorflow as tf
 _ANONYMOUS_NAME = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 """What TensorFlow's kernels take as "a handle of its own for each execution"."""
 
+KEPT_PREFIX = b"ray_fed_state_"
+"""Starts the shared names of variables that a caller sets between calls."""
+
 _ANONYMOUS_TABLES = {
     "HashTable": "AnonymousHashTable",
     "HashTableV2": "AnonymousHashTable",
@@ -87,6 +90,8 @@ def _rename_in_attributes(attributes: Any, renamed: dict[str, str]) -> None:
 
 def _make_anonymous(node: Any) -> None:
     if node.op == "VarHandleOp":
+        if node.attr["shared_name"].s.startswith(KEPT_PREFIX):
+            return
         node.attr["shared_name"].s = _ANONYMOUS_NAME
     elif node.op in _ANONYMOUS_TABLES:
         node.op = _ANONYMOUS_TABLES[node.op]

@@ -8,7 +8,11 @@
 Normalising a normal form again changes nothing.
 """
 
+import contextlib
 import dataclasses
+import hashlib
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -21,6 +25,7 @@ import ray_fed.rows as rows
 import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.graph as graph
 import ray_fed.tensorflow.loader as loader
+import ray_fed.tensorflow.randomness as randomness
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
 
@@ -181,6 +186,8 @@ def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Execu
     function_type = cast("fl.FunctionType", type_spec)
     parameter = function_type.parameter
     graph_def = graph.graph_of(message)
+    content = hashlib.sha256(message.graph_def.value).digest()
+    states = randomness.key_random_ops(graph_def)
     loader.isolate(graph_def, message.initialize_op or None)
     feeds = graph.bound_names(message.parameter) if parameter is not None else []
     tokens = [message.session_token_tensor_name] * bool(
@@ -190,9 +197,12 @@ def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Execu
     device = _device_for(function_type.result, device)
     with tf.device(device):
         function = loader.import_function(graph_def, feeds + tokens, fetches)
+        states.create()
+    one_at_a_time = threading.Lock() if states.names else contextlib.nullcontext()
 
     def run(arg: Normal = None) -> Normal:
-        with tf.device(device):
+        with one_at_a_time, tf.device(device):
+            states.set(content)
             tensors = [tf.constant("") for _ in tokens]
             if parameter is not None:
                 taken = list(flatten(arg, parameter))
@@ -200,4 +210,6 @@ def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Execu
             results = graph.from_bound(function(tensors), message.result)
         return unflatten(iter(results), function_type.result)
 
-    return Executable(run)
+    executable = Executable(run)
+    weakref.finalize(executable, states.close)
+    return executable

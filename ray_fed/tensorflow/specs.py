@@ -26,9 +26,12 @@ def to_tf_dtype(type_spec: fl.TensorType) -> tf.DType:
 def to_tensor_type(dtype: tf.DType, shape: tf.TensorShape) -> fl.TensorType:
     """Return the tensor type of TensorFlow's dtype and shape."""
     numpy_dtype = np.str_ if dtype == tf.string else dtype.as_numpy_dtype
+    return fl.TensorType(numpy_dtype, _dims(shape))
+
+
+def _dims(shape: tf.TensorShape) -> Any:
     rank = cast("int | None", shape.rank)
-    sizes: Any = None if rank is None else tuple(shape)
-    return fl.TensorType(numpy_dtype, sizes)
+    return None if rank is None else tuple(shape)
 
 
 def to_spec(type_spec: fl.TensorType) -> tf.TensorSpec:
@@ -138,13 +141,15 @@ def _without_tensorflow(obj: Any) -> Any:
             return fl.SequenceType(_without_tensorflow(obj.element_spec))
         case tf.RaggedTensorSpec() | tf.SparseTensorSpec():
             raise _dense_error(obj)
+        case tf.TensorShape():
+            return _dims(obj)
         case _:
             return _container_without_tensorflow(obj)
 
 
 def _container_without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind)
     match obj:
-        case fl.Type() | Struct() | tf.TensorShape():
+        case fl.Type() | Struct():
             return obj
         case tuple() if hasattr(obj, "_fields"):
             return cast("Any", type(obj))(

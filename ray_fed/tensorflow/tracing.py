@@ -18,6 +18,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.tensorflow.datasets as datasets
+import ray_fed.tensorflow.equality as equality
 import ray_fed.tensorflow.graph as graph
 import ray_fed.tensorflow.loader as loader
 import ray_fed.tensorflow.specs as specs
@@ -56,6 +57,7 @@ def _feeds(arg: Any, parameter: fl.Type | None, message: Any) -> dict[str, Any]:
         feeds[message.session_token_tensor_name] = tf.constant("")
     if parameter is not None:
         tensors = graph.to_bound(_flatten(arg, parameter), message.parameter)
+        tensors = map(tf.identity, tensors)  # in the graph of a branch or loop body
         feeds |= zip(graph.bound_names(message.parameter), tensors, strict=True)
     return feeds
 
@@ -125,10 +127,15 @@ def trace(
         TypeError: a parameter or result is not made of tensors and sequences.
         ValueError: `fn` returns None.
     """
-    traced = tf.Graph()
+    traced = equality.TracedGraph()
     stack = fl.framework.get_context_stack()
     ordered = AutomaticControlDependencies()
-    with traced.as_default(), stack.install(TracingContext()), ordered:
+    with (
+        traced.as_default(),
+        stack.install(TracingContext()),
+        equality.compared_by_element(),
+        ordered,
+    ):
         if parameter is None:
             binding, args, kwargs = None, [], {}
         else:

@@ -1,0 +1,99 @@
+"""Which random numbers work draws: a key that says where in all rounds it runs.
+
+    (seed, invocation, client, path of names)      ->  the state of a random op
+
+Whoever evaluates sets the key for what runs inside, in a context variable, which
+follows asyncio tasks and calls to other threads; the leaf executor reads it. So the
+same work draws the same numbers on every attempt and machine, and other numbers for
+another seed, call, client, or place in the computation.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import hashlib
+import os
+from collections.abc import Generator
+
+import numpy as np
+from numpy.typing import NDArray
+
+STATE_SIZE = 3
+"""Words of a Philox state: two of counter, one of key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawKey:
+    """Where work runs, as far as its random numbers care.
+
+    Attributes:
+        seed: of the configuration.
+        invocation: calls of the context before this one.
+        first_client: index in the cohort of the first client of what is evaluated.
+        client: index in the cohort; None for work without clients.
+        path: names of the locals that are being evaluated, outermost first.
+    """
+
+    seed: int
+    invocation: int
+    first_client: int = 0
+    client: int | None = None
+    path: tuple[str, ...] = ()
+
+    def state(self, content: bytes) -> NDArray[np.int64]:
+        """Return the state of the random op that `content` identifies, i64[3]."""
+        fields = (self.seed, self.invocation, self.client, self.path)
+        digest = hashlib.sha256(repr(fields).encode() + content).digest()
+        return np.frombuffer(digest, np.int64)[:STATE_SIZE]
+
+
+_current: contextvars.ContextVar[DrawKey | None] = contextvars.ContextVar(
+    "ray_fed_draws", default=None
+)
+
+
+def current() -> DrawKey | None:
+    """Return the key of the work that runs; None where nobody set one."""
+    return _current.get()
+
+
+def state(content: bytes) -> NDArray[np.int64]:
+    """Return the state for a random op of the work that runs; entropy without a key."""
+    key = current()
+    if key is None:
+        return np.frombuffer(os.urandom(8 * STATE_SIZE), np.int64)
+    return key.state(content)
+
+
+@contextlib.contextmanager
+def using(key: DrawKey | None) -> Generator[None]:
+    """Run what is inside under a key."""
+    token = _current.set(key)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def at_client(position: int) -> contextlib.AbstractContextManager[None]:
+    """Run what is inside as the work of a client, by its position among those here."""
+    key = current()
+    if key is not None:
+        key = dataclasses.replace(key, client=key.first_client + position)
+    return using(key)
+
+
+def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
+    """Run what is inside as the work of clients from an index on."""
+    key = current()
+    if key is not None:
+        key = dataclasses.replace(key, first_client=first_client)
+    return using(key)
+
+
+def at_local(name: str) -> contextlib.AbstractContextManager[None]:
+    """Run what is inside as the value of a local name."""
+    key = current()
+    if key is not None:
+        key = dataclasses.replace(key, path=(*key.path, name))
+    return using(key)

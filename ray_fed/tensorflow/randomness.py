@@ -1,0 +1,228 @@
+"""Makes random ops of a loaded graph draw what a key says, however often it runs.
+
+TensorFlow's stateful random ops keep their state inside of the kernel, where nobody
+can set it. Each is replaced by its twin that keeps its state (Philox; Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", 2011) in a variable, and the variable is
+set before every call. An op in a loop goes on drawing from its variable, so iterations
+differ. Ops without such a twin are composed of those that have one.
+
+    RandomUniform(shape)    ->    StatefulUniform(state of this op, Philox, shape)
+"""
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+import ray_fed.draws as draws
+import ray_fed.tensorflow.loader as loader
+
+_PHILOX = 1
+
+_TWINS: Mapping[str, tuple[str, str, str]] = {
+    "RandomUniform": ("StatefulUniform", "dtype", "T"),
+    "RandomUniformInt": ("StatefulUniformInt", "Tout", "T"),
+    "RandomStandardNormal": ("StatefulStandardNormalV2", "dtype", "T"),
+    "TruncatedNormal": ("StatefulTruncatedNormal", "dtype", "T"),
+    "NonDeterministicInts": ("StatefulUniformFullInt", "dtype", "shape_dtype"),
+}
+"""By op: its twin, its attribute of the result's dtype, and that of the shape's."""
+
+_SEEDED = frozenset(
+    {"ShuffleDataset", "ShuffleDatasetV3", "ShuffleAndRepeatDataset",
+     "ShuffleAndRepeatDatasetV2", "AnonymousSeedGenerator", "RandomDataset"}
+)  # fmt: skip
+_UNKEYED = frozenset(
+    {"RandomGamma", "RandomPoisson", "RandomPoissonV2", "StatefulRandomBinomial",
+     "ParameterizedTruncatedNormal", "SampleDistortedBoundingBox",
+     "SampleDistortedBoundingBoxV2", "RandomDatasetV2"}
+)  # fmt: skip
+"""Random ops that are left as they are, and draw anew on every attempt."""
+
+
+class RandomStates:
+    """The state variables of one loaded graph; owned by whoever calls it.
+
+    Attributes:
+        names: of the variables, in the order of their ops.
+        unkeyed: names of random ops that could not be rewritten.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.unkeyed: list[str] = []
+        self._handles: list[Any] = []
+
+    def create(self) -> None:
+        """Make the variables, on the device that is current."""
+        self._handles = [
+            tf.raw_ops.VarHandleOp(
+                dtype=tf.int64, shape=[draws.STATE_SIZE], shared_name=name
+            )
+            for name in self.names
+        ]
+
+    def set(self, content: bytes) -> None:
+        """Set every variable for the work that runs, on the device that is current.
+
+        Args:
+            content: identifies the computation.
+        """
+        for index, handle in enumerate(self._handles):
+            value = tf.constant(draws.state(content + index.to_bytes(4)), tf.int64)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    def close(self) -> None:
+        """Free the variables."""
+        for handle in self._handles:
+            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        self._handles.clear()
+
+
+def key_random_ops(graph_def: Any) -> RandomStates:
+    """Rewrite the random ops of a GraphDef in place, library functions included.
+
+    Args:
+        graph_def: to be loaded once; its state variables are named for this load, so
+            rewrite before functions are renamed by their content.
+    """
+    states = RandomStates()
+    _Rewriter(graph_def.node, states, in_function=False).run()
+    for function in graph_def.library.function:
+        _Rewriter(function.node_def, states, in_function=True).run()
+    if states.names:
+        _run_iterations_in_order(graph_def)
+    return states
+
+
+def _run_iterations_in_order(graph_def: Any) -> None:
+    """Let no iteration of a loop draw before the one before it has ended."""
+    bodies = (function.node_def for function in graph_def.library.function)
+    for nodes in (graph_def.node, *bodies):
+        for node in nodes:
+            if "parallel_iterations" in node.attr:
+                node.attr["parallel_iterations"].i = 1
+
+
+class _Rewriter:
+    """Rewrites the nodes of one graph or function body."""
+
+    def __init__(self, nodes: Any, states: RandomStates, *, in_function: bool) -> None:
+        self._nodes = nodes
+        self._states = states
+        self._in_function = in_function
+
+    def run(self) -> None:
+        rules: dict[str, Callable[[Any], None]] = {
+            **dict.fromkeys(_TWINS, self._replace_by_twin),
+            **dict.fromkeys(_SEEDED, self._seed),
+            "Multinomial": self._key_multinomial,
+            "RandomShuffle": self._sort_by_draws,
+        }
+        for node in list(self._nodes):
+            if node.op in rules:
+                rules[node.op](node)
+            elif node.op in _UNKEYED:
+                self._states.unkeyed.append(node.name)
+
+    def _add(self, like: Any, suffix: str, op: str, inputs: list[str]) -> Any:
+        node = self._nodes.add(name=f"{like.name}/ray_fed_{suffix}", op=op)
+        node.device = like.device
+        node.input.extend(inputs)
+        return node
+
+    def _output(self, node: Any, name: str = "output", index: int = 0) -> str:
+        if self._in_function:
+            return f"{node.name}:{name}:0"
+        return node.name if index == 0 else f"{node.name}:{index}"
+
+    def _constant(self, like: Any, suffix: str, value: Any, dtype: tf.DType) -> str:
+        node = self._add(like, suffix, "Const", [])
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+        return self._output(node)
+
+    def _state_inputs(self, like: Any, suffix: str = "") -> list[str]:
+        """Return the inputs that give an op a state of its own."""
+        name = f"{loader.KEPT_PREFIX.decode()}{uuid.uuid4().hex}"
+        self._states.names.append(name)
+        handle = self._add(like, f"state{suffix}", "VarHandleOp", [])
+        handle.attr["dtype"].type = tf.int64.as_datatype_enum
+        handle.attr["shape"].shape.dim.add(size=draws.STATE_SIZE)
+        handle.attr["shared_name"].s = name.encode()
+        handle.attr["container"].s = b""
+        algorithm = self._constant(like, f"philox{suffix}", _PHILOX, tf.int64)
+        return [self._output(handle, "resource"), algorithm]
+
+    def _replace_by_twin(self, node: Any) -> None:
+        twin, dtype, shape_dtype = _TWINS[node.op]
+        types = node.attr[dtype].type, node.attr[shape_dtype].type
+        inputs = [*self._state_inputs(node), *node.input]
+        for attribute in ("seed", "seed2", "T", "Tout"):
+            if attribute in node.attr:
+                del node.attr[attribute]
+        node.op = twin
+        del node.input[:]
+        node.input.extend(inputs)
+        node.attr["dtype"].type, node.attr["shape_dtype"].type = types
+
+    def _draw_integers(self, like: Any, suffix: str, shape: list[int]) -> str:
+        size = self._constant(like, f"shape{suffix}", shape, tf.int32)
+        inputs = [*self._state_inputs(like, suffix), size]
+        drawn = self._add(like, f"seeds{suffix}", "StatefulUniformFullInt", inputs)
+        drawn.attr["dtype"].type = tf.int64.as_datatype_enum
+        drawn.attr["shape_dtype"].type = tf.int32.as_datatype_enum
+        return self._output(drawn)
+
+    def _key_multinomial(self, node: Any) -> None:
+        seeds = self._draw_integers(node, "", [2])
+        node.op = "StatelessMultinomial"
+        node.input.insert(2, seeds)
+        node.attr["Tseed"].type = tf.int64.as_datatype_enum
+        del node.attr["seed"], node.attr["seed2"]
+
+    def _seed(self, node: Any) -> None:
+        """Draw the two seeds that a shuffle, or what seeds one, takes as inputs."""
+        first = {
+            "ShuffleDataset": 2,
+            "ShuffleDatasetV3": 2,
+            "ShuffleAndRepeatDataset": 2,
+            "ShuffleAndRepeatDatasetV2": 2,
+        }
+        position = first.get(node.op, 0)
+        for offset in range(2):
+            node.input[position + offset] = self._draw_integers(node, str(offset), [])
+
+    def _sort_by_draws(self, node: Any) -> None:
+        """Shuffle rows by sorting one uniform draw for each."""
+        value, *waits = node.input
+        dtype = node.attr["T"].type
+        shape = self._add(node, "rows", "Shape", [value])
+        shape.attr["T"].type = dtype
+        shape.attr["out_type"].type = tf.int32.as_datatype_enum
+        bounds = [
+            self._constant(node, f"bound{index}", bound, tf.int32)
+            for index, bound in enumerate(([0], [1], [1]))
+        ]
+        sliced = [self._output(shape), *bounds]
+        vector = self._add(node, "vector", "StridedSlice", sliced)
+        vector.attr["T"].type = vector.attr["Index"].type = tf.int32.as_datatype_enum
+        drawn = self._add(node, "draws", "StatefulUniform", [
+            *self._state_inputs(node), self._output(vector),
+        ])  # fmt: skip
+        drawn.attr["dtype"].type = tf.float32.as_datatype_enum
+        drawn.attr["shape_dtype"].type = tf.int32.as_datatype_enum
+        zero = self._constant(node, "zero", 0, tf.int32)
+        count = self._add(node, "count", "Max", [self._output(vector), zero])
+        count.attr["T"].type = count.attr["Tidx"].type = tf.int32.as_datatype_enum
+        order = self._add(node, "order", "TopKV2", [
+            self._output(drawn), self._output(count),
+        ])  # fmt: skip
+        order.attr["T"].type = tf.float32.as_datatype_enum
+        node.op = "GatherV2"
+        del node.input[:], node.attr["seed"], node.attr["seed2"], node.attr["T"]
+        node.input.extend([value, self._output(order, "indices", 1), zero, *waits])
+        node.attr["Tparams"].type = dtype
+        for attribute in ("Tindices", "Taxis"):
+            node.attr[attribute].type = tf.int32.as_datatype_enum

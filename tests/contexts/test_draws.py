@@ -1,0 +1,198 @@
+"""Random client work: the same bits again, other bits for whatever should differ."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.factory import ExecutionContext
+
+ContextFactory = Callable[..., ExecutionContext]
+
+SEQUENCE = fl.SequenceType(np.int32)
+
+
+@rtf.computation
+def uniform() -> Any:
+    return tf.random.uniform([4])
+
+
+@rtf.computation
+def normal() -> Any:
+    return tf.random.normal([4])
+
+
+@rtf.computation
+def truncated() -> Any:
+    return tf.random.truncated_normal([4])
+
+
+@rtf.computation
+def integers() -> Any:
+    return tf.random.uniform([4], maxval=1_000_000, dtype=tf.int32)
+
+
+@rtf.computation
+def categorical() -> Any:
+    return tf.random.categorical(tf.zeros([1, 1000]), 8)
+
+
+@rtf.computation
+def shuffled() -> Any:
+    return tf.random.shuffle(tf.range(20))
+
+
+@rtf.computation
+def shuffled_dataset() -> Any:
+    dataset = tf.data.Dataset.range(20).shuffle(20)
+    return dataset.batch(20).get_single_element()
+
+
+@rtf.computation
+def in_a_loop() -> Any:
+    total = tf.zeros([4])
+    for _ in tf.range(3):
+        total += tf.random.normal([4])
+    return total
+
+
+@rtf.computation
+def not_deterministic() -> Any:
+    return tf.raw_ops.NonDeterministicInts(shape=[4])
+
+
+@rtf.computation
+def random_variable() -> Any:
+    variable = tf.Variable(tf.random.normal([4]))
+    return variable.read_value()
+
+
+ALL = [
+    uniform, normal, truncated, integers, categorical, shuffled, shuffled_dataset,
+    in_a_loop, not_deterministic, random_variable,
+]  # fmt: skip
+NAMES = [
+    "uniform", "normal", "truncated", "integers", "categorical", "shuffle",
+    "dataset shuffle", "loop", "not deterministic", "variable",
+]  # fmt: skip
+
+
+def at_clients(work: Any) -> Any:
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def draw(clients: Any) -> Any:
+        del clients
+        return fl.federated_eval(work, fl.CLIENTS)
+
+    return draw
+
+
+def draws(context: ExecutionContext, comp: Any, num_clients: int = 3) -> list[bytes]:
+    result = context.invoke(comp, list(range(num_clients)))
+    return [np.asarray(value).tobytes() for value in result]
+
+
+@pytest.mark.parametrize("work", ALL, ids=NAMES)
+def test_draws_are_the_same_again_and_differ_by_client_and_call(
+    local_contexts: ContextFactory, work: Any
+) -> None:
+    comp = at_clients(work)
+    first, second = (local_contexts(workers=2, subrounds=2) for _ in range(2))
+
+    calls = [draws(first, comp), draws(first, comp)]
+
+    assert [draws(second, comp), draws(second, comp)] == calls
+    assert len({*calls[0], *calls[1]}) == 6
+
+
+def test_seed_decides_the_draws(local_contexts: ContextFactory) -> None:
+    comp = at_clients(normal)
+
+    zero, one = (draws(local_contexts(workers=1, seed=s), comp) for s in (0, 1))
+
+    assert not set(zero) & set(one)
+
+
+def test_two_places_of_one_computation_draw_differently(
+    local_contexts: ContextFactory,
+) -> None:
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def twice(clients: Any) -> Any:
+        del clients
+        return [
+            fl.federated_eval(normal, fl.CLIENTS),
+            fl.federated_eval(normal, fl.CLIENTS),
+        ]
+
+    left, right = local_contexts(workers=1).invoke(twice, [0])
+
+    assert left[0].tobytes() != right[0].tobytes()
+
+
+def test_draws_do_not_depend_on_the_cut(local_contexts: ContextFactory) -> None:
+    comp = at_clients(normal)
+
+    cuts = [
+        draws(local_contexts(workers=workers, subrounds=subrounds), comp, 9)
+        for workers, subrounds in [(1, 1), (2, 5), (3, 2)]
+    ]
+
+    assert cuts[0] == cuts[1] == cuts[2]
+
+
+def test_server_work_draws_the_same_again(local_contexts: ContextFactory) -> None:
+    @fl.federated_computation
+    def at_server() -> Any:
+        return fl.federated_eval(normal, fl.SERVER)
+
+    first, second = (
+        local_contexts(workers=1).invoke(at_server).tobytes() for _ in range(2)
+    )
+
+    assert first == second
+
+
+def test_iterations_of_a_loop_differ(local_contexts: ContextFactory) -> None:
+    @rtf.computation
+    def pair() -> Any:
+        drawn = tf.zeros([2])
+        for index in tf.range(2):
+            drawn += tf.one_hot(index, 2) * tf.random.normal([])
+        return drawn
+
+    (drawn,) = local_contexts(workers=1).invoke(at_clients(pair), [0])
+
+    assert drawn[0] != drawn[1]
+
+
+def test_normal_draws_are_normal(local_contexts: ContextFactory) -> None:
+    @rtf.computation
+    def many() -> Any:
+        return tf.random.normal([1000])
+
+    result = local_contexts(workers=1).invoke(at_clients(many), list(range(20)))
+
+    sample = np.concatenate(result)
+    assert abs(sample.mean()) < 0.03
+    assert abs(sample.std() - 1.0) < 0.03
+
+
+@pytest.mark.ray
+def test_draws_on_ray_equal_local_ones_after_a_killed_worker(
+    ray_contexts: ContextFactory, local_contexts: ContextFactory
+) -> None:
+    comp = at_clients(in_a_loop)
+    context = ray_contexts(workers=2, subrounds=3)
+    local = local_contexts(workers=2)
+    calls = [draws(context, comp, 5)]
+    report = context.last_report
+    assert report is not None
+    os.kill(report.subrounds[0].worker_pid, 9)
+
+    calls.append(draws(context, comp, 5))
+
+    assert calls == [draws(local, comp, 5), draws(local, comp, 5)]

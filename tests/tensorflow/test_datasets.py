@@ -1,0 +1,237 @@
+"""Sequences as datasets, and back: no value changes place, whatever the containers."""
+
+# pyright: reportUnknownLambdaType=false
+
+import collections
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import attrs
+import federated_language as fl
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ray_fed.errors as errors
+import ray_fed.rows as rows
+from ray_fed import plain
+from ray_fed.tensorflow import datasets, specs
+
+
+class Point(NamedTuple):
+    z: Any
+    a: Any
+
+
+@attrs.define
+class Record:
+    z: Any
+    a: Any
+
+
+NAMED = fl.StructType([("z", np.int32), ("a", np.int32)])
+BATCH = fl.TensorType(np.float32, (None, 2))
+
+
+def rows_of(elements: list[Any], element: fl.Type) -> rows.Rows:
+    return plain.to_plain(elements, fl.SequenceType(element))
+
+
+def listed(value: Any) -> Any:
+    """Return arrays, structs and tuples as nested lists, to compare with ==."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes | int | float):
+        return value
+    return [listed(member) for member in value]
+
+
+def sliced(value: Any) -> Any:
+    return tf.data.Dataset.from_tensor_slices(value)
+
+
+def number_of(dataset: Any) -> list[Any]:
+    return [listed(tf.nest.flatten(e)) for e in dataset.as_numpy_iterator()]
+
+
+class TestFromRows:
+    @pytest.mark.parametrize(
+        ("elements", "element", "kind"),
+        [
+            pytest.param(
+                [([1.0, 2.0], 3), ([4.0, 5.0], 6)],
+                fl.StructType([fl.TensorType(np.float32, (2,)), np.int32]),
+                "TensorSlice",
+                id="fixed shapes are sliced",
+            ),
+            pytest.param(
+                [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]], [[9.0, 0.0]]],
+                BATCH,
+                "Batch",
+                id="regular batches are batched",
+            ),
+            pytest.param([[[1.0, 2.0]]], BATCH, "Batch", id="one batch is batched"),
+            pytest.param(
+                [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]],
+                BATCH,
+                "FlatMap",
+                id="irregular batches are generated",
+            ),
+            pytest.param(
+                [([[1.0, 2.0]], 3)],
+                fl.StructType([BATCH, np.int32]),
+                "FlatMap",
+                id="batches beside a fixed shape are generated",
+            ),
+            pytest.param(
+                [
+                    ([[1.0, 2.0]] * 2, [[3.0, 4.0]] * 2),
+                    ([[5.0, 6.0]], [[7.0, 8.0]] * 2),
+                ],
+                fl.StructType([BATCH, BATCH]),
+                "FlatMap",
+                id="last batches of two sizes are generated",
+            ),
+            pytest.param(
+                [[[b"a"]], [[b"b", b"c"]]],
+                fl.TensorType(np.str_, (None, None)),
+                "FlatMap",
+                id="other unknown dimensions are generated",
+            ),
+            pytest.param(
+                [[1.5, 2.5], [3.5, 4.5]],
+                fl.TensorType(ml_dtypes.bfloat16, (2,)),
+                "TensorSlice",
+                id="bfloat16",
+            ),
+            pytest.param([], fl.to_type(np.int32), "TensorSlice", id="empty"),
+            pytest.param([], BATCH, "FlatMap", id="empty of batches"),
+        ],
+    )
+    def test_holds_the_elements_in_order(
+        self, elements: list[Any], element: fl.Type, kind: str
+    ) -> None:
+        dataset = datasets.from_rows(rows_of(elements, element), element)
+
+        assert kind in type(dataset).__name__
+        assert listed(datasets.to_elements(dataset, element)) == listed(elements)
+        assert dataset.element_spec == specs.element_spec(element)
+
+    def test_can_be_read_many_times(self) -> None:
+        element = fl.StructType([BATCH, np.int32])
+        dataset = datasets.from_rows(rows_of([([[1.0, 2.0]], 3)], element), element)
+
+        passes = [number_of(dataset) for _ in range(2)]
+
+        assert passes == [[[[[1.0, 2.0]], 3]]] * 2
+
+
+class TestFromIterable:
+    def test_reads_only_what_is_asked_for(self) -> None:
+        read: list[int] = []
+
+        def numbers() -> Iterator[int]:
+            for number in range(10**9):
+                read.append(number)
+                yield number
+
+        dataset = datasets.from_iterable(numbers(), fl.to_type(np.int64))
+        first = [int(x) for x in dataset.take(3)]
+
+        assert first == [0, 1, 2]
+        assert len(read) < 10
+
+    def test_checks_elements_as_they_come(self) -> None:
+        dataset = datasets.from_iterable(iter([1, 2.5]), fl.to_type(np.int32))
+        elements = iter(dataset)
+
+        assert int(next(elements)) == 1
+        with pytest.raises(tf.errors.OpError, match="Expected element 1 to be of type"):
+            next(elements)
+
+    def test_takes_structures_by_name(self) -> None:
+        dataset = datasets.from_iterable(
+            iter([{"a": 2, "z": 1}, Point(3, 4), Record(5, 6)]), NAMED
+        )
+
+        assert listed(datasets.to_elements(dataset, NAMED)) == [[1, 2], [3, 4], [5, 6]]
+
+
+CONTAINERS = [
+    pytest.param({"z": [1], "a": [2]}, True, id="dict"),
+    pytest.param(collections.OrderedDict(z=[1], a=[2]), True, id="OrderedDict"),
+    pytest.param(Point([1], [2]), False, id="namedtuple"),
+    pytest.param(Record([1], [2]), False, id="attrs"),
+    pytest.param(([1], [2]), False, id="tuple"),
+]
+SLICES = [pytest.param(case.values[0], id=case.id) for case in CONTAINERS]
+
+
+class TestToCanonical:
+    @pytest.mark.parametrize(("slices", "is_canonical"), CONTAINERS)
+    def test_orders_tensors_by_sorted_names(
+        self, slices: Any, is_canonical: bool
+    ) -> None:
+        dataset = sliced(slices)
+
+        canonical = datasets.to_canonical(dataset, NAMED)
+
+        assert number_of(canonical) == [[2, 1]]
+        assert (canonical is dataset) == is_canonical
+
+    @pytest.mark.parametrize("slices", SLICES)
+    def test_changes_nothing_the_second_time(self, slices: Any) -> None:
+        dataset = sliced(slices)
+
+        canonical = datasets.to_canonical(dataset, NAMED)
+
+        assert datasets.to_canonical(canonical, NAMED) is canonical
+
+    def test_leaves_sorted_names_and_tuples_alone(self) -> None:
+        dataset = sliced(([1], Point([2], [3])))
+        element = fl.StructType(
+            [np.int32, fl.StructType([("x", np.int32), ("y", np.int32)])]
+        )
+
+        assert datasets.to_canonical(dataset, element) is dataset
+
+    def test_reaches_into_nested_structures(self) -> None:
+        dataset = sliced((Point([1], ([2], Point([3], [4]))),))
+        element = fl.StructType(
+            [fl.StructType([("z", np.int32), ("a", fl.StructType([np.int32, NAMED]))])]
+        )
+
+        canonical = datasets.to_canonical(dataset, element)
+
+        assert number_of(canonical) == [[2, 4, 3, 1]]
+
+
+class TestFromVariant:
+    @pytest.mark.parametrize("container", [Point, Record, collections.OrderedDict])
+    def test_gives_elements_the_containers_of_their_type(self, container: Any) -> None:
+        element = fl.to_type(container(z=np.int32, a=np.int32))
+        canonical = sliced({"a": [2], "z": [1]})
+        variant = tf.data.experimental.to_variant(canonical)
+
+        dataset = datasets.from_variant(variant, element)
+
+        assert type(dataset.element_spec) is container
+        assert next(iter(dataset)) == container(z=1, a=2)
+
+
+class TestToElements:
+    @pytest.mark.parametrize("slices", SLICES)
+    def test_are_structs_in_the_order_of_the_type(self, slices: Any) -> None:
+        dataset = sliced(slices)
+
+        [element] = datasets.to_elements(dataset, NAMED)
+
+        assert (element.z, element.a) == (1, 2)
+        assert [int(member) for member in element] == [1, 2]
+
+    def test_are_of_their_type(self) -> None:
+        dataset = tf.data.Dataset.range(2)
+
+        with pytest.raises(errors.ValueMismatchError, match="Expected the value"):
+            datasets.to_elements(dataset, fl.to_type(np.int32))

@@ -1,0 +1,284 @@
+"""The normal form: what normalising gives, and that doing it again changes nothing."""
+
+# pyright: reportUnknownLambdaType=false
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import federated_language as fl
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ray_fed.errors as errors
+from ray_fed import plain, values
+from ray_fed import tensorflow as rtf
+from ray_fed.tensorflow import normal
+
+
+class Point(NamedTuple):
+    z: Any
+    a: Any
+
+
+NAMED = fl.StructType([("z", np.int32), ("a", fl.StructType([np.str_, np.bool_]))])
+SEQUENCE = fl.SequenceType(np.int32)
+POINTS = fl.SequenceType([("z", np.int32), ("a", np.int32)])
+
+
+def variable(value: Any) -> Any:
+    return tf.Variable(value)
+
+
+def sliced(value: Any) -> Any:
+    return tf.data.Dataset.from_tensor_slices(value)
+
+
+def is_same(left: Any, right: Any) -> bool:
+    """Return whether two normal forms hold the very same objects."""
+    if not isinstance(left, values.Struct):
+        return left is right
+    pairs = zip(values.iter_elements(left), values.iter_elements(right), strict=True)
+    return isinstance(right, values.Struct) and all(
+        name == other_name and is_same(member, other)
+        for (name, member), (other_name, other) in pairs
+    )
+
+
+VALUES = [
+    pytest.param(lambda: 5, np.int32, id="int"),
+    pytest.param(lambda: 0.1, np.float32, id="float"),
+    pytest.param(lambda: True, np.bool_, id="bool"),
+    pytest.param(lambda: "text", np.str_, id="str"),
+    pytest.param(lambda: np.ones([2, 2]), (np.float64, (2, None)), id="array"),
+    pytest.param(lambda: ml_dtypes.bfloat16(2), ml_dtypes.bfloat16, id="bfloat16"),
+    pytest.param(lambda: tf.constant([1, 2]), (np.int32, (2,)), id="tensor"),
+    pytest.param(lambda: variable([1, 2]), (np.int32, (None,)), id="variable"),
+    pytest.param(lambda: (1, ("x", True)), NAMED, id="tuples"),
+    pytest.param(lambda: {"a": ["x", True], "z": 1}, NAMED, id="mapping"),
+    pytest.param(
+        lambda: values.Struct([(None, 1), (None, (b"x", True))]), NAMED, id="struct"
+    ),
+    pytest.param(tuple, [], id="empty struct"),
+    pytest.param(lambda: [1, 2], SEQUENCE, id="list"),
+    pytest.param(lambda: iter([1, 2]), SEQUENCE, id="iterator"),
+    pytest.param(lambda: np.arange(3, dtype=np.int32), SEQUENCE, id="array of rows"),
+    pytest.param(lambda: sliced([1, 2]), SEQUENCE, id="dataset"),
+    pytest.param(lambda: sliced(([1], [2])), POINTS, id="dataset of tuples"),
+    pytest.param(lambda: sliced(Point([1], [2])), POINTS, id="dataset of namedtuples"),
+    pytest.param(lambda: sliced({"z": [1], "a": [2]}), POINTS, id="dataset of dicts"),
+    pytest.param(
+        lambda: plain.to_plain([1, 2], SEQUENCE), SEQUENCE, id="plain sequence"
+    ),
+    pytest.param(lambda: [(1, [2])], [[np.int32, SEQUENCE]], id="nested"),
+]
+
+
+@pytest.mark.parametrize(("make", "spec"), VALUES)
+def test_normalising_twice_is_normalising_once(
+    make: Callable[[], Any], spec: Any
+) -> None:
+    type_spec = fl.to_type(spec)
+
+    once = normal.normalise(make(), type_spec)
+    twice = normal.normalise(once, type_spec)
+
+    assert is_same(once, twice)
+
+
+@pytest.mark.parametrize(("make", "spec"), VALUES)
+def test_taking_apart_and_putting_together_keeps_values(
+    make: Callable[[], Any], spec: Any
+) -> None:
+    type_spec = fl.to_type(spec)
+    value = normal.normalise(make(), type_spec)
+
+    again = normal.unflatten(normal.flatten(value, type_spec), type_spec)
+
+    expected = plain.to_plain(
+        normal.compute(normal.normalise(make(), type_spec), type_spec), type_spec
+    )
+    found = plain.to_plain(normal.compute(again, type_spec), type_spec)
+    assert is_equal(found, expected)
+    assert is_same(again, normal.normalise(again, type_spec))
+
+
+def is_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, tuple):
+        return all(is_equal(x, y) for x, y in zip(left, right, strict=True))
+    if hasattr(left, "columns"):
+        pairs = zip(left, right, strict=True)
+        return all(is_equal(x, y) for x, y in pairs)
+    return bool(np.array_equal(left, right))
+
+
+class TestForms:
+    def test_tensors_are_eager(self) -> None:
+        result = normal.normalise(0.5, fl.to_type(np.float32))
+
+        assert isinstance(result, tf.Tensor)
+        assert (result.dtype, result.shape.as_list()) == (tf.float32, [])
+        assert result.numpy() == 0.5
+
+    def test_eager_tensors_stay_what_they_are(self) -> None:
+        tensor = tf.constant([1.0, 2.0])
+
+        assert normal.normalise(tensor, fl.TensorType(np.float32, (None,))) is tensor
+
+    def test_variables_are_read(self) -> None:
+        kept = variable(1)
+
+        result = normal.normalise(kept, fl.to_type(np.int32))
+        kept.assign(2)
+
+        assert not isinstance(result, tf.Variable)
+        assert result.numpy() == 1
+
+    def test_structs_take_the_names_of_their_type(self) -> None:
+        result = normal.normalise((1, ["x", True]), NAMED)
+
+        assert [name for name, _ in values.iter_elements(result)] == ["z", "a"]
+        assert [name for name, _ in values.iter_elements(result.a)] == [None, None]
+        assert (result.z.numpy(), result.a[0].numpy()) == (1, b"x")
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda: [Point(1, 2)], id="list"),
+            pytest.param(lambda: sliced(Point([1], [2])), id="dataset of namedtuples"),
+            pytest.param(lambda: sliced(([1], [2])), id="dataset of tuples"),
+            pytest.param(lambda: sliced({"z": [1], "a": [2]}), id="dataset of dicts"),
+            pytest.param(lambda: iter([{"a": 2, "z": 1}]), id="iterator of dicts"),
+        ],
+    )
+    def test_sequences_are_datasets_with_their_fields_in_place(
+        self, make: Callable[[], Any]
+    ) -> None:
+        result = normal.normalise(make(), POINTS)
+
+        [element] = normal.compute(result, POINTS)
+        assert isinstance(result, tf.data.Dataset)
+        assert (element.z, element.a) == (1, 2)
+
+    def test_functions_map_normal_forms_to_normal_forms(self) -> None:
+        type_spec = fl.FunctionType(POINTS, [("last", np.int32), ("points", POINTS)])
+        comp = rtf.computation(
+            lambda ds: {
+                "last": ds.reduce(0, lambda _, point: point["z"]),
+                "points": ds.skip(1),
+            },
+            POINTS,
+        )
+        function = normal.load_function(
+            comp.to_proto().tensorflow, comp.type_signature, None
+        )
+
+        result = function(normal.normalise([(1, 2), (3, 4)], POINTS))
+
+        assert str(comp.type_signature) == str(type_spec)
+        assert is_same(result, normal.normalise(result, type_spec.result))
+        assert is_same(function, normal.normalise(function, type_spec))
+        assert result.last.numpy() == 3
+
+
+class TestCompute:
+    def test_gives_numpy_values_in_structs(self) -> None:
+        type_spec = fl.StructType(
+            [("x", fl.TensorType(np.str_, (1,))), ("s", SEQUENCE)]
+        )
+
+        result = normal.compute(normal.normalise((["ä"], [1, 2]), type_spec), type_spec)
+
+        assert isinstance(result, values.Struct)
+        assert result.x.tolist() == ["ä".encode()]
+        assert result.s == [1, 2]
+
+    def test_refuses_functions(self) -> None:
+        type_spec = fl.FunctionType(None, np.int32)
+
+        with pytest.raises(errors.ValueMismatchError, match="found a function"):
+            normal.compute(normal.Executable(lambda: None), type_spec)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("value", "spec"),
+        [
+            pytest.param(1.0, np.int32, id="float for int"),
+            pytest.param(True, np.int32, id="bool for int"),
+            pytest.param(1, np.bool_, id="int for bool"),
+            pytest.param(np.int64(1), np.int32, id="int64 for int32"),
+            pytest.param(2**31, np.int32, id="too large"),
+            pytest.param(-1, np.uint8, id="negative for unsigned"),
+            pytest.param(2**24 + 1, np.float32, id="int that float32 rounds"),
+            pytest.param(1e300, np.float32, id="float that overflows"),
+            pytest.param("1", np.int32, id="str for int"),
+            pytest.param(1, np.str_, id="int for str"),
+            pytest.param(None, np.int32, id="None"),
+            pytest.param(1j, np.float32, id="complex for float"),
+            pytest.param([1, 2, 3], (np.int32, (2,)), id="another shape"),
+            pytest.param(1, (np.int32, (1,)), id="another rank"),
+            pytest.param([[1], [2, 3]], (np.int32, (None, None)), id="ragged list"),
+            pytest.param((1, 2), [np.int32], id="another length"),
+            pytest.param({"x": 1}, [("y", np.int32)], id="other names"),
+            pytest.param({"x": 1}, [np.int32], id="names for none"),
+            pytest.param(5, [np.int32], id="no container"),
+            pytest.param(5, SEQUENCE, id="no iterable"),
+            pytest.param("ab", fl.SequenceType(np.str_), id="str for a sequence"),
+            pytest.param({1: 2}, SEQUENCE, id="dict for a sequence"),
+            pytest.param([1, 2.5], SEQUENCE, id="an element of another type"),
+            pytest.param(
+                len, fl.FunctionType(np.int32, np.int32), id="Python function"
+            ),
+        ],
+    )
+    def test_what_is_not_of_the_type(self, value: Any, spec: Any) -> None:
+        with pytest.raises(errors.ValueMismatchError, match=r"^Expected "):
+            normal.normalise(value, fl.to_type(spec))
+
+    @pytest.mark.parametrize(
+        ("make", "spec"),
+        [
+            pytest.param(lambda: tf.constant(1.0), np.int32, id="dtype of a tensor"),
+            pytest.param(
+                lambda: tf.constant([1]), (np.int32, (2,)), id="shape of a tensor"
+            ),
+            pytest.param(lambda: variable(1.0), np.int32, id="dtype of a variable"),
+            pytest.param(
+                lambda: tf.data.Dataset.range(2), SEQUENCE, id="dtype of a dataset"
+            ),
+            pytest.param(
+                lambda: sliced({"a": [2], "z": [1]}), POINTS, id="names of a dataset"
+            ),
+            pytest.param(
+                lambda: tf.sparse.from_dense([1]),
+                (np.int32, (None,)),
+                id="sparse tensor",
+            ),
+        ],
+    )
+    def test_what_tensorflow_types_otherwise(
+        self, make: Callable[[], Any], spec: Any
+    ) -> None:
+        with pytest.raises(errors.ValueMismatchError, match=r"^Expected "):
+            normal.normalise(make(), fl.to_type(spec))
+
+    def test_symbolic_tensors(self) -> None:
+        with tf.Graph().as_default():
+            symbolic = tf.compat.v1.placeholder(tf.int32, [])
+
+        with pytest.raises(errors.ValueMismatchError, match="the symbolic tensor"):
+            normal.normalise(symbolic, fl.to_type(np.int32))
+
+    @pytest.mark.parametrize(
+        "type_spec",
+        [
+            pytest.param(fl.FederatedType(np.int32, fl.CLIENTS), id="federated"),
+            pytest.param(fl.PlacementType(), id="placement"),
+            pytest.param(fl.AbstractType("T"), id="abstract"),
+        ],
+    )
+    def test_types_without_a_normal_form(self, type_spec: fl.Type) -> None:
+        with pytest.raises(errors.ValueMismatchError, match="placements are for"):
+            normal.normalise(1, type_spec)
