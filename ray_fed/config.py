@@ -120,6 +120,10 @@ class Config(_Frozen):
     retry: Retry = Retry()
     runtime_env: Mapping[str, Any] | None = None
 
+    def __init__(self, **data: Any) -> None:
+        """Take fields or short forms; a signature of fields would forbid those."""
+        super().__init__(**data)
+
     @pydantic.field_validator(*_COUNTED, mode="before")
     @classmethod
     def _expand(cls, value: object) -> object:

@@ -7,7 +7,7 @@ it is traced into; all other tensors keep TensorFlow's.
 """
 
 import contextlib
-import sys
+import inspect
 import threading
 from collections.abc import Callable, Generator
 from typing import Any
@@ -73,7 +73,10 @@ def _replace(
 
 def _is_identity_meant() -> bool:
     """Return whether TensorFlow's own code for variables compares, as in a v1 graph."""
-    caller: str = sys._getframe(2).f_globals["__name__"]  # noqa: SLF001
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = frame and frame.f_back
+    caller = frame.f_globals["__name__"] if frame else ""
     return caller.startswith("tensorflow.python.ops.")
 
 
