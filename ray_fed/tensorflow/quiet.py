@@ -24,7 +24,7 @@ def _set_aside_stderr() -> Generator[None]:
         os.dup2(lines.fileno(), _STANDARD_ERROR)
         try:
             yield
-        except BaseException:
+        except Exception:
             lines.seek(0)
             os.write(kept, lines.read())
             raise
