@@ -1,0 +1,122 @@
+"""Who takes part in a round, and who has which examples: both by a seed alone.
+
+Sources:
+    Tzu-Ming Harry Hsu, Hang Qi, Matthew Brown: Measuring the Effects of Non-Identical
+    Data Distribution for Federated Visual Classification. 2019,
+    https://arxiv.org/abs/1909.06335, Section 3 (the split by label).
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ray_fed.errors as errors
+
+
+@dataclasses.dataclass(frozen=True)
+class CohortSampler:
+    """Draws the clients of each round, without replacement.
+
+    What it draws depends on its fields and the round alone, not on earlier draws: a run
+    that is resumed meets the clients that it would have met.
+
+    Attributes:
+        num_clients: to draw from, >= 1.
+        cohort_size: clients a round, 1 to `num_clients`.
+        seed: >= 0.
+
+    Raises:
+        ConfigError: a field is out of its range.
+    """
+
+    num_clients: int
+    cohort_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.cohort_size <= self.num_clients:
+            raise errors.ConfigError(
+                f"Expected `cohort_size` from 1 to {self.num_clients}, the number of"
+                f" clients, found {self.cohort_size}."
+            )
+        _check_seed(self.seed)
+
+    def sample(self, round_index: int) -> list[int]:
+        """Return the indices of a round's clients, ascending.
+
+        Args:
+            round_index: >= 0.
+        """
+        generator = np.random.default_rng([self.seed, round_index])
+        drawn = generator.choice(self.num_clients, self.cohort_size, replace=False)
+        return sorted(int(client) for client in drawn)
+
+
+def split_by_label(
+    labels: NDArray[Any], num_clients: int, alpha: float, seed: int
+) -> list[NDArray[np.int64]]:
+    """Split examples among clients of equal size that prefer different labels.
+
+    Each client in turn draws its mix of labels from a Dirichlet distribution around
+    that of all examples, then its examples by that mix; once a label is used up, the
+    mix is scaled over those that are left. Every example goes to one client.
+
+    Args:
+        labels: of all examples, any dtype that has an order, [n].
+        num_clients: 1 to n; sizes differ by one at most, so that none is empty.
+        alpha: > 0; small: few labels a client, large: all clients alike.
+        seed: >= 0.
+
+    Returns:
+        The indices of each client's examples, in random order.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    if not 1 <= num_clients <= len(labels):
+        raise errors.ConfigError(
+            f"Expected `num_clients` from 1 to {len(labels)}, the number of examples,"
+            f" found {num_clients}."
+        )
+    if alpha <= 0:
+        raise errors.ConfigError(f"Expected `alpha` above 0, found {alpha}.")
+    _check_seed(seed)
+    generator = np.random.default_rng(seed)
+    pools = [
+        list(generator.permutation(np.flatnonzero(labels == label)))
+        for label in np.unique(labels)
+    ]
+    prior = np.array([len(pool) for pool in pools]) / len(labels)
+    sizes = [len(part) for part in np.array_split(np.arange(len(labels)), num_clients)]
+    return [
+        _draw(generator, generator.dirichlet(alpha * prior), pools, size)
+        for size in sizes
+    ]
+
+
+def _draw(
+    generator: np.random.Generator,
+    mix: NDArray[np.float64],
+    pools: list[list[np.int64]],
+    size: int,
+) -> NDArray[np.int64]:
+    """Take `size` examples out of the pools of labels, by the mix as far as it goes."""
+    drawn: list[np.int64] = []
+    while len(drawn) < size:
+        left = np.array([len(pool) for pool in pools])
+        wanted = np.where(left > 0, mix, 0.0)
+        if not wanted.sum() > 0:
+            wanted = left.astype(np.float64)
+        counts = generator.multinomial(size - len(drawn), wanted / wanted.sum())
+        for pool, count in zip(pools, counts, strict=True):
+            taken = min(int(count), len(pool))
+            drawn.extend(pool[:taken])
+            del pool[:taken]
+    return generator.permutation(np.array(drawn, np.int64))
+
+
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise errors.ConfigError(f"Expected `seed` to be at least 0, found {seed}.")

@@ -1,0 +1,201 @@
+"""A Keras 3 model as pure functions of its weights: what clients train and evaluate.
+
+The Keras model that a user hands in is read and never written: its layers run by
+`stateless_call`, on weights that come from the server and go back to it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import federated_language as fl
+import keras
+import numpy as np
+import tensorflow as tf
+
+import ray_fed.errors as errors
+from ray_fed.learning.arguments import expect_object
+from ray_fed.learning.totals import Totals, TotalsKeeper
+
+_SEED_NAME = "seed_generator_state"
+"""What Keras names the variable that a random layer draws from."""
+
+
+class ModelWeights(NamedTuple):
+    """The variables of a model, in the order of the Keras model.
+
+    Attributes:
+        trainable: of `keras_model.trainable_variables`.
+        non_trainable: of `keras_model.non_trainable_variables`, such as the running
+            statistics of a batch normalisation; also the seeds of random layers.
+    """
+
+    trainable: tuple[Any, ...]
+    non_trainable: tuple[Any, ...]
+
+
+class ForwardPass(NamedTuple):
+    """What a model makes of one batch.
+
+    Attributes:
+        loss: f32[], mean over the batch, with the penalties of its layers.
+        non_trainable: after the batch, as in `ModelWeights`.
+        totals: those given, with the batch added.
+    """
+
+    loss: Any
+    non_trainable: tuple[Any, ...]
+    totals: Totals
+
+
+class Model:
+    """A functional Keras model with the loss and the metrics to train it by.
+
+    Build it with `from_keras`.
+
+    Attributes:
+        weights_type: of its `ModelWeights`.
+        batch_type: of one batch, `<x=f32[?, ...], y=i32[?]>` for a classifier.
+        data_type: of all clients' data, `{<x=..., y=...>*}@CLIENTS`.
+        totals: counts what `loss` and metrics need.
+    """
+
+    def __init__(
+        self,
+        keras_model: keras.Model,
+        loss: keras.losses.Loss,
+        metrics: Sequence[keras.metrics.Metric],
+        label_type: fl.TensorType,
+    ) -> None:
+        self._keras = keras_model
+        self._loss = loss
+        inputs, outputs = keras_model.inputs[0], keras_model.outputs[0]
+        self.batch_type = fl.StructWithPythonType(
+            [("x", _tensor_type(inputs.dtype, inputs.shape)), ("y", label_type)],
+            dict,
+        )
+        self.data_type = fl.FederatedType(fl.SequenceType(self.batch_type), fl.CLIENTS)
+        self.weights_type = fl.to_type(
+            ModelWeights(
+                _types_of(keras_model.trainable_variables),
+                _types_of(keras_model.non_trainable_variables),
+            )
+        )
+        self.totals = TotalsKeeper.of(metrics, label_type, outputs)
+
+    @classmethod
+    def from_keras(
+        cls,
+        keras_model: keras.Model,
+        *,
+        loss: keras.losses.Loss,
+        metrics: Sequence[keras.metrics.Metric] = (),
+        label_type: fl.TensorType | None = None,
+    ) -> "Model":
+        """Return a model that trains copies of a Keras model's weights.
+
+        Args:
+            keras_model: built, with one input and one output; left as it is. Call
+                `ray_fed.init` before you build it: TensorFlow's threads are fixed by
+                the first thing that it computes.
+            loss: mean over a batch.
+            metrics: to report; those whose variables are sums over examples, such as
+                accuracies, means, confusion counts.
+            label_type: of the labels of a batch, its first dimension unknown; by
+                default `int32[?]`, a class for each example.
+
+        Raises:
+            ValueMismatchError: the model has several inputs or outputs, the loss or a
+                metric is not an object of Keras, or a metric is not a sum.
+        """
+        _check_model(keras_model)
+        expect_object(loss, keras.losses.Loss, "keras.losses.MeanSquaredError()")
+        return cls(
+            keras_model, loss, metrics, label_type or fl.TensorType(np.int32, [None])
+        )
+
+    def initial_weights(self) -> ModelWeights:
+        """Return the Keras model's weights of now, as numpy arrays."""
+        return ModelWeights(
+            tuple(v.numpy() for v in self._keras.trainable_variables),
+            tuple(v.numpy() for v in self._keras.non_trainable_variables),
+        )
+
+    @property
+    def seed_indices(self) -> tuple[int, ...]:
+        """The positions among the non-trainable weights of random layers' seeds."""
+        variables = self._keras.non_trainable_variables
+        return tuple(i for i, v in enumerate(variables) if v.name == _SEED_NAME)
+
+    @property
+    def statistics_indices(self) -> tuple[int, ...]:
+        """The positions of non-trainable weights that clients average: the floats."""
+        variables = self._keras.non_trainable_variables
+        return tuple(
+            i for i, v in enumerate(variables) if keras.backend.is_float_dtype(v.dtype)
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def forward(
+        self, weights: ModelWeights, batch: Any, totals: Totals, *, training: bool
+    ) -> ForwardPass:
+        """Run the model on a batch, inside of a graph that is being traced.
+
+        Args:
+            weights: tensors.
+            batch: tensors, of `batch_type`.
+            totals: of the batches before.
+            training: whether layers such as dropout behave as in training.
+        """
+        call: Any = self._keras.stateless_call
+        predictions, non_trainable, penalties = call(
+            list(weights.trainable),
+            list(weights.non_trainable),
+            batch["x"],
+            training=training,
+            return_losses=True,
+        )
+        own_loss: Any = self._loss(batch["y"], predictions)
+        loss = sum(penalties, own_loss)
+        totals = self.totals.add(totals, batch["y"], predictions, loss)
+        return ForwardPass(loss, tuple(non_trainable), totals)
+
+    def to_keras(self, state: Any) -> keras.Model:
+        """Return a new Keras model with the weights of a state, ready to be saved.
+
+        Args:
+            state: a `ModelWeights`, or what has one as `weights`, such as the state
+                of a learning process.
+        """
+        weights: ModelWeights = getattr(state, "weights", state)
+        copy = keras.models.clone_model(self._keras)
+        for variable, value in zip(
+            [*copy.trainable_variables, *copy.non_trainable_variables],
+            [*weights.trainable, *weights.non_trainable],
+            strict=True,
+        ):
+            variable.assign(value)
+        return copy
+
+
+def _check_model(keras_model: keras.Model) -> None:
+    expect_object(keras_model, keras.Model, "keras.Sequential([...])")
+    if not keras_model.built:
+        raise errors.ValueMismatchError(
+            "Expected a Keras model that is built, found one without weights: give it"
+            " an Input, or call its `build`."
+        )
+    for kind in ("input", "output"):
+        # A subclass of keras.Model that is not functional has neither.
+        found = len(getattr(keras_model, f"{kind}s", None) or ())
+        if found != 1:
+            raise errors.ValueMismatchError(
+                f"Expected a functional Keras model with one {kind}, found {found}."
+            )
+
+
+def _types_of(variables: Sequence[Any]) -> tuple[fl.TensorType, ...]:
+    return tuple(_tensor_type(v.dtype, tuple(v.shape)) for v in variables)
+
+
+def _tensor_type(dtype: str, shape: Sequence[int | None]) -> fl.TensorType:
+    return fl.TensorType(tf.as_dtype(dtype).as_numpy_dtype, list(shape))

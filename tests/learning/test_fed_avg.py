@@ -1,0 +1,303 @@
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import keras
+import numpy as np
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed.learning import Model, ModelWeights, build_fed_avg
+
+BatchMaker = Callable[..., list[Any]]
+
+RATE = 0.05
+
+
+def train_by_hand(weights: Any, batches: list[Any]) -> tuple[Any, float]:
+    """Local SGD on the mean squared error; returns weights and the sum of losses."""
+    kernel, bias = (np.array(part, np.float64) for part in weights)
+    loss = 0.0
+    for batch in batches:
+        residual = batch["x"] @ kernel + bias - batch["y"]
+        loss += float((residual**2).sum())
+        kernel = kernel - RATE * 2 * batch["x"].T @ residual / len(residual)
+        bias = bias - RATE * 2 * residual.mean(axis=0)
+    return (kernel, bias), loss
+
+
+def count(batches: list[Any]) -> int:
+    return sum(len(batch["x"]) for batch in batches)
+
+
+def mean_delta(weights: Any, clients: list[list[Any]]) -> list[Any]:
+    """The average of how far clients move, weighted by their examples."""
+    sizes = [count(batches) for batches in clients]
+    trained = [train_by_hand(weights, batches)[0] for batches in clients]
+    return [
+        sum(
+            size * (after[part] - weights[part])
+            for size, after in zip(sizes, trained, strict=True)
+        )
+        / sum(sizes)
+        for part in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param([[4, 4, 1]], id="one client"),
+        pytest.param([[4, 4], [2], [7, 7, 3]], id="three of different sizes"),
+        pytest.param([[1], [9, 9, 9, 9]], id="one outweighs the other"),
+        pytest.param([[3], [], [2, 2]], id="one without examples"),
+    ],
+)
+def test_round_equals_the_average_by_hand(
+    linear_model: Model, make_batches: BatchMaker, sizes: list[list[int]]
+) -> None:
+    clients = [make_batches(size, seed) for seed, size in enumerate(sizes)]
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
+    before = process.initialize()
+
+    after, metrics = process.next(before, clients)
+
+    start = before.weights.trainable
+    losses = [train_by_hand(start, batches)[1] for batches in clients]
+    examples = sum(count(batches) for batches in clients)
+    for weight, initial, delta in zip(
+        after.weights.trainable, start, mean_delta(start, clients), strict=True
+    ):
+        np.testing.assert_allclose(weight, initial + delta, rtol=2e-6)
+    assert after.round_index == 1
+    assert metrics["num_examples"] == examples
+    np.testing.assert_allclose(metrics["loss"], sum(losses) / examples, rtol=1e-5)
+    assert list(metrics) == ["loss", "num_examples", "mae"]
+
+
+def test_initial_weights_are_those_of_the_keras_model(linear_model: Model) -> None:
+    state = build_fed_avg(linear_model, keras.optimizers.SGD(RATE)).initialize()
+
+    np.testing.assert_array_equal(state.weights.trainable[0], [[1.0], [2.0], [3.0]])
+    np.testing.assert_array_equal(state.weights.trainable[1], [0.5])
+    assert state.round_index == 0
+
+
+def test_types_are_those_of_a_federated_process(linear_model: Model) -> None:
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
+
+    state = process.initialize.type_signature.result
+    assert state.placement is fl.SERVER
+    assert str(process.next.type_signature.result[1]) == (
+        "<loss=float32,num_examples=int64,mae=float32>@SERVER"
+    )
+    process.next.type_signature.parameter[0].check_assignable_from(state)
+    process.next.type_signature.parameter[1].check_assignable_from(
+        linear_model.data_type
+    )
+
+
+def test_server_momentum_lives_in_the_state(
+    linear_model: Model, make_batches: BatchMaker
+) -> None:
+    clients = [make_batches([4, 4], 0), make_batches([3], 1)]
+    process = build_fed_avg(
+        linear_model,
+        keras.optimizers.SGD(RATE),
+        keras.optimizers.SGD(1.0, momentum=0.5),
+    )
+    state = process.initialize()
+    first, _ = process.next(state, clients)
+
+    second, _ = process.next(first, clients)
+
+    start, middle = state.weights.trainable, first.weights.trainable
+    for part, moved in enumerate(mean_delta(middle, clients)):
+        velocity = 0.5 * (middle[part] - start[part]) + moved
+        np.testing.assert_allclose(
+            second.weights.trainable[part], middle[part] + velocity, rtol=1e-5
+        )
+
+
+def test_server_adam_equals_keras_adam(
+    linear_model: Model, make_batches: BatchMaker
+) -> None:
+    clients = [make_batches([4, 4], 0), make_batches([3], 1)]
+    adam = keras.optimizers.Adam(0.1)
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE), adam)
+    state = process.initialize()
+    variables = [keras.Variable(weight) for weight in state.weights.trainable]
+
+    for _ in range(3):
+        delta = mean_delta([variable.numpy() for variable in variables], clients)
+        adam.apply([-part.astype(np.float32) for part in delta], variables)
+        state, _ = process.next(state, clients)
+
+    for weight, variable in zip(state.weights.trainable, variables, strict=True):
+        np.testing.assert_allclose(weight, variable.numpy(), rtol=1e-5)
+    assert state.optimizer[0] == 3
+    assert len(state.optimizer) == 6
+
+
+def test_client_optimizer_starts_afresh_in_each_round(
+    linear_model: Model, make_batches: BatchMaker
+) -> None:
+    clients = [make_batches([4], 0)]
+    process = build_fed_avg(linear_model, keras.optimizers.Adam(0.1))
+    state = process.initialize()
+    first, _ = process.next(state, clients)
+
+    again, _ = process.next(state, clients)
+
+    for one, other in zip(
+        first.weights.trainable, again.weights.trainable, strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    # The first step of Adam is as long as its rate.
+    step = first.weights.trainable[0] - state.weights.trainable[0]
+    np.testing.assert_allclose(np.abs(step), 0.1, rtol=1e-3)
+
+
+def test_epochs_are_passes_over_the_same_data(
+    linear_model: Model, make_batches: BatchMaker
+) -> None:
+    once, other = make_batches([4, 2], 0), make_batches([3], 1)
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE), epochs=3)
+    state = process.initialize()
+
+    after, metrics = process.next(state, [once, other])
+
+    repeated = mean_delta(state.weights.trainable, [once * 3, other * 3])
+    for part, moved in enumerate(repeated):
+        np.testing.assert_allclose(
+            after.weights.trainable[part],
+            state.weights.trainable[part] + moved,
+            rtol=2e-6,
+        )
+    assert metrics["num_examples"] == 3 * 9
+
+
+def test_round_without_examples_moves_nothing(linear_model: Model) -> None:
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
+    state = process.initialize()
+
+    after, metrics = process.next(state, [[], []])
+
+    for one, other in zip(
+        state.weights.trainable, after.weights.trainable, strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert metrics["num_examples"] == 0
+    assert np.isnan(metrics["loss"])
+
+
+def test_penalties_of_layers_are_part_of_the_loss(make_batches: BatchMaker) -> None:
+    dense = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.5))
+    keras_model = keras.Sequential([keras.Input((3,)), dense])
+    dense.set_weights([np.ones((3, 1), np.float32), np.zeros(1, np.float32)])
+    model = Model.from_keras(
+        keras_model,
+        loss=keras.losses.MeanSquaredError(),
+        label_type=fl.TensorType(np.float32, [None, 1]),
+    )
+    process = build_fed_avg(model, keras.optimizers.SGD(RATE))
+    (batch,) = make_batches([5], 0)
+
+    after, metrics = process.next(process.initialize(), [[batch]])
+
+    residual = batch["x"].sum(axis=1, keepdims=True) - batch["y"]
+    gradient = 2 * batch["x"].T @ residual / 5 + 1.0
+    np.testing.assert_allclose(
+        after.weights.trainable[0], 1.0 - RATE * gradient, rtol=1e-5
+    )
+    np.testing.assert_allclose(metrics["loss"], (residual**2).mean() + 1.5, rtol=1e-5)
+
+
+def build_image_model(*layers: Any) -> Model:
+    return Model.from_keras(
+        keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2)]),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
+    )
+
+
+def label(batches: list[Any]) -> list[Any]:
+    return [
+        {"x": batch["x"], "y": (batch["y"][:, 0] > 0).astype(np.int32)}
+        for batch in batches
+    ]
+
+
+def test_statistics_of_batch_normalisation_are_averaged(
+    make_batches: BatchMaker,
+) -> None:
+    model = build_image_model(keras.layers.BatchNormalization(momentum=0.9))
+    clients = [label(make_batches([6], 0)), label(make_batches([2], 1))]
+    process = build_fed_avg(model, keras.optimizers.SGD(RATE))
+
+    state, _ = process.next(process.initialize(), clients)
+
+    mean, variance = state.weights.non_trainable
+    means = [batches[0]["x"].mean(axis=0) for batches in clients]
+    variances = [batches[0]["x"].var(axis=0) for batches in clients]
+    np.testing.assert_allclose(mean, 0.1 * (6 * means[0] + 2 * means[1]) / 8, rtol=1e-4)
+    np.testing.assert_allclose(
+        variance,
+        0.9 + 0.1 * (6 * variances[0] + 2 * variances[1]) / 8,
+        rtol=1e-4,
+    )
+
+
+def test_dropout_draws_by_round_and_data_and_nothing_else(
+    make_batches: BatchMaker,
+) -> None:
+    keras.utils.set_random_seed(3)
+    model = build_image_model(keras.layers.Dense(64), keras.layers.Dropout(0.5))
+    one, other = label(make_batches([8], 0)), label(make_batches([8], 1))
+    process = build_fed_avg(model, keras.optimizers.SGD(RATE))
+    state = process.initialize()
+    later = state._replace(round_index=np.int32(1))
+
+    def gradient_at(of: Any, data: Any) -> Any:
+        moved = process.next(of, [data])[0].weights.trainable[-2]
+        return np.flatnonzero(np.abs(moved - state.weights.trainable[-2]).sum(axis=1))
+
+    first = gradient_at(state, one)
+
+    # A unit that is dropped for a whole batch would not move; few are, so compare all.
+    np.testing.assert_array_equal(first, gradient_at(state, one))
+    moved = [
+        process.next(of, [data])[0].weights.trainable[-2]
+        for of, data in ((state, one), (later, one), (state, other))
+    ]
+    assert not np.array_equal(moved[0], moved[1])
+    assert not np.array_equal(moved[0], moved[2])
+    np.testing.assert_array_equal(
+        process.next(state, [one])[0].weights.non_trainable[0],
+        state.weights.non_trainable[0],
+    )
+
+
+def test_labels_of_another_dtype_are_refused(linear_model: Model) -> None:
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
+    batch = {"x": np.zeros((2, 3), np.float32), "y": np.zeros((2, 1), np.int64)}
+
+    with pytest.raises(errors.ValueMismatchError, match="int64"):
+        process.next(process.initialize(), [[batch]])
+
+
+def test_zero_epochs_are_refused(linear_model: Model) -> None:
+    with pytest.raises(errors.ConfigError, match="at least 1, found 0"):
+        build_fed_avg(linear_model, keras.optimizers.SGD(RATE), epochs=0)
+
+
+def test_name_of_an_optimizer_is_refused(linear_model: Model) -> None:
+    with pytest.raises(errors.ValueMismatchError, match=r"such as keras.optimizers"):
+        build_fed_avg(linear_model, "sgd")  # pyright: ignore[reportArgumentType]
+
+
+def test_state_is_a_named_tuple_of_arrays(linear_model: Model) -> None:
+    state = build_fed_avg(linear_model, keras.optimizers.SGD(RATE)).initialize()
+
+    assert isinstance(state.weights, ModelWeights)
+    assert all(isinstance(weight, np.ndarray) for weight in state.weights.trainable)

@@ -1,0 +1,197 @@
+import pathlib
+from typing import Any
+
+import federated_language as fl
+import keras
+import numpy as np
+import pytest
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.learning import Model, build_fed_avg, build_fed_eval
+
+
+def build_keras_model() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(5, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def build_model(keras_model: keras.Model, metrics: Any = ()) -> Model:
+    return Model.from_keras(
+        keras_model,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=metrics,
+    )
+
+
+def test_types_follow_the_keras_model() -> None:
+    model = build_model(build_keras_model())
+
+    assert str(model.data_type) == "{<x=float32[?,4],y=int32[?]>*}@CLIENTS"
+    assert str(model.weights_type) == (
+        "<trainable=<float32[4,5],float32[5],float32[5],float32[5],float32[5,3],"
+        "float32[3]>,non_trainable=<float32[5],float32[5],int64[2]>>"
+    )
+    assert model.statistics_indices == (0, 1)
+    assert model.seed_indices == (2,)
+
+
+def test_label_type_can_be_given() -> None:
+    model = Model.from_keras(
+        build_keras_model(),
+        loss=keras.losses.MeanSquaredError(),
+        label_type=fl.TensorType(np.float32, [None, 3]),
+    )
+
+    assert str(model.batch_type) == "<x=float32[?,4],y=float32[?,3]>"
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_trained_model_is_saved_and_loaded(tmp_path: pathlib.Path) -> None:
+    keras_model = build_keras_model()
+    untrained = [weight.copy() for weight in keras_model.get_weights()]
+    model = build_model(keras_model)
+    process = build_fed_avg(model, keras.optimizers.SGD(0.1))
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(6, 4)).astype(np.float32)
+    data = [[{"x": x, "y": np.arange(6, dtype=np.int32) % 3}]]
+    state, _ = process.next(process.initialize(), data)
+
+    model.to_keras(state).save(tmp_path / "x.keras")
+
+    loaded: Any = keras.models.load_model(tmp_path / "x.keras")
+    for variable, weight in zip(
+        loaded.trainable_variables, state.weights.trainable, strict=True
+    ):
+        np.testing.assert_array_equal(variable.numpy(), weight)
+    np.testing.assert_array_equal(loaded(x), model.to_keras(state.weights)(x))
+    for weight, before in zip(keras_model.get_weights(), untrained, strict=True):
+        np.testing.assert_array_equal(weight, before)
+
+
+def test_frozen_layers_stay_as_they_are() -> None:
+    keras_model = build_keras_model()
+    keras_model.layers[0].trainable = False
+    model = build_model(keras_model)
+    process = build_fed_avg(model, keras.optimizers.SGD(0.1))
+    data = [[{"x": np.ones((2, 4), np.float32), "y": np.zeros(2, np.int32)}]]
+
+    state, _ = process.next(process.initialize(), data)
+
+    before, after = keras_model.layers[0], model.to_keras(state).layers[0]
+    np.testing.assert_array_equal(before.get_weights()[0], after.get_weights()[0])
+    assert not after.trainable
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        pytest.param("accuracy", "such as keras.metrics", id="a name"),
+        pytest.param(keras.metrics.Mean("loss"), "other names", id="a name taken"),
+    ],
+)
+def test_metrics_that_cannot_be_are_refused(metric: Any, message: str) -> None:
+    with pytest.raises(errors.ValueMismatchError, match=message):
+        build_model(build_keras_model(), [metric])
+
+
+class Smallest(keras.metrics.Metric):
+    """A metric that is no sum."""
+
+    def __init__(self, name: str = "smallest", **settings: Any) -> None:
+        super().__init__(name=name, **settings)
+        self.smallest = self.add_weight(shape=(), initializer="ones", name="smallest")
+
+    @override
+    def reset_state(self) -> None:
+        self.smallest.assign(1.0)
+
+
+def test_metrics_that_are_no_sums_are_refused() -> None:
+    with pytest.raises(errors.ValueMismatchError, match="`smallest`"):
+        build_model(build_keras_model(), [Smallest()])
+
+
+def test_metrics_that_make_their_variables_late_are_counted() -> None:
+    keras_model = build_keras_model()
+    metric: Any = keras.metrics.F1Score(average="macro", name="f1")
+    model = Model.from_keras(
+        keras_model,
+        loss=keras.losses.MeanSquaredError(),
+        metrics=[metric],
+        label_type=fl.TensorType(np.float32, [None, 3]),
+    )
+    evaluation = build_fed_eval(model)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(12, 4)).astype(np.float32)
+    y = np.eye(3, dtype=np.float32)[generator.integers(0, 3, 12)]
+    data = [[{"x": x[:5], "y": y[:5]}], [{"x": x[5:], "y": y[5:]}]]
+
+    metrics = evaluation.next(evaluation.initialize(), data)
+
+    metric.update_state(y, keras_model(x))
+    np.testing.assert_allclose(metrics["f1"], metric.result(), rtol=1e-6)
+    assert metrics["f1"] > 0
+
+
+def test_loss_by_name_is_refused() -> None:
+    with pytest.raises(errors.ValueMismatchError, match="Expected a Keras Loss"):
+        Model.from_keras(build_keras_model(), loss="mse")  # pyright: ignore[reportArgumentType]
+
+
+def test_model_without_weights_is_refused() -> None:
+    with pytest.raises(errors.ValueMismatchError, match="that is built"):
+        build_model(keras.Sequential([keras.layers.Dense(3)]))
+
+
+def test_model_with_two_inputs_is_refused() -> None:
+    inputs = [keras.Input((2,)), keras.Input((2,))]
+    two = keras.Model(inputs, keras.layers.Add()(inputs))
+
+    with pytest.raises(errors.ValueMismatchError, match="one input, found 2"):
+        build_model(two)
+
+
+class Subclassed(keras.Model):
+    """A model whose inputs Keras does not know."""
+
+    @override
+    def call(self, inputs: Any) -> Any:
+        return inputs
+
+
+def test_model_that_is_not_functional_is_refused() -> None:
+    subclassed = Subclassed()
+    subclassed.build((None, 2))
+
+    with pytest.raises(errors.ValueMismatchError, match="functional Keras model"):
+        build_model(subclassed)
+
+
+def test_integer_inputs_reach_an_embedding() -> None:
+    keras_model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(5, 4),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.1),
+            keras.layers.Dense(3),
+        ]
+    )
+    model = build_model(keras_model)
+    process = build_fed_avg(model, keras.optimizers.SGD(0.1))
+    x = np.array([[0, 1, 2], [2, 1, 0]], np.int32)
+    state = process.initialize()
+
+    after, _ = process.next(state, [[{"x": x, "y": np.array([0, 1], np.int32)}]])
+
+    moved = np.abs(after.weights.trainable[0] - state.weights.trainable[0]).sum(axis=1)
+    assert (moved[:3] > 0).all()
+    assert (moved[3:] == 0).all()
