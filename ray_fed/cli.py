@@ -1,0 +1,184 @@
+"""The command line: `ray-fed demo`, `doctor`, `status` and `config check`.
+
+Nothing heavy is imported before a command needs it, so that help comes at once. What a
+user can mend is one line on standard error and exit code 2.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import pathlib
+import platform
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+import yaml
+
+import ray_fed.errors as errors
+from ray_fed.config import Config
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+_PACKAGES = ("ray-fed", "federated-language", "ray", "keras", "numpy")
+
+app = typer.Typer(
+    name="ray-fed",
+    help="Federated computations on Ray.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Look at settings.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Address = Annotated[
+    str | None,
+    typer.Option(help='A Ray to join: "auto", host:port, or ray://host:10001.'),
+]
+
+
+class Backend(StrEnum):
+    """Where client work runs."""
+
+    RAY = "ray"
+    LOCAL = "local"
+
+
+@app.command()
+def demo(  # noqa: PLR0913, PLR0917 (one parameter an option)
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of federated averaging.")
+    ] = 30,
+    clients: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1437, help="Clients; two in three take part in a round."
+        ),
+    ] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    backend: Annotated[
+        Backend, typer.Option(help="Ray, or threads of this process.")
+    ] = Backend.RAY,
+    address: Address = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Actors that train; by default one a CPU.")
+    ] = None,
+    subrounds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Parts of a round; by default one a worker."),
+    ] = None,
+    plot: Annotated[
+        pathlib.Path | None, typer.Option(help="Write the curve to this PNG file.")
+    ] = None,
+    save: Annotated[
+        pathlib.Path | None, typer.Option(help="Write the model to this .keras file.")
+    ] = None,
+    as_json: Annotated[  # noqa: FBT002 (typer calls by name)
+        bool, typer.Option("--json", help="End with one JSON object.")
+    ] = False,
+) -> None:
+    """Train on handwritten digits that are split among clients.
+
+    Starts a Ray of its own, unless an address is given, and stops it at the end.
+    """
+    from ray_fed.demo import DemoOptions, run_demo
+    from ray_fed.observability.display import RoundProgress
+
+    options = DemoOptions(
+        rounds=rounds,
+        clients=clients,
+        seed=seed,
+        backend=backend.value,
+        address=address,
+        workers=workers,
+        subrounds=subrounds,
+        plot=plot,
+        save=save,
+    )
+    try:
+        with RoundProgress(rounds) as progress:
+            result = run_demo(options, progress)
+    except KeyboardInterrupt:
+        print("ray-fed: interrupted, all that was started is stopped", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print(json.dumps(dataclasses.asdict(result)))
+        return
+    print(
+        f"test accuracy {result.accuracy:.4f}, loss {result.loss:.4f} after"
+        f" {result.rounds} rounds; {result.clients_per_second:.0f} clients/s,"
+        f" {result.retries} retries, {result.seconds:.1f} s"
+    )
+
+
+@app.command()
+def doctor(address: Address = None) -> None:
+    """Print versions, devices, and whether there is a Ray to join."""
+    _print_fact("python", platform.python_version())
+    _print_fact("system", platform.platform())
+    for package in _PACKAGES:
+        _print_fact(package, _version_of(package))
+    _print_tensorflow()
+    from ray_fed.cluster.inventory import read_inventory
+
+    try:
+        inventory = read_inventory(address)
+        _print_fact("Ray", f"{len(inventory.nodes)} nodes, {inventory.total}")
+    except errors.ClusterError as error:
+        _print_fact("Ray", str(error))
+
+
+@app.command()
+def status(address: Address = None) -> None:
+    """Print the nodes of a running Ray, and what they have."""
+    from ray_fed.cluster.inventory import read_inventory
+
+    inventory = read_inventory(address)
+    for node, amounts in inventory.nodes:
+        _print_fact(node, str(amounts))
+    _print_fact("all", str(inventory.total))
+    _print_fact("free", str(inventory.free))
+
+
+@config_app.command()
+def check(path: Annotated[pathlib.Path, typer.Argument(help="A YAML file.")]) -> None:
+    """Read settings as ray_fed.init does, and print what they come to."""
+    settings = Config.load(path).model_dump(mode="json")
+    print(yaml.safe_dump(settings, sort_keys=False), end="")
+
+
+def _print_fact(name: str, value: str) -> None:
+    print(f"{name:<22} {value}")
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _print_tensorflow() -> None:
+    from ray_fed.tensorflow.quiet import import_tensorflow
+
+    import_tensorflow()
+    import tensorflow as tf
+
+    _print_fact("tensorflow", tf.__version__)
+    for device in tf.config.list_physical_devices():
+        details = tf.config.experimental.get_device_details(device)
+        kind = details.get("device_name", device.device_type)
+        _print_fact(device.name.removeprefix("/physical_device:"), kind)
+
+
+def main() -> None:
+    """Run the command line, and end the process."""
+    try:
+        app()
+    except errors.RayFedError as error:
+        message = " ".join(str(error).split())
+        print(f"ray-fed: {message}", file=sys.stderr)
+        sys.exit(USER_ERROR)

@@ -1,0 +1,119 @@
+"""What a Ray that is running has, for those who only look at it."""
+
+import contextlib
+import dataclasses
+import logging
+import socket
+from collections.abc import Generator, Mapping
+from typing import Any, cast
+
+import ray
+from typing_extensions import override
+
+import ray_fed.errors as errors
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Amounts:
+    """Resources, in all or free.
+
+    Attributes:
+        num_cpus: fractions too.
+        num_gpus: fractions too.
+        memory_bytes: that Ray hands out.
+    """
+
+    num_cpus: float
+    num_gpus: float
+    memory_bytes: float
+
+    @classmethod
+    def of(cls, resources: Mapping[str, float]) -> "Amounts":
+        """Return the amounts that Ray's own mapping of resources names."""
+        found = (resources.get(name, 0.0) for name in ("CPU", "GPU", "memory"))
+        return cls(*found)
+
+    @override
+    def __str__(self) -> str:
+        return (
+            f"{self.num_cpus:g} CPUs, {self.num_gpus:g} GPUs,"
+            f" {self.memory_bytes / 2**30:.1f} GiB of memory"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Inventory:
+    """The nodes of a cluster that are alive.
+
+    Attributes:
+        nodes: what each node has, by its address.
+        total: of all nodes.
+        free: of `total`, what nothing holds now.
+    """
+
+    nodes: tuple[tuple[str, Amounts], ...]
+    total: Amounts
+    free: Amounts
+
+
+def read_inventory(address: str | None) -> Inventory:
+    """Join a Ray that is running, read what it has, and leave it as it was.
+
+    Args:
+        address: as for `ray_fed.init`; None is "auto".
+
+    Raises:
+        ClusterError: there is no Ray at the address.
+    """
+    with _joined(address or "auto"):
+        nodes = cast("list[dict[str, Any]]", ray.nodes())
+        return Inventory(
+            tuple(
+                (node["NodeManagerAddress"], Amounts.of(node["Resources"]))
+                for node in nodes
+                if node["Alive"]
+            ),
+            Amounts.of(cast("dict[str, float]", ray.cluster_resources())),
+            Amounts.of(cast("dict[str, float]", ray.available_resources())),
+        )
+
+
+def expect_listener(address: str) -> None:
+    """Raise at once where nothing listens; Ray itself tries for more than a minute.
+
+    Args:
+        address: host:port or ray://host:port; another one, such as "auto", is not
+            looked at.
+
+    Raises:
+        ClusterError: no connection can be made.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise _missing(address) from error
+
+
+def _missing(address: str) -> errors.ClusterError:
+    return errors.ClusterError(
+        f"Expected a Ray at `{address}`, found none: start one with"
+        " `ray start --head`, or pass its address."
+    )
+
+
+@contextlib.contextmanager
+def _joined(address: str) -> Generator[None]:
+    expect_listener(address)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise _missing(address) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,179 @@
+"""`ray-fed demo`: federated averaging on handwritten digits, start to finish.
+
+options --> init --> learning.digits --> learning.run --> result, picture, model
+             |                              |
+             +---- events, numbers ---------+--> RoundProgress
+"""
+
+import dataclasses
+import importlib.util
+import math
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import ray_fed
+import ray_fed.errors as errors
+from ray_fed.config import Config
+from ray_fed.observability.curves import draw_curves
+from ray_fed.observability.display import RoundProgress
+
+_COHORT_SHARE = 2 / 3
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoOptions:
+    """What the command line says.
+
+    Attributes:
+        rounds: of federated averaging, >= 1.
+        clients: to split the images among; two in three take part in each round.
+        seed: of split, cohorts and initial weights.
+        backend: "ray", or "local" for threads of this process.
+        address: of a Ray to join; None starts one.
+        workers: of the pool; None: one a CPU.
+        subrounds: of each round; None: one a worker.
+        plot: where to write a picture of the curve.
+        save: where to write the trained Keras model.
+    """
+
+    rounds: int = 30
+    clients: int = 30
+    seed: int = 0
+    backend: Literal["ray", "local"] = "ray"
+    address: str | None = None
+    workers: int | None = None
+    subrounds: int | None = None
+    plot: pathlib.Path | None = None
+    save: pathlib.Path | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DemoResult:
+    """What `--json` prints.
+
+    Attributes:
+        accuracy: of the final model on the test set.
+        loss: likewise.
+        rounds: that were run.
+        clients_per_second: over all rounds but the first, which waits for workers.
+        retries: attempts of subrounds beyond the first.
+        seconds: of the whole command.
+    """
+
+    accuracy: float
+    loss: float
+    rounds: int
+    clients_per_second: float
+    retries: int
+    seconds: float
+
+
+def run_demo(options: DemoOptions, progress: RoundProgress) -> DemoResult:
+    """Train on the digits and measure on the held-out images.
+
+    Args:
+        options: of the run.
+        progress: shows it; not owned.
+
+    Raises:
+        UserError: an extra is not installed, or a path cannot be written to.
+        ClusterError: Ray cannot do what was asked for.
+    """
+    started = time.monotonic()
+    _check(options)
+    progress.say("starting Ray" if options.backend == "ray" else "starting")
+    # Workers import TensorFlow while this process does.
+    with ray_fed.init(_address(options), config=_config(options)) as context:
+        context.subscribe(progress)
+        records = _train(options, progress)
+    if options.plot is not None:
+        evaluations = [record.evaluation for record in records]
+        draw_curves(
+            options.plot,
+            {
+                f"test {name}": [float(numbers[name]) for numbers in evaluations]
+                for name in ("accuracy", "loss")
+            },
+        )
+    last = records[-1].evaluation
+    return DemoResult(
+        accuracy=float(last["accuracy"]),
+        loss=float(last["loss"]),
+        rounds=len(records),
+        clients_per_second=_clients_per_second(records),
+        retries=progress.retries,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _check(options: DemoOptions) -> None:
+    needed = {"sklearn": "scikit-learn"}
+    if options.plot is not None:
+        needed["matplotlib"] = "matplotlib"
+    for module, package in needed.items():
+        if importlib.util.find_spec(module) is None:
+            raise errors.UserError(
+                f"Expected {package} to be installed, found no module `{module}`:"
+                ' run pip install "ray-fed[demo]".'
+            )
+    for path in filter(None, [options.plot, options.save]):
+        if not path.absolute().parent.is_dir():
+            raise errors.UserError(
+                f"Expected a file in a folder that exists, found `{path}`."
+            )
+    if options.save is not None and options.save.suffix != ".keras":
+        raise errors.UserError(
+            f"Expected a name that ends with .keras, found `{options.save}`."
+        )
+
+
+def _address(options: DemoOptions) -> str | None:
+    return options.address or ("local" if options.backend == "ray" else None)
+
+
+def _config(options: DemoOptions) -> Config:
+    given: Mapping[str, Any] = {
+        "workers": options.workers,
+        "subrounds": options.subrounds,
+    }
+    counts = {name: count for name, count in given.items() if count is not None}
+    return Config.load(backend=options.backend, seed=options.seed, **counts)
+
+
+def _train(options: DemoOptions, progress: RoundProgress) -> Sequence[Any]:
+    progress.say("importing TensorFlow")
+    from ray_fed import learning
+    from ray_fed.learning import digits
+
+    progress.say("building the model")
+    clients, test = digits.load_clients(options.clients, options.seed)
+    model = digits.build_model(options.seed)
+    process = digits.build_process(model)
+    evaluation = learning.build_fed_eval(model, process)
+    progress.say("waiting for workers")
+
+    def on_round(_: Any, record: learning.RoundRecord) -> None:
+        numbers = cast("Mapping[str, Any]", record.evaluation)
+        progress.advance(loss=numbers["loss"], accuracy=numbers["accuracy"])
+
+    result = learning.run(
+        process,
+        clients,
+        num_rounds=options.rounds,
+        cohort_size=math.ceil(options.clients * _COHORT_SHARE),
+        seed=options.seed,
+        evaluate=lambda state: evaluation.next(state, [test]),
+        on_round=on_round,
+    )
+    if options.save is not None:
+        model.to_keras(result.state).save(options.save)
+    return result.rounds
+
+
+def _clients_per_second(records: Sequence[Any]) -> float:
+    warm = records[1:] or records
+    return sum(len(record.clients) for record in warm) / sum(
+        record.seconds for record in warm
+    )

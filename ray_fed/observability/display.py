@@ -1,0 +1,174 @@
+"""A live line for a run of many rounds: how far it is, and its latest numbers.
+
+    events (ray_fed's thread) --+
+                                +--> RoundProgress --> a line in the terminal
+    advance (the user's loop) --+                      or in a notebook's cell
+
+In what is neither, such as a file, the last state alone is written, when it ends.
+"""
+
+import html
+from typing import Any, Protocol, Self
+
+import rich.console
+import rich.progress
+from typing_extensions import override
+
+from ray_fed.observability import events
+
+
+class ProgressView(Protocol):
+    """Where the line is drawn."""
+
+    def show(self, done: int, activity: str, numbers: str) -> None:
+        """Draw it anew.
+
+        Args:
+            done: rounds.
+            activity: what goes on now.
+            numbers: the latest metrics.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave the line as it is."""
+        ...
+
+
+class RoundProgress:
+    """An event sink that shows a run of rounds; a context manager.
+
+    Args:
+        num_rounds: of the run.
+        console: where to draw; by default standard error.
+    """
+
+    def __init__(
+        self, num_rounds: int, console: rich.console.Console | None = None
+    ) -> None:
+        console = console or rich.console.Console(stderr=True)
+        self._view: ProgressView = (
+            NotebookView(num_rounds)
+            if console.is_jupyter
+            else TerminalView(num_rounds, console)
+        )
+        self._done = 0
+        self._activity = self._numbers = ""
+        self._subrounds = (0, 0)
+        self.retries = 0
+        """Attempts beyond the first, of all subrounds so far."""
+
+    def on_event(self, event: events.Event) -> None:
+        """Count retries, and the subrounds of a round that has several."""
+        match event:
+            case events.RoundStarted():
+                self._subrounds = (0, event.num_subrounds)
+            case events.SubroundFinished():
+                done, total = self._subrounds
+                self._subrounds = (min(done + 1, total), total)
+                self.retries += event.attempts - 1
+            case events.RoundFinished():
+                return
+        done, total = self._subrounds
+        if total > 1:
+            self.say(f"subround {done}/{total}")
+
+    def say(self, activity: str) -> None:
+        """Show what goes on, such as "starting Ray"."""
+        self._activity = activity
+        self._show()
+
+    def advance(self, **metrics: float) -> None:
+        """Show that a round is done, and its metrics."""
+        self._done += 1
+        self._numbers = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items())
+        self._show()
+
+    def _show(self) -> None:
+        retried = f"  retries {self.retries}" if self.retries else ""
+        self._view.show(self._done, self._activity, self._numbers + retried)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._activity = ""
+        self._show()
+        self._view.close()
+
+
+class TerminalView(ProgressView):
+    """Draws with rich, in place where the console is a terminal.
+
+    Args:
+        num_rounds: of the run.
+        console: where to draw.
+    """
+
+    def __init__(self, num_rounds: int, console: rich.console.Console) -> None:
+        self._progress = rich.progress.Progress(
+            rich.progress.TextColumn("rounds"),
+            rich.progress.BarColumn(bar_width=20),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeElapsedColumn(),
+            rich.progress.TextColumn("[cyan]{task.fields[numbers]}"),
+            rich.progress.TextColumn("[dim]{task.fields[activity]}"),
+            console=console,
+        )
+        self._task = self._progress.add_task(
+            "rounds", total=num_rounds, numbers="", activity=""
+        )
+        self._progress.start()
+
+    @override
+    def show(self, done: int, activity: str, numbers: str) -> None:
+        # Refreshed here, as an import may hold up rich's own thread for seconds.
+        self._progress.update(
+            self._task,
+            completed=done,
+            activity=activity,
+            numbers=numbers,
+            refresh=True,
+        )
+
+    @override
+    def close(self) -> None:
+        # Nothing done: what went wrong follows, without a bar above it.
+        self._progress.live.transient = not self._progress.tasks[0].completed
+        self._progress.stop()
+
+
+class NotebookView(ProgressView):
+    """Draws HTML in the output of a notebook's cell; needs no widgets.
+
+    Args:
+        num_rounds: of the run.
+    """
+
+    def __init__(self, num_rounds: int) -> None:
+        import IPython.display
+
+        self._html: Any = IPython.display.HTML
+        self._num_rounds = num_rounds
+        self._handle: Any = IPython.display.display(
+            self._draw(0, "", ""), display_id=True
+        )
+        self._done = 0
+
+    def _draw(self, done: int, activity: str, numbers: str) -> Any:
+        total = self._num_rounds
+        text = html.escape("  ".join(filter(None, [numbers, activity])))
+        return self._html(
+            f'<progress value="{done}" max="{total}"></progress> {done}/{total}  {text}'
+        )
+
+    @override
+    def show(self, done: int, activity: str, numbers: str) -> None:
+        # Every update is a message to the browser: once a round is enough.
+        if done > self._done or not activity:
+            self._done = done
+            self._handle.update(self._draw(done, activity, numbers))
+
+    @override
+    def close(self) -> None:
+        """Leave the last drawing in the cell."""

@@ -1,0 +1,179 @@
+import importlib.util
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+
+from ray_fed import cli, demo
+
+NOBODY = "127.0.0.1:1"
+"""An address at which nothing listens."""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in this process; returns exit code, output and errors."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ray-fed", *args])
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exit_info.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+@pytest.mark.parametrize("statement", ["import ray_fed", "from ray_fed import cli"])
+def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
+    check = "import sys; print({'ray', 'tensorflow', 'keras'} & set(sys.modules))"
+
+    found = subprocess.run(
+        [sys.executable, "-c", f"{statement}; {check}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert found.stdout.strip() == "set()"
+
+
+def test_help_names_all_commands(run: Run) -> None:
+    code, out, _ = run("--help")
+
+    assert code == 0
+    assert all(name in out for name in ("demo", "doctor", "status", "config"))
+
+
+def test_config_check_prints_what_settings_come_to(
+    run: Run, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("workers: 2\nretry: {crash: 7}\n")
+
+    code, out, _ = run("config", "check", str(path))
+
+    assert code == 0
+    assert "backend: ray\n" in out
+    assert "  count: 2\n" in out
+    assert "  crash: 7\n" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("subround: 2\n", "did you mean `subrounds`", id="a typo"),
+        pytest.param("- 1\n- 2\n", "a mapping of settings", id="no mapping"),
+        pytest.param("workers: [\n", "a YAML file", id="no YAML"),
+    ],
+)
+def test_config_check_says_what_is_wrong_on_one_line(
+    run: Run, tmp_path: pathlib.Path, text: str, message: str
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+
+    code, out, err = run("config", "check", str(path))
+
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_status_of_no_cluster_is_an_error_at_once(run: Run) -> None:
+    code, out, err = run("status", "--address", NOBODY)
+
+    assert (code, out) == (2, "")
+    assert err == (
+        f"ray-fed: Expected a Ray at `{NOBODY}`, found none: start one with"
+        " `ray start --head`, or pass its address.\n"
+    )
+
+
+@pytest.mark.ray
+def test_status_shows_the_nodes_of_a_cluster(ray_cluster: None) -> None:
+    address = ray.get_runtime_context().gcs_address
+    command = "from ray_fed.cli import main; main()"
+
+    found = subprocess.run(
+        [sys.executable, "-c", command, "status", "--address", address],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    lines = found.stdout.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith(address.rpartition(":")[0])
+    assert lines[1].startswith("all")
+    assert all("CPUs, 0 GPUs" in line for line in lines)
+
+
+def test_doctor_works_without_a_cluster(run: Run) -> None:
+    code, out, _ = run("doctor", "--address", NOBODY)
+
+    facts = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert code == 0
+    assert {"python", "ray-fed", "ray", "tensorflow", "keras", "numpy"} <= set(facts)
+    assert facts["CPU:0"] == "CPU"
+    assert "found none" in facts["Ray"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        pytest.param(["--save", "x.h5"], "ends with .keras", id="not .keras"),
+        pytest.param(["--plot", "no/such/x.png"], "a folder that exists", id="folder"),
+        pytest.param(
+            ["--backend", "local", "--address", "auto"], "no address", id="address"
+        ),
+    ],
+)
+def test_demo_refuses_what_cannot_be(run: Run, args: list[str], message: str) -> None:
+    code, out, err = run("demo", *args)
+
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.strip().startswith("ray-fed: ")
+
+
+@pytest.mark.parametrize("args", [["--rounds", "0"], ["--backend", "cloud"]])
+def test_demo_refuses_options_out_of_range(run: Run, args: list[str]) -> None:
+    code, _, err = run("demo", *args)
+
+    assert code == 2
+    assert args[0] in err
+
+
+def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+
+    def find(name: str, *args: Any) -> Any:
+        return None if name == "sklearn" else find_spec(name, *args)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+
+    code, _, err = run("demo")
+
+    assert code == 2
+    assert 'run pip install "ray-fed[demo]".' in err
+
+
+def test_interrupt_ends_with_its_own_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "run_demo", interrupt)
+
+    code, out, err = run("demo")
+
+    assert (code, out) == (130, "")
+    assert err.strip() == "ray-fed: interrupted, all that was started is stopped"
