@@ -1,0 +1,68 @@
+"""Every example, run as a user runs it: in a process of its own."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import nbclient
+import nbformat
+import pytest
+
+_EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+def run_example(name: str, *args: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, str(_EXAMPLES / name), *args],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_temperature_prints_the_mean_and_a_report() -> None:
+    mean, report = run_example("temperature.py", "local").splitlines()
+
+    assert mean == "mean of 3 clients: 21.67 °C"
+    assert report.startswith("round 0: 3 clients in")
+
+
+def test_fed_avg_digits_learns() -> None:
+    out = run_example("fed_avg_digits.py", "local", "3")
+
+    losses = [float(loss) for loss in re.findall(r"test loss ([\d.]+)", out)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    assert "Total params: 9,610" in out
+
+
+# Jupyter's client and its event loop raise warnings of their own.
+@pytest.mark.filterwarnings("ignore")
+def test_quickstart_runs_in_a_kernel_and_ends_with_its_curve(
+    tmp_path: pathlib.Path,
+) -> None:
+    notebook = nbformat.read(_EXAMPLES / "quickstart.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=240,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+
+    client.execute()
+
+    printed = "".join(
+        output.text
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "stream"
+    )
+    (accuracy,) = re.findall(r"test accuracy: ([\d.]+)", printed)
+    assert float(accuracy) >= 0.93
+    (curve,) = notebook.cells[-1].outputs
+    assert len(curve.data["image/png"]) > 10_000
