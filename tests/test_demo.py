@@ -99,7 +99,7 @@ def test_interrupted_demo_leaves_nothing_behind() -> None:
     mark = uuid.uuid4().hex
     screen, terminal = pty.openpty()
     process = subprocess.Popen(
-        [*_COMMAND, "--rounds", "60", "--clients", "6", "--workers", "2"],
+        [*_COMMAND, "--rounds", "60", "--clients", "6", "--workers", "1"],
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=terminal,

@@ -137,6 +137,9 @@ def describe_failure(
 ) -> errors.ComputationError:
     """Return what a computation raised as an error that says where, in few lines."""
     lines = [line.strip() for line in str(error).splitlines()]
+    frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
+    if frames:
+        lines = lines[frames[-1] + 2 :]  # a frame has a second line, which may be empty
     told = [line for line in lines if line and not line.startswith(_BOILERPLATE)]
     summary = _NODE_SUFFIX.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
     return errors.ComputationError(

@@ -149,7 +149,8 @@ class FederatingExecutor(flf.Executor):
         Raises:
             TypeError: `comp` or `arg` is not embedded here, `comp` is no function, or
                 the types do not fit.
-            ValueError: `comp` is of a kind that cannot be called here (a lambda).
+            ValueError: `comp` is of a kind that cannot be called here (a lambda), or
+                is federated_map_all_equal of a value that is not all-equal.
             NotImplementedError: the intrinsic is none that is implemented.
         """
         function = values.narrow(comp, FederatedValue, _NAME)
@@ -159,6 +160,7 @@ class FederatingExecutor(flf.Executor):
             raise errors.ValueMismatchError(
                 f"Expected a function to call, found a value of type `{type_spec}`."
             )
+        _check_all_equal(function, argument)
         values.check_argument(type_spec, argument)
         match function.reference:
             case flf.Intrinsic() if _is_federated(function.reference.uri):
@@ -233,6 +235,22 @@ class FederatingExecutor(flf.Executor):
 
 def _is_federated(uri: str) -> bool:
     return uri.startswith("federated_")
+
+
+def _check_all_equal(function: FederatedValue, argument: FederatedValue | None) -> None:
+    uri = getattr(function.reference, "uri", None)
+    if uri != flf.FEDERATED_MAP_ALL_EQUAL.uri or argument is None:
+        return
+    match argument.type_signature:
+        case fl.StructType() as pair if any(
+            values.differs_by_client(found) for _, found in pair.items()
+        ):
+            raise errors.UnsupportedError(
+                "Expected an all-equal value for federated_map_all_equal, found"
+                f" `{pair}`: use federated_map."
+            )
+        case _:
+            pass
 
 
 def _check_known(uri: str) -> None:

@@ -86,18 +86,6 @@ async def _map(
     return FederatedValue(placed, type_spec.result)
 
 
-async def _map_all_equal(
-    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
-) -> FederatedValue:
-    found = _part(arg, 1).type_signature
-    if not cast("fl.FederatedType", found).all_equal:
-        raise errors.UnsupportedError(
-            f"Expected an all-equal value for federated_map_all_equal, found `{found}`:"
-            " use federated_map."
-        )
-    return await _map(interpreter, arg, type_spec)
-
-
 async def _apply(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
@@ -226,7 +214,7 @@ HANDLERS: Mapping[str, Handler] = {
     flf.FEDERATED_EVAL_AT_CLIENTS.uri: _eval_at_clients,
     flf.FEDERATED_EVAL_AT_SERVER.uri: _eval_at_server,
     flf.FEDERATED_MAP.uri: _map,
-    flf.FEDERATED_MAP_ALL_EQUAL.uri: _map_all_equal,
+    flf.FEDERATED_MAP_ALL_EQUAL.uri: _map,
     flf.FEDERATED_VALUE_AT_CLIENTS.uri: _all_equal_at_clients,
     flf.FEDERATED_VALUE_AT_SERVER.uri: _value_at_server,
     flf.FEDERATED_ZIP_AT_CLIENTS.uri: _zip_at_clients,

@@ -1,5 +1,6 @@
 """Every example, run as a user runs it: in a process of its own."""
 
+import os
 import pathlib
 import re
 import subprocess
@@ -19,6 +20,7 @@ def run_example(name: str, *args: str) -> str:
         capture_output=True,
         text=True,
         check=False,
+        env=os.environ | {"RAY_FED_WORKERS": "1"},  # each imports TensorFlow
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout

@@ -1,0 +1,147 @@
+"""What a failure of client work tells, and work on a chunk of clients."""
+
+import asyncio
+import pickle
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed import values
+from ray_fed.executors import clients
+from ray_fed.executors.eager_tf import EagerTFExecutor
+
+FLOAT = fl.TensorType(np.float32)
+
+
+@rtf.computation(np.float32)
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+@rtf.computation(np.float32)
+def positive(x: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.Assert(x > 0, ["not positive"])]):
+        return tf.identity(x)
+
+
+def fail() -> None:
+    raise KeyError("mine")
+
+
+class TestDescribeFailure:
+    @pytest.mark.parametrize(
+        ("message", "summary"),
+        [
+            pytest.param("too large", "too large", id="one line"),
+            pytest.param("", "no message", id="nothing"),
+            pytest.param("a\n\n b\nc\nd\ne", "a b c", id="many lines"),
+            pytest.param(
+                "Graph execution error:\n\nDetected at node Assert defined at (most"
+                ' recent call last):\n  File "x.py", line 1, in run\n\n  File "y.py",'
+                " line 2, in go\n    return f(x)\nassertion failed: [no]\n\t"
+                " [[{{node Assert}}]] [Op:__inference_pruned_7]",
+                "assertion failed: [no]",
+                id="graph error with its stack",
+            ),
+            pytest.param(
+                "Graph execution error:\n\nDetected at node Assert defined at (most"
+                " recent call last):\n<stack traces unavailable>\nno [Op:Assert]",
+                "no",
+                id="graph error without its stack",
+            ),
+        ],
+    )
+    def test_says_it_in_few_lines(self, message: str, summary: str) -> None:
+        error = clients.describe_failure(ValueError(message), None)
+
+        assert str(error) == f"A computation raised ValueError: {summary}"
+
+    def test_names_the_client_and_keeps_the_cause(self) -> None:
+        with pytest.raises(KeyError) as caught:
+            fail()
+
+        error = clients.describe_failure(caught.value, 7)
+
+        copied = pickle.loads(pickle.dumps(error))
+        assert str(copied) == "A computation raised KeyError: 'mine' [client 7]"
+        assert copied.location == errors.Location(client_index=7)
+        assert "test_clients.py" in copied.cause_text
+
+    def test_of_tensorflow_is_short(self) -> None:
+        with pytest.raises(errors.ComputationError) as caught:
+            asyncio.run(map_clients(positive, [1.0, -1.0], range(5, 7)))
+
+        message = str(caught.value)
+        assert message == (
+            "A computation raised InvalidArgumentError: assertion failed:"
+            " [not positive] [client 6]"
+        )
+
+
+async def map_clients(
+    comp: Any, members: list[float], chunk: range, **options: Any
+) -> list[Any]:
+    executor = EagerTFExecutor()
+    function = await executor.create_value(comp)
+    arg = await clients.embed_members(executor, members, FLOAT)
+    mapped = await clients.map_embedded(executor, function, arg, chunk, **options)
+    return [await member.compute() for member in mapped]
+
+
+class TestMapEmbedded:
+    def test_calls_each_client_in_order(self) -> None:
+        assert asyncio.run(map_clients(double, [3.0, 1.0], range(2))) == [6.0, 2.0]
+
+    def test_of_no_clients_calls_nothing(self) -> None:
+        assert asyncio.run(map_clients(double, [], range(0))) == []
+
+    def test_checks_before_each_client_and_ends_with_what_that_raises(self) -> None:
+        checked: list[int] = []
+
+        def check() -> None:
+            checked.append(len(checked))
+            if len(checked) == 2:
+                raise errors.ClusterError("freed")
+
+        with pytest.raises(errors.ClusterError, match="freed"):
+            asyncio.run(map_clients(double, [1.0] * 5, range(5), check=check))
+
+        assert checked == [0, 1]
+
+    def test_zips_without_a_function(self) -> None:
+        async def act() -> Any:
+            executor = EagerTFExecutor()
+            left = await clients.embed_members(executor, [1.0, 2.0], FLOAT)
+            right = await clients.embed_members(executor, [3.0, 4.0], FLOAT)
+            arg: Any = values.Struct([("z", left), ("a", right)])
+            zipped = await clients.map_members(executor, None, arg, range(2))
+            return [await member.compute() for member in zipped]
+
+        assert [(m.z, m.a) for m in asyncio.run(act())] == [(1, 3), (2, 4)]
+
+    def test_needs_a_function_or_a_value(self) -> None:
+        with pytest.raises(errors.UnsupportedError, match="a function or a value"):
+            asyncio.run(clients.map_members(EagerTFExecutor(), None, None, range(1)))
+
+
+def test_accumulation_folds_from_zero_in_client_order() -> None:
+    digits = rtf.computation(digit_after, np.float32, np.float32)
+
+    async def act() -> Any:
+        executor = EagerTFExecutor()
+        zero = await executor.create_value(9.0, FLOAT)
+        members = await clients.embed_members(executor, [1.0, 2.0, 3.0], FLOAT)
+        function = await executor.create_value(digits)
+        folded = await clients.accumulate_members(executor, zero, members, function)
+        return await folded.compute()
+
+    assert asyncio.run(act()) == 9123.0
+
+
+def digit_after(number: Any, digit: Any) -> Any:
+    return 10 * number + digit

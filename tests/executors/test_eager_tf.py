@@ -1,0 +1,846 @@
+"""The leaf executor: TensorFlow, eagerly and synchronously, and only that."""
+
+# pyright: reportUnknownLambdaType=false
+
+import asyncio
+import collections
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+from typing_extensions import override
+
+import ray_fed.blocks as blocks
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed import values
+from ray_fed.executors import eager_tf
+from ray_fed.executors.eager_tf import EagerTFExecutor, EagerValue
+from ray_fed.executors.references import ReferenceResolvingExecutor
+from ray_fed.tensorflow import normal
+
+flf = fl.framework
+INT = fl.TensorType(np.int32)
+INTS = fl.SequenceType(np.int32)
+NAMED = fl.StructType([("z", np.int32), ("a", np.float32)])
+AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
+
+
+class Point(NamedTuple):
+    z: Any
+    a: Any
+
+
+@rtf.computation(np.int32)
+def increment(x: Any) -> Any:
+    return x + 1
+
+
+@rtf.computation(np.int32, np.int32)
+def subtract(x: Any, y: Any) -> Any:
+    return x - y
+
+
+@rtf.computation
+def ten() -> Any:
+    return tf.constant(10)
+
+
+@rtf.computation(INTS)
+def doubled(dataset: Any) -> Any:
+    return dataset.map(lambda x: 2 * x)
+
+
+@rtf.computation(INTS)
+def total(dataset: Any) -> Any:
+    return dataset.reduce(tf.constant(0), lambda x, y: x + y)
+
+
+@rtf.computation(np.int32)
+def split(x: Any) -> Any:
+    return {"z": x // 10, "a": [x % 10, tf.data.Dataset.range(2)]}
+
+
+@pytest.fixture
+def executor() -> Iterator[EagerTFExecutor]:
+    executor = EagerTFExecutor()
+    yield executor
+    executor.close()
+
+
+def embed(executor: EagerTFExecutor, value: Any, type_spec: Any = None) -> EagerValue:
+    return asyncio.run(executor.create_value(value, type_spec))
+
+
+def call(executor: EagerTFExecutor, comp: Any, *args: Any) -> EagerValue:
+    function = embed(executor, comp)
+    if not args:
+        return asyncio.run(executor.create_call(function))
+    type_spec: Any = function.type_signature
+    arg = args[0] if len(args) == 1 else args
+    argument = embed(executor, arg, type_spec.parameter)
+    return asyncio.run(executor.create_call(function, argument))
+
+
+def computed(value: EagerValue) -> Any:
+    return asyncio.run(value.compute())
+
+
+class TestTypesItUnderstands:
+    @pytest.mark.parametrize(
+        ("value", "type_spec"),
+        [
+            pytest.param(10, np.int32, id="number"),
+            pytest.param(0.5, np.float32, id="float"),
+            pytest.param("text", np.str_, id="string"),
+            pytest.param([[1, 2], [3, 4]], (np.int64, (2, 2)), id="list for a tensor"),
+            pytest.param(np.ones(3), (np.float64, (None,)), id="array"),
+        ],
+    )
+    def test_tensors(
+        self, executor: EagerTFExecutor, value: Any, type_spec: Any
+    ) -> None:
+        embedded = embed(executor, value, type_spec)
+
+        assert embedded.type_signature == fl.to_type(type_spec)
+        assert isinstance(embedded.reference, tf.Tensor)
+        expected = value.encode() if isinstance(value, str) else value
+        np.testing.assert_array_equal(computed(embedded), expected)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            pytest.param((1, 2.5), id="tuple"),
+            pytest.param([1, 2.5], id="list"),
+            pytest.param({"a": 2.5, "z": 1}, id="dict"),
+            pytest.param(collections.OrderedDict(z=1, a=2.5), id="OrderedDict"),
+            pytest.param(Point(1, 2.5), id="namedtuple"),
+            pytest.param(values.Struct([("z", 1), ("a", 2.5)]), id="named struct"),
+            pytest.param(values.Struct([(None, 1), (None, 2.5)]), id="unnamed struct"),
+        ],
+    )
+    def test_structures_with_the_names_of_their_type(
+        self, executor: EagerTFExecutor, value: Any
+    ) -> None:
+        result = computed(embed(executor, value, NAMED))
+
+        assert list(values.iter_elements(result)) == [("z", 1), ("a", 2.5)]
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda: [1, 2, 3], id="list"),
+            pytest.param(lambda: (1, 2, 3), id="tuple"),
+            pytest.param(lambda: [tf.constant(n) for n in (1, 2, 3)], id="tensors"),
+            pytest.param(lambda: iter([1, 2, 3]), id="iterator"),
+            pytest.param(lambda: range(1, 4), id="range"),
+            pytest.param(
+                lambda: tf.data.Dataset.range(1, 4, output_type=tf.int32), id="dataset"
+            ),
+        ],
+    )
+    def test_sequences(
+        self, executor: EagerTFExecutor, make: Callable[[], Any]
+    ) -> None:
+        embedded = embed(executor, make(), INTS)
+
+        assert isinstance(embedded.reference, tf.data.Dataset)
+        assert computed(embedded) == [1, 2, 3]
+
+    def test_functions(self, executor: EagerTFExecutor) -> None:
+        embedded = embed(executor, increment)
+
+        assert str(embedded.type_signature) == "(int32 -> int32)"
+        assert computed(call(executor, increment, 41)) == 42
+
+    @pytest.mark.parametrize(
+        "type_spec",
+        [
+            pytest.param(AT_CLIENTS, id="at clients"),
+            pytest.param(fl.FederatedType(np.int32, fl.SERVER), id="at the server"),
+            pytest.param(fl.StructType([np.int32, AT_CLIENTS]), id="federated inside"),
+            pytest.param(fl.PlacementType(), id="placement"),
+            pytest.param(fl.AbstractType("T"), id="abstract"),
+        ],
+    )
+    def test_no_placements_and_no_abstract_types(
+        self, executor: EagerTFExecutor, type_spec: fl.Type
+    ) -> None:
+        value = (1, 2) if isinstance(type_spec, fl.StructType) else 1
+
+        with pytest.raises(TypeError, match="Expected a tensor, sequence, structure"):
+            embed(executor, value, type_spec)
+
+
+LAMBDA = flf.Lambda("x", INT, flf.Reference("x", INT))
+ONE = flf.Literal(np.int32(1), INT)
+
+
+class TestBlocksItUnderstands:
+    @pytest.mark.parametrize(
+        "form",
+        [
+            pytest.param(lambda comp: comp, id="computation"),
+            pytest.param(lambda comp: comp.to_proto(), id="message"),
+            pytest.param(lambda comp: comp.to_building_block(), id="building block"),
+            pytest.param(
+                lambda comp: blocks.Function(comp.to_proto().SerializeToString()),
+                id="travelling function",
+            ),
+        ],
+    )
+    def test_tensorflow_computations_in_all_forms(
+        self, executor: EagerTFExecutor, form: Callable[[Any], Any]
+    ) -> None:
+        assert computed(call(executor, form(subtract), 5, 3)) == 2
+
+    def test_literals(self, executor: EagerTFExecutor) -> None:
+        literal = flf.Literal(np.array([1, 2]), fl.TensorType(np.int64, (2,)))
+
+        assert computed(embed(executor, literal)).tolist() == [1, 2]
+
+    def test_generic_arithmetic(self, executor: EagerTFExecutor) -> None:
+        plus = flf.Intrinsic(flf.GENERIC_PLUS.uri, fl.FunctionType([INT, INT], INT))
+
+        assert computed(call(executor, plus, 2, 3)) == 5
+
+    @pytest.mark.parametrize(
+        "block",
+        [
+            pytest.param(LAMBDA, id="lambda"),
+            pytest.param(LAMBDA.to_proto(), id="message of a lambda"),
+            pytest.param(flf.Call(LAMBDA, ONE), id="call"),
+            pytest.param(flf.Struct([ONE]), id="struct"),
+            pytest.param(flf.Selection(flf.Struct([ONE]), index=0), id="selection"),
+            pytest.param(flf.Block([("x", ONE)], ONE), id="block"),
+            pytest.param(flf.Reference("x", INT), id="reference"),
+            pytest.param(flf.Placement(fl.CLIENTS), id="placement"),
+            pytest.param(
+                flf.Intrinsic(
+                    flf.FEDERATED_SUM.uri,
+                    fl.FunctionType(AT_CLIENTS, fl.FederatedType(INT, fl.SERVER)),
+                ),
+                id="federated intrinsic",
+            ),
+            pytest.param(
+                flf.Intrinsic(
+                    flf.SEQUENCE_MAP.uri,
+                    fl.FunctionType([fl.FunctionType(INT, INT), INTS], INTS),
+                ),
+                id="sequence intrinsic",
+            ),
+        ],
+    )
+    def test_no_other_construct(self, executor: EagerTFExecutor, block: Any) -> None:
+        with pytest.raises(
+            errors.UnsupportedError, match=r"Expected a TensorFlow computation, found `"
+        ):
+            embed(executor, block)
+
+    def test_no_function_with_captured_values(self, executor: EagerTFExecutor) -> None:
+        serialised = blocks.serialise(flf.Lambda(None, None, flf.Reference("x", INT)))
+        captured = (("x", blocks.serialise_type(INT), np.int32(1)),)
+
+        with pytest.raises(errors.UnsupportedError, match=r"captures \['x'\]"):
+            embed(executor, blocks.Function(serialised, captured))
+
+
+class Typed(fl.TypedObject):
+    """Knows its type, and has no value."""
+
+    @property
+    @override
+    def type_signature(self) -> fl.Type:
+        return INT
+
+
+class TestCreateValue:
+    @pytest.mark.parametrize(
+        "type_spec",
+        [
+            pytest.param(INT, id="federated type"),
+            pytest.param(np.int32, id="dtype"),
+            pytest.param(tf.int32, id="DType"),
+            pytest.param(tf.TensorSpec([], tf.int32), id="TensorSpec"),
+        ],
+    )
+    def test_takes_what_is_convertible_to_a_type(
+        self, executor: EagerTFExecutor, type_spec: Any
+    ) -> None:
+        assert embed(executor, 5, type_spec).type_signature == INT
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            pytest.param(10, id="number"),
+            pytest.param([1, 2], id="list"),
+            pytest.param(tf.constant(1), id="tensor"),
+            pytest.param(None, id="None"),
+        ],
+    )
+    def test_needs_a_type_for_what_does_not_know_its_own(
+        self, executor: EagerTFExecutor, value: Any
+    ) -> None:
+        with pytest.raises(ValueError, match=r"Expected a type for .*pass `type_spec`"):
+            embed(executor, value)
+
+    def test_takes_the_type_of_a_typed_object(self, executor: EagerTFExecutor) -> None:
+        with pytest.raises(TypeError, match="to be of type `int32`, found"):
+            embed(executor, Typed())
+
+    @pytest.mark.parametrize(
+        ("value", "type_spec"),
+        [
+            pytest.param(1.0, np.int32, id="float for int"),
+            pytest.param(2**31, np.int32, id="int that does not fit"),
+            pytest.param(np.float64(1), np.float32, id="float64 for float32"),
+            pytest.param(True, np.int32, id="bool for int"),
+            pytest.param((1, 2.0, 3), NAMED, id="length of a struct"),
+            pytest.param({"z": 1, "b": 2.0}, NAMED, id="names of a struct"),
+            pytest.param(Point(1, 2.0), [np.int32, np.float32], id="names for none"),
+            pytest.param([1, "x"], INTS, id="element of a sequence"),
+            pytest.param(increment, np.int32, id="function for a tensor"),
+            pytest.param(
+                increment, fl.FunctionType(np.int64, np.int32), id="another function"
+            ),
+            pytest.param(lambda x: x, fl.FunctionType(INT, INT), id="Python function"),
+        ],
+    )
+    def test_refuses_what_is_not_of_the_type(
+        self, executor: EagerTFExecutor, value: Any, type_spec: Any
+    ) -> None:
+        with pytest.raises(TypeError, match=r"^Expected "):
+            embed(executor, value, type_spec)
+
+    def test_refuses_a_dataset_of_another_type(self, executor: EagerTFExecutor) -> None:
+        with pytest.raises(
+            TypeError, match=r"a dataset of type `int32\*`, found `int64"
+        ):
+            embed(executor, tf.data.Dataset.range(3), INTS)
+
+    def test_refuses_the_value_of_another_executor(
+        self, executor: EagerTFExecutor
+    ) -> None:
+        other = asyncio.run(ReferenceResolvingExecutor(executor).create_value(1, INT))
+
+        with pytest.raises(TypeError, match="Expected "):
+            embed(executor, other, INT)
+
+    def test_reads_variables(self, executor: EagerTFExecutor) -> None:
+        variable: Any = tf.Variable(tf.constant(3))
+
+        assert computed(embed(executor, variable, np.int32)) == 3
+
+    def test_embeds_structures_that_hold_functions(
+        self, executor: EagerTFExecutor
+    ) -> None:
+        type_spec = fl.StructType([("f", increment.type_signature), ("x", np.int32)])
+        embedded = embed(executor, (increment, 5), type_spec)
+
+        function = asyncio.run(executor.create_selection(embedded, 0))
+        argument = asyncio.run(executor.create_selection(embedded, 1))
+        result = asyncio.run(executor.create_call(function, argument))
+
+        assert computed(result) == 6
+
+    def test_takes_its_own_values_again(self, executor: EagerTFExecutor) -> None:
+        value = embed(executor, (1, 2.0), [np.int32, np.float32])
+
+        named = embed(executor, value, NAMED)
+
+        assert embed(executor, value).reference[0] is value.reference[0]
+        assert [name for name, _ in values.iter_elements(named.reference)] == ["z", "a"]
+        assert named.reference[0] is value.reference[0]
+
+    def test_refuses_its_own_values_at_another_type(
+        self, executor: EagerTFExecutor
+    ) -> None:
+        with pytest.raises(TypeError, match="a value of type `int64`, found `int32`"):
+            embed(executor, embed(executor, 1, np.int32), np.int64)
+
+    def test_declares_names_of_results_where_the_type_does(
+        self, executor: EagerTFExecutor
+    ) -> None:
+        pair = rtf.computation(lambda: (1, 2.0))
+        declared = fl.FunctionType(None, NAMED)
+
+        function = embed(executor, pair, declared)
+        result = asyncio.run(executor.create_call(function))
+
+        assert result.type_signature == NAMED
+        assert (result.reference.z.numpy(), result.reference.a.numpy()) == (1, 2.0)
+
+    def test_reads_iterables_no_further_than_needed(
+        self, executor: EagerTFExecutor
+    ) -> None:
+        read: list[int] = []
+
+        def numbers() -> Iterator[int]:
+            for number in range(10**9):
+                read.append(number)
+                yield number
+
+        embedded = embed(executor, numbers(), INTS)
+        before = len(read)
+        taken = computed(
+            call(executor, rtf.computation(lambda ds: ds.take(3), INTS), embedded)
+        )
+
+        assert (before, taken) == (0, [0, 1, 2])
+        assert len(read) < 10
+
+
+class TestCreateCall:
+    def test_of_a_function_without_parameter(self, executor: EagerTFExecutor) -> None:
+        result = call(executor, ten)
+
+        assert result.type_signature == INT
+        assert computed(result) == 10
+
+    def test_of_a_function_of_several_parameters(
+        self, executor: EagerTFExecutor
+    ) -> None:
+        assert computed(call(executor, subtract, 5, 3)) == 2
+        assert computed(call(executor, subtract, {"y": 3, "x": 5})) == 2
+
+    def test_takes_fields_of_a_dataset_by_the_names_of_the_parameter(
+        self, executor: EagerTFExecutor
+    ) -> None:
+        comp = rtf.computation(
+            lambda ds: ds.reduce(0, lambda n, e: n + 10 * e["z"] + e["a"]),
+            fl.SequenceType({"z": np.int32, "a": np.int32}),
+        )
+        unnamed = fl.SequenceType([np.int32, np.int32])
+        function, arg = embed(executor, comp), embed(executor, [(1, 2)], unnamed)
+
+        result = asyncio.run(executor.create_call(function, arg))
+
+        assert computed(result) == 12
+
+    def test_does_not_copy_values_between_calls(
+        self, executor: EagerTFExecutor
+    ) -> None:
+        first = call(executor, increment, 1)
+
+        pair = asyncio.run(executor.create_struct([first, first]))
+        selected = asyncio.run(executor.create_selection(pair, 1))
+
+        assert selected.reference is first.reference
+
+    def test_results_are_not_cached(self, executor: EagerTFExecutor) -> None:
+        @rtf.computation
+        def now() -> Any:
+            return tf.timestamp()
+
+        times = [computed(call(executor, now)) for _ in range(3)]
+
+        assert times == sorted(set(times))
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            pytest.param(
+                lambda e: e.create_call(embed(e, 1, np.int32)),
+                "Expected a function to call",
+                id="no function",
+            ),
+            pytest.param(
+                lambda e: e.create_call(embed(e, increment)),
+                "Expected an argument of type `int32`, found none",
+                id="no argument",
+            ),
+            pytest.param(
+                lambda e: e.create_call(embed(e, ten), embed(e, 1, np.int32)),
+                "Expected no argument",
+                id="argument too many",
+            ),
+            pytest.param(
+                lambda e: e.create_call(embed(e, increment), embed(e, 1.0, np.float32)),
+                "Expected an argument of type `int32`, found `float32`",
+                id="argument of another type",
+            ),
+            pytest.param(
+                lambda e: e.create_call(embed(e, increment), 1),
+                "Expected a value embedded in EagerTFExecutor, found `int`",
+                id="argument that is not embedded",
+            ),
+            pytest.param(
+                lambda e: e.create_call(increment, embed(e, 1, np.int32)),
+                "Expected a value embedded in EagerTFExecutor",
+                id="function that is not embedded",
+            ),
+        ],
+    )
+    def test_refuses_wrong_types(
+        self,
+        executor: EagerTFExecutor,
+        make: Callable[[EagerTFExecutor], Any],
+        message: str,
+    ) -> None:
+        with pytest.raises(TypeError, match=message):
+            asyncio.run(make(executor))
+
+    def test_raises_what_tensorflow_raises(self, executor: EagerTFExecutor) -> None:
+        @rtf.computation(np.int32)
+        def positive(x: Any) -> Any:
+            with tf.control_dependencies(
+                [tf.debugging.Assert(x > 0, ["not positive"])]
+            ):
+                return tf.identity(x)
+
+        assert computed(call(executor, positive, 1)) == 1
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not positive"):
+            call(executor, positive, -1)
+
+
+class TestStructs:
+    def test_keep_names(self, executor: EagerTFExecutor) -> None:
+        elements = collections.OrderedDict(
+            z=embed(executor, 1, np.int32), a=embed(executor, 2.0, np.float32)
+        )
+
+        struct = asyncio.run(executor.create_struct(elements))
+
+        assert struct.type_signature == NAMED
+        assert list(values.iter_elements(computed(struct))) == [("z", 1), ("a", 2.0)]
+
+    def test_of_lists_have_no_names(self, executor: EagerTFExecutor) -> None:
+        struct = asyncio.run(executor.create_struct([embed(executor, 1, np.int32)] * 2))
+
+        assert str(struct.type_signature) == "<int32,int32>"
+
+    def test_hold_functions(self, executor: EagerTFExecutor) -> None:
+        struct = asyncio.run(executor.create_struct([embed(executor, ten)]))
+        function = asyncio.run(executor.create_selection(struct, 0))
+
+        assert computed(asyncio.run(executor.create_call(function))) == 10
+        with pytest.raises(TypeError, match="Expected a value to compute"):
+            computed(struct)
+
+    def test_may_be_empty(self, executor: EagerTFExecutor) -> None:
+        struct = asyncio.run(executor.create_struct([]))
+
+        assert (str(struct.type_signature), len(computed(struct))) == ("<>", 0)
+
+    def test_refuse_what_is_not_embedded(self, executor: EagerTFExecutor) -> None:
+        with pytest.raises(TypeError, match="embedded in EagerTFExecutor, found `int`"):
+            asyncio.run(executor.create_struct([1]))
+
+    @pytest.mark.parametrize(
+        ("how", "expected"),
+        [
+            pytest.param({"index": 0}, 1, id="first index"),
+            pytest.param({"index": 1}, 2.0, id="last index"),
+            pytest.param({"name": "a"}, 2.0, id="name"),
+        ],
+    )
+    def test_are_selected_from(
+        self, executor: EagerTFExecutor, how: dict[str, Any], expected: float
+    ) -> None:
+        struct = embed(executor, (1, 2.0), NAMED)
+
+        selected = asyncio.run(executor.create_selection(struct, **how))
+
+        assert computed(selected) == expected
+
+    @pytest.mark.parametrize(
+        ("how", "error"),
+        [
+            pytest.param({"index": 0, "name": "z"}, ValueError, id="both"),
+            pytest.param({}, ValueError, id="neither"),
+            pytest.param({"index": 2}, TypeError, id="index out of range"),
+            pytest.param({"index": -1}, TypeError, id="negative index"),
+            pytest.param({"name": "b"}, TypeError, id="unknown name"),
+        ],
+    )
+    def test_refuse_other_selections(
+        self, executor: EagerTFExecutor, how: dict[str, Any], error: type[Exception]
+    ) -> None:
+        struct = embed(executor, (1, 2.0), NAMED)
+
+        with pytest.raises(error, match=r"^Expected (either|an element)"):
+            asyncio.run(executor.create_selection(struct, **how))
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda e: embed(e, 1, INT), id="tensor"),
+            pytest.param(lambda _: 1, id="not embedded"),
+        ],
+    )
+    def test_are_the_only_source_of_selections(
+        self, executor: EagerTFExecutor, make: Callable[[EagerTFExecutor], Any]
+    ) -> None:
+        with pytest.raises(TypeError, match=r"Expected a (struct|value embedded)"):
+            asyncio.run(executor.create_selection(make(executor), 0))
+
+
+PLUS = flf.Intrinsic(flf.GENERIC_PLUS.uri, fl.FunctionType([NAMED, NAMED], NAMED))
+
+
+def is_fixed_point(value: EagerValue) -> bool:
+    again = normal.normalise(value.reference, value.type_signature)
+    return is_same(value.reference, again)
+
+
+def is_same(left: Any, right: Any) -> bool:
+    if not isinstance(left, values.Struct):
+        return left is right
+    pairs = zip(values.iter_elements(left), values.iter_elements(right), strict=True)
+    return all(n == m and is_same(x, y) for (n, x), (m, y) in pairs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda e: embed(e, 1, np.int32), id="tensor"),
+        pytest.param(lambda e: embed(e, (1, 2.0), NAMED), id="struct"),
+        pytest.param(lambda e: embed(e, [1, 2], INTS), id="sequence"),
+        pytest.param(lambda e: embed(e, iter([1]), INTS), id="iterable"),
+        pytest.param(
+            lambda e: embed(
+                e,
+                tf.data.Dataset.from_tensors(Point(1, 2.0)),
+                fl.SequenceType(NAMED),
+            ),
+            id="dataset of namedtuples",
+        ),
+        pytest.param(lambda e: embed(e, increment), id="function"),
+        pytest.param(lambda e: call(e, ten), id="result"),
+        pytest.param(lambda e: call(e, split, 12), id="result struct"),
+        pytest.param(lambda e: call(e, doubled, [1, 2]), id="result sequence"),
+        pytest.param(
+            lambda e: asyncio.run(e.create_struct({"x": call(e, split, 12)})),
+            id="created struct",
+        ),
+        pytest.param(
+            lambda e: asyncio.run(e.create_selection(call(e, split, 12), name="a")),
+            id="selection",
+        ),
+        pytest.param(
+            lambda e: embed(e, embed(e, (1, 2.0), [np.int32, np.float32]), NAMED),
+            id="renamed",
+        ),
+        pytest.param(
+            lambda e: call(e, PLUS, (1, 2.0), (3, 4.0)), id="result of arithmetic"
+        ),
+    ],
+)
+def test_normalising_an_embedded_value_changes_nothing(
+    executor: EagerTFExecutor, make: Callable[[EagerTFExecutor], EagerValue]
+) -> None:
+    value = make(executor)
+
+    assert is_fixed_point(value)
+
+
+class TestDatasets:
+    def test_of_any_size_are_pipelined(self, executor: EagerTFExecutor) -> None:
+        numbers = fl.SequenceType(np.int64)
+        evens = rtf.computation(lambda ds: ds.filter(lambda x: x % 2 == 0), numbers)
+        first = rtf.computation(lambda ds: ds.skip(2).take(2), numbers)
+
+        endless = embed(executor, tf.data.Dataset.range(2**62), numbers)
+        filtered = asyncio.run(executor.create_call(embed(executor, evens), endless))
+        result = asyncio.run(executor.create_call(embed(executor, first), filtered))
+
+        assert computed(result) == [4, 6]
+
+    def test_can_be_read_by_many_calls(self, executor: EagerTFExecutor) -> None:
+        sequence = embed(executor, [1, 2, 3], INTS)
+        function = embed(executor, total)
+
+        results = [
+            computed(asyncio.run(executor.create_call(function, sequence)))
+            for _ in range(3)
+        ]
+
+        assert results == [6, 6, 6]
+
+
+def test_every_verb_ends_without_waiting(executor: EagerTFExecutor) -> None:
+    def run(coroutine: Any) -> Any:
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            return stop.value
+        raise AssertionError("the coroutine waited")
+
+    function = run(executor.create_value(increment))
+    argument = run(executor.create_value(1, np.int32))
+    result = run(executor.create_call(function, argument))
+    struct = run(executor.create_struct([result]))
+
+    assert run(run(executor.create_selection(struct, 0)).compute()) == 2
+
+
+class TestCache:
+    @staticmethod
+    def add(number: int) -> Any:
+        return rtf.computation(lambda x: x + number, np.int32)
+
+    def test_finds_a_function_by_its_content(self, executor: EagerTFExecutor) -> None:
+        proto = self.add(1).to_proto()
+        copy = type(proto).FromString(proto.SerializeToString())
+
+        functions = [embed(executor, p).reference for p in (proto, copy, self.add(1))]
+
+        assert functions[0] is functions[1] is functions[2]
+
+    def test_tells_types_apart(self, executor: EagerTFExecutor) -> None:
+        proto = self.add(1).to_proto()
+        vector = type(proto).FromString(proto.SerializeToString())
+        vector.type.function.result.tensor.dims.append(1)
+        vector.type.function.parameter.tensor.dims.append(1)
+
+        functions = [embed(executor, p) for p in (proto, vector)]
+
+        assert functions[0].reference is not functions[1].reference
+        assert str(functions[1].type_signature) == "(int32[1] -> int32[1])"
+
+    def test_is_bounded_and_keeps_what_was_used_last(
+        self, executor: EagerTFExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(eager_tf, "_CACHED_FUNCTIONS", 3)
+        comps = [self.add(number) for number in range(4)]
+        first, second, _ = [embed(executor, comp).reference for comp in comps[:3]]
+
+        embed(executor, comps[0])  # used again, so that the second is the oldest
+        embed(executor, comps[3])
+
+        assert embed(executor, comps[0]).reference is first
+        assert embed(executor, comps[1]).reference is not second
+
+    def test_is_dropped_by_close(self, executor: EagerTFExecutor) -> None:
+        function = embed(executor, self.add(1))
+
+        executor.close()
+        executor.close()
+
+        assert embed(executor, self.add(1)).reference is not function.reference
+        result = asyncio.run(executor.create_call(function, embed(executor, 1, INT)))
+        assert computed(result) == 2
+
+
+class TestGraphMode:
+    """RuntimeError: the executor needs eager execution."""
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda _: EagerTFExecutor(), id="construction"),
+            pytest.param(lambda e: embed(e, 1, np.int32), id="create_value"),
+            pytest.param(
+                lambda e: asyncio.run(e.create_call(EagerValue(None, INT))),
+                id="create_call",
+            ),
+        ],
+    )
+    def test_is_refused(
+        self, executor: EagerTFExecutor, make: Callable[[EagerTFExecutor], Any]
+    ) -> None:
+        with (
+            tf.Graph().as_default(),
+            pytest.raises(RuntimeError, match="Expected TensorFlow to execute eagerly"),
+        ):
+            make(executor)
+
+
+class TestDevice:
+    def test_is_a_logical_device(self) -> None:
+        physical = tf.config.list_physical_devices()[0]
+
+        for device in ("/CPU:0", physical, 0):
+            with pytest.raises(
+                TypeError, match=r"Expected a `tf.config.LogicalDevice`"
+            ):
+                EagerTFExecutor(device)
+
+    def test_exists(self) -> None:
+        missing: Any = tf.config.LogicalDevice("/device:GPU:99", "GPU")
+
+        with pytest.raises(ValueError, match=r"Expected one of the devices .*GPU:99"):
+            EagerTFExecutor(missing)
+
+    def test_is_accepted_from_the_list(self) -> None:
+        executor = EagerTFExecutor(tf.config.list_logical_devices("CPU")[0])
+
+        assert computed(call(executor, subtract, 5, 3)) == 2
+
+    def test_is_where_everything_runs(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", PLACEMENT],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+
+        found = json.loads(done.stdout)
+        assert found["devices"] == ["/device:CPU:0", "/device:CPU:1", "/device:CPU:2"]
+        assert found["value"] == ["CPU:0", "CPU:1", "CPU:2"]
+        assert found["result"] == ["CPU:0", "CPU:1", "CPU:2"]
+        assert found["in a loop"] == ["CPU:0", "CPU:1", "CPU:2"]
+        assert found["arithmetic"] == ["CPU:0", "CPU:1", "CPU:2"]
+        assert found["of a dataset"] == [[6, "CPU:0"], [6, "CPU:1"], [6, "CPU:2"]]
+        assert found["sequences"] == [[2, 4, 6]] * 3
+
+
+PLACEMENT = """
+import asyncio, json
+import federated_language as fl
+import numpy as np
+from ray_fed import tensorflow as rtf
+import tensorflow as tf
+from ray_fed.executors.eager_tf import EagerTFExecutor
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+configuration = [tf.config.LogicalDeviceConfiguration() for _ in range(3)]
+tf.config.set_logical_device_configuration(cpu, configuration)
+devices = tf.config.list_logical_devices("CPU")
+executors = [EagerTFExecutor(device) for device in devices]
+INTS = fl.SequenceType(np.int32)
+
+loop = rtf.computation(
+    lambda n: tf.while_loop(lambda i: i < n, lambda i: [i + 1], [0])[0],
+    np.int32,
+)
+double = rtf.computation(lambda ds: ds.map(lambda x: 2 * x), INTS)
+total = rtf.computation(lambda ds: ds.reduce(0, lambda x, y: x + y), INTS)
+plus = fl.framework.Intrinsic("generic_plus", fl.FunctionType([np.int32] * 2, np.int32))
+
+def place(tensor):
+    return tensor.device.rpartition("/device:")[2]
+
+async def run(executor):
+    async def call(comp, arg):
+        function = await executor.create_value(comp)
+        parameter = function.type_signature.parameter
+        return await executor.create_call(
+            function, await executor.create_value(arg, parameter)
+        )
+
+    increment = rtf.computation(lambda x: x + 1, np.int32)
+    value = (await executor.create_value(1, np.int32)).reference
+    result = (await call(increment, 1)).reference
+    in_loop = (await call(loop, 3)).reference
+    of_dataset = (await call(total, [1, 2, 3])).reference
+    return {
+        "value": place(value),
+        "result": place(result),
+        "in a loop": place(in_loop),
+        "arithmetic": place((await call(plus, (1, 2))).reference),
+        "of a dataset": [int(of_dataset), place(of_dataset)],
+        "sequences": [int(x) for x in await (await call(double, [1, 2, 3])).compute()],
+    }
+
+runs = [asyncio.run(run(executor)) for executor in executors]
+report = {key: [found[key] for found in runs] for key in runs[0]}
+print(json.dumps({"devices": [device.name for device in devices], **report}))
+"""

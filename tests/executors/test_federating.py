@@ -1,0 +1,678 @@
+"""FederatingExecutor: the kinds it takes, the errors it raises, what it delegates."""
+
+# pyright: reportUnknownLambdaType=false
+
+import asyncio
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed import values
+from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.executors.federating import FederatingExecutor
+from ray_fed.executors.local_strategy import LocalStrategy
+from ray_fed.executors.references import ReferenceResolvingExecutor
+from ray_fed.executors.sequences import SequenceExecutor
+
+flf = fl.framework
+
+NUM_CLIENTS = 3
+INT = fl.TensorType(np.int32)
+INTS = fl.SequenceType(np.int32)
+AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
+ALL_EQUAL = fl.FederatedType(np.int32, fl.CLIENTS, all_equal=True)
+AT_SERVER = fl.FederatedType(np.int32, fl.SERVER)
+INT_TO_INT = fl.FunctionType(INT, INT)
+SUM = fl.FunctionType(AT_CLIENTS, AT_SERVER)
+MAP = fl.FunctionType([INT_TO_INT, AT_CLIENTS], AT_CLIENTS)
+MAP_ALL_EQUAL = fl.FunctionType([INT_TO_INT, ALL_EQUAL], ALL_EQUAL)
+FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
+NAMED = fl.StructType([("z", np.int32), ("a", np.int32)])
+
+
+@rtf.computation(np.int32)
+def increment(x: Any) -> Any:
+    return x + 1
+
+
+@rtf.computation(np.int32, np.int32)
+def subtract(z: Any, a: Any) -> Any:
+    return z - a
+
+
+@rtf.computation
+def ten() -> Any:
+    return np.int32(10)
+
+
+LAMBDA = flf.Lambda("x", INT, flf.Reference("x", INT))
+ONE = flf.Literal(np.int32(1), INT)
+
+
+class RecordingExecutor(EagerTFExecutor):
+    """Notes what it is asked to embed, and when it is closed."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.embedded: list[Any] = []
+        self._events = events
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+        self.embedded.append(value)
+        return await super().create_value(value, type_spec)
+
+    @override
+    def close(self) -> None:
+        self._events.append("unplaced executor")
+        super().close()
+
+
+class RecordingStrategy(LocalStrategy):
+    """Notes who made it, and when it is closed."""
+
+    def __init__(
+        self, executor: FederatingExecutor, num_clients: int, events: list[str]
+    ) -> None:
+        leaf = ReferenceResolvingExecutor(SequenceExecutor(EagerTFExecutor()))
+        super().__init__(executor.unplaced, [leaf], [range(num_clients)])
+        self.made_by = executor
+        self._events = events
+
+    @override
+    def close(self) -> None:
+        self._events.append("strategy")
+        super().close()
+
+
+@pytest.fixture
+def events() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def unplaced(events: list[str]) -> RecordingExecutor:
+    return RecordingExecutor(events)
+
+
+@pytest.fixture
+def executor(
+    unplaced: RecordingExecutor, events: list[str]
+) -> Iterator[FederatingExecutor]:
+    executor = FederatingExecutor(
+        lambda self: RecordingStrategy(self, NUM_CLIENTS, events), unplaced
+    )
+    yield executor
+    executor.close()
+
+
+def embed(executor: flf.Executor, value: Any, type_spec: Any = None) -> Any:
+    return asyncio.run(executor.create_value(value, type_spec))
+
+
+def call(executor: flf.Executor, comp: Any, arg: Any = None) -> Any:
+    return asyncio.run(executor.create_call(comp, arg))
+
+
+def computed(value: Any) -> Any:
+    return asyncio.run(value.compute())
+
+
+def intrinsic(definition: Any, type_spec: Any) -> Any:
+    return flf.Intrinsic(definition.uri, type_spec)
+
+
+class TestConstruction:
+    def test_hands_itself_to_the_strategy_factory(
+        self, executor: FederatingExecutor, unplaced: RecordingExecutor
+    ) -> None:
+        strategy = values.narrow(executor.strategy, RecordingStrategy, "")
+
+        assert strategy.made_by is executor
+        assert executor.unplaced is unplaced
+
+    def test_close_closes_the_strategy_then_the_unplaced_executor(
+        self, executor: FederatingExecutor, events: list[str]
+    ) -> None:
+        executor.close()
+
+        assert events == ["strategy", "unplaced executor"]
+
+
+class TestCreateValue:
+    def test_of_an_intrinsic_definition(self, executor: FederatingExecutor) -> None:
+        value = embed(executor, flf.FEDERATED_SUM, SUM)
+
+        assert value.type_signature == SUM
+
+    def test_of_a_placement(self, executor: FederatingExecutor) -> None:
+        literal = embed(executor, fl.CLIENTS)
+        block = embed(executor, flf.Placement(fl.SERVER))
+
+        assert (literal.reference, block.reference) == (fl.CLIENTS, fl.SERVER)
+        assert literal.type_signature == fl.PlacementType()
+
+    @pytest.mark.parametrize(
+        ("comp", "type_spec"),
+        [
+            pytest.param(intrinsic(flf.FEDERATED_SUM, SUM), SUM, id="intrinsic"),
+            pytest.param(
+                intrinsic(flf.GENERIC_PLUS, fl.FunctionType([INT, INT], INT)),
+                fl.FunctionType([INT, INT], INT),
+                id="arithmetic",
+            ),
+            pytest.param(
+                flf.Intrinsic("sequence_sum", fl.FunctionType(INTS, INT)),
+                fl.FunctionType(INTS, INT),
+                id="sequence intrinsic",
+            ),
+            pytest.param(LAMBDA, INT_TO_INT, id="lambda"),
+            pytest.param(increment, INT_TO_INT, id="tensorflow"),
+        ],
+    )
+    @pytest.mark.parametrize("form", ["as it is", "as a message"])
+    def test_of_computations_embeds_nothing_yet(
+        self,
+        executor: FederatingExecutor,
+        unplaced: RecordingExecutor,
+        comp: Any,
+        type_spec: fl.Type,
+        form: str,
+    ) -> None:
+        value = embed(executor, comp if form == "as it is" else comp.to_proto())
+
+        assert str(value.type_signature) == str(type_spec)
+        assert unplaced.embedded == []
+
+    @pytest.mark.parametrize("make", [list, tuple])
+    def test_of_a_list_or_tuple_at_clients(
+        self, executor: FederatingExecutor, make: Callable[[Any], Any]
+    ) -> None:
+        value = embed(executor, make([3, 1, 2]), AT_CLIENTS)
+
+        assert computed(value) == [3, 1, 2]
+        assert isinstance(computed(value), list)
+
+    def test_of_a_bare_value_that_all_clients_have(
+        self, executor: FederatingExecutor
+    ) -> None:
+        value = embed(executor, 5, ALL_EQUAL)
+
+        assert computed(value) == 5
+
+    def test_of_a_value_at_the_server(self, executor: FederatingExecutor) -> None:
+        value = embed(executor, 5, AT_SERVER)
+
+        assert value.type_signature == AT_SERVER
+        assert computed(value) == 5
+
+    @pytest.mark.parametrize(
+        ("value", "type_spec", "expected"),
+        [
+            pytest.param(5, np.int32, 5, id="tensor"),
+            pytest.param((1, 2), NAMED, [1, 2], id="struct"),
+            pytest.param([1, 2], INTS, [1, 2], id="sequence"),
+            pytest.param([], [], [], id="empty struct"),
+        ],
+    )
+    def test_of_an_unplaced_value(
+        self, executor: FederatingExecutor, value: Any, type_spec: Any, expected: Any
+    ) -> None:
+        result = computed(embed(executor, value, type_spec))
+
+        assert (result if np.isscalar(expected) else list(result)) == expected
+
+    def test_of_a_structure_of_placed_and_unplaced_values(
+        self, executor: FederatingExecutor
+    ) -> None:
+        type_spec = fl.StructType(
+            [("c", AT_CLIENTS), ("r", fl.StructType([INT, [ALL_EQUAL, AT_SERVER]]))]
+        )
+
+        value = embed(executor, {"r": (7, (8, 9)), "c": [1, 2, 3]}, type_spec)
+        result = computed(value)
+
+        assert value.type_signature == type_spec
+        assert result.c == [1, 2, 3]
+        assert (result.r[0], *result.r[1]) == (7, 8, 9)
+
+    def test_of_a_literal(self, executor: FederatingExecutor) -> None:
+        assert computed(embed(executor, ONE)) == 1
+
+    def test_of_client_structures_keeps_their_fields(
+        self, executor: FederatingExecutor
+    ) -> None:
+        type_spec = fl.FederatedType(fl.StructType([NAMED, INTS]), fl.CLIENTS)
+        clients = [({"a": 2 * n, "z": n}, list(range(n))) for n in range(NUM_CLIENTS)]
+
+        result = computed(embed(executor, clients, type_spec))
+
+        assert [(m[0].z, m[0].a, m[1]) for m in result] == [
+            (0, 0, []), (1, 2, [0]), (2, 4, [0, 1]),
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "type_spec",
+        [
+            pytest.param(None, id="none"),
+            pytest.param(flf.FEDERATED_SUM.type_signature, id="abstract"),
+        ],
+    )
+    def test_of_an_intrinsic_needs_a_concrete_type(
+        self, executor: FederatingExecutor, type_spec: Any
+    ) -> None:
+        with pytest.raises(
+            TypeError, match="Expected a concrete type for the intrinsic"
+        ):
+            embed(executor, flf.FEDERATED_SUM, type_spec)
+
+    def test_of_an_intrinsic_at_a_type_that_it_cannot_have(
+        self, executor: FederatingExecutor
+    ) -> None:
+        with pytest.raises(TypeError):
+            embed(executor, flf.FEDERATED_SUM, INT_TO_INT)
+
+    @pytest.mark.parametrize(
+        ("value", "type_spec"),
+        [
+            pytest.param(10, None, id="no type"),
+            pytest.param(1.5, np.int32, id="another dtype"),
+            pytest.param((1, 2, 3), NAMED, id="another length"),
+            pytest.param([1, 2.5, 3], AT_CLIENTS, id="of one client"),
+            pytest.param("x", ALL_EQUAL, id="of all clients"),
+            pytest.param("x", AT_SERVER, id="at the server"),
+            pytest.param(5, AT_CLIENTS, id="bare at clients"),
+            pytest.param("abc", AT_CLIENTS, id="string for clients"),
+            pytest.param(iter([1, 2, 3]), AT_CLIENTS, id="iterator for clients"),
+            pytest.param(np.arange(3), AT_CLIENTS, id="array for clients"),
+            pytest.param(([1, 2, 3], "x"), [AT_CLIENTS, INT], id="inside a struct"),
+            pytest.param(increment, SUM, id="function of another type"),
+        ],
+    )
+    def test_of_what_is_not_of_the_type_is_a_type_error(
+        self, executor: FederatingExecutor, value: Any, type_spec: Any
+    ) -> None:
+        with pytest.raises(TypeError, match=r"^Expected "):
+            computed(embed(executor, value, type_spec))
+
+    @pytest.mark.parametrize("length", [0, 2, 4])
+    def test_of_the_wrong_number_of_clients_says_both_numbers(
+        self, executor: FederatingExecutor, length: int
+    ) -> None:
+        with pytest.raises(
+            errors.CardinalityError, match=f"Expected 3 values .*, found {length}"
+        ):
+            embed(executor, list(range(length)), AT_CLIENTS)
+
+    @pytest.mark.parametrize(
+        "block",
+        [
+            pytest.param(flf.Call(LAMBDA, ONE), id="call"),
+            pytest.param(flf.Block([("x", ONE)], ONE), id="block"),
+            pytest.param(flf.Struct([ONE]), id="struct"),
+            pytest.param(flf.Selection(flf.Struct([ONE]), index=0), id="selection"),
+            pytest.param(flf.Reference("x", INT), id="reference"),
+            pytest.param(flf.Intrinsic("federated_foo", SUM), id="unknown intrinsic"),
+            pytest.param(flf.Intrinsic("foo", INT_TO_INT), id="foreign intrinsic"),
+        ],
+    )
+    def test_of_another_kind_of_computation_is_a_value_error(
+        self, executor: FederatingExecutor, block: Any
+    ) -> None:
+        with pytest.raises(ValueError, match=r"^Expected (an intrinsic|one of)"):
+            embed(executor, block)
+
+
+class TestCreateCall:
+    def test_of_tensorflow(self, executor: FederatingExecutor) -> None:
+        function = embed(executor, increment)
+
+        results = [call(executor, function, embed(executor, n, INT)) for n in (1, 2)]
+
+        assert [computed(result) for result in results] == [2, 3]
+
+    def test_of_tensorflow_without_argument(self, executor: FederatingExecutor) -> None:
+        assert computed(call(executor, embed(executor, ten))) == 10
+
+    def test_takes_an_argument_at_the_type_of_the_parameter(
+        self, executor: FederatingExecutor
+    ) -> None:
+        function = embed(executor, subtract)
+        unnamed = embed(executor, (5, 3), [np.int32, np.int32])
+
+        assert computed(call(executor, function, unnamed)) == 2
+
+    def test_of_arithmetic(self, executor: FederatingExecutor) -> None:
+        plus = intrinsic(flf.GENERIC_PLUS, fl.FunctionType([NAMED, NAMED], NAMED))
+        arg = embed(executor, ((1, 2), (10, 20)), [NAMED, NAMED])
+
+        result = computed(call(executor, embed(executor, plus), arg))
+
+        assert (result.z, result.a) == (11, 22)
+
+    @pytest.mark.parametrize("form", ["definition", "building block"])
+    def test_of_an_intrinsic(self, executor: FederatingExecutor, form: str) -> None:
+        definition = flf.FEDERATED_SUM
+        function = (
+            embed(executor, definition, SUM)
+            if form == "definition"
+            else embed(executor, intrinsic(definition, SUM))
+        )
+
+        result = call(executor, function, embed(executor, [1, 2, 3], AT_CLIENTS))
+
+        assert result.type_signature == AT_SERVER
+        assert computed(result) == 6
+
+    def test_of_map_gives_values_that_differ(
+        self, executor: FederatingExecutor
+    ) -> None:
+        arg = embed_pair(executor, increment, embed(executor, [1, 2, 3], AT_CLIENTS))
+
+        result = call(executor, embed(executor, flf.FEDERATED_MAP, MAP), arg)
+
+        assert result.type_signature == AT_CLIENTS
+        assert computed(result) == [2, 3, 4]
+
+    def test_of_map_takes_values_that_are_all_equal(
+        self, executor: FederatingExecutor
+    ) -> None:
+        arg = embed_pair(executor, increment, embed(executor, 5, ALL_EQUAL))
+
+        result = call(executor, embed(executor, flf.FEDERATED_MAP, MAP), arg)
+
+        assert computed(result) == [6, 6, 6]
+
+    def test_of_map_all_equal_gives_a_bare_value(
+        self, executor: FederatingExecutor
+    ) -> None:
+        function = embed(executor, flf.FEDERATED_MAP_ALL_EQUAL, MAP_ALL_EQUAL)
+        arg = embed_pair(executor, increment, embed(executor, 5, ALL_EQUAL))
+
+        result = call(executor, function, arg)
+
+        assert result.type_signature == ALL_EQUAL
+        assert computed(result) == 6
+
+    def test_of_map_all_equal_with_values_that_differ_is_a_value_error(
+        self, executor: FederatingExecutor
+    ) -> None:
+        function = embed(executor, flf.FEDERATED_MAP_ALL_EQUAL, MAP_ALL_EQUAL)
+        arg = embed_pair(executor, increment, embed(executor, [1, 2, 3], AT_CLIENTS))
+
+        with pytest.raises(ValueError, match="Expected an all-equal value"):
+            call(executor, function, arg)
+
+    def test_of_broadcast_gives_a_bare_value(
+        self, executor: FederatingExecutor
+    ) -> None:
+        type_spec = fl.FunctionType(AT_SERVER, ALL_EQUAL)
+        function = embed(executor, flf.FEDERATED_BROADCAST, type_spec)
+
+        result = call(executor, function, embed(executor, 5, AT_SERVER))
+
+        assert computed(result) == 5
+
+    def test_of_zip_keeps_names_and_gives_values_that_differ(
+        self, executor: FederatingExecutor
+    ) -> None:
+        parameter = fl.StructType([("z", AT_CLIENTS), ("a", [ALL_EQUAL])])
+        member = fl.StructType([("z", INT), ("a", [INT])])
+        type_spec = fl.FunctionType(parameter, fl.FederatedType(member, fl.CLIENTS))
+        function = embed(executor, flf.FEDERATED_ZIP_AT_CLIENTS, type_spec)
+
+        result = call(executor, function, embed(executor, ([1, 2, 3], [9]), parameter))
+
+        assert [(m.z, m.a[0]) for m in computed(result)] == [(1, 9), (2, 9), (3, 9)]
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            pytest.param(
+                lambda e: e.create_call(embed(e, 1, INT)),
+                "Expected a function to call",
+                id="no function",
+            ),
+            pytest.param(
+                lambda e: e.create_call(embed(e, increment)),
+                "Expected an argument of type `int32`, found none",
+                id="no argument",
+            ),
+            pytest.param(
+                lambda e: e.create_call(embed(e, ten), embed(e, 1, INT)),
+                "Expected no argument",
+                id="argument too many",
+            ),
+            pytest.param(
+                lambda e: e.create_call(
+                    embed(e, flf.FEDERATED_SUM, SUM), embed(e, 1, AT_SERVER)
+                ),
+                "Expected an argument of type `{int32}@CLIENTS`, found `int32@SERVER`",
+                id="argument at another placement",
+            ),
+            pytest.param(
+                lambda e: e.create_call(embed(e, increment), 1),
+                "embedded in FederatingExecutor, found `int`",
+                id="argument that is not embedded",
+            ),
+            pytest.param(
+                lambda e: e.create_call(increment),
+                "embedded in FederatingExecutor",
+                id="function that is not embedded",
+            ),
+            pytest.param(
+                lambda e: e.create_call(embed(e.unplaced, ten)),
+                "embedded in FederatingExecutor, found `EagerValue`",
+                id="function of another executor",
+            ),
+        ],
+    )
+    def test_of_wrong_types_is_a_type_error(
+        self,
+        executor: FederatingExecutor,
+        make: Callable[[FederatingExecutor], Any],
+        message: str,
+    ) -> None:
+        with pytest.raises(TypeError, match=message):
+            asyncio.run(make(executor))
+
+    def test_of_a_lambda_is_a_value_error(self, executor: FederatingExecutor) -> None:
+        with pytest.raises(ValueError, match=r"found the lambda .*Resolving"):
+            call(executor, embed(executor, LAMBDA), embed(executor, 1, INT))
+
+    def test_of_an_intrinsic_that_nobody_implements(
+        self, executor: FederatingExecutor
+    ) -> None:
+        generic = flf.FEDERATED_SUM.type_signature
+        foo = flf.IntrinsicDef("FEDERATED_FOO", "federated_foo", generic)
+
+        with pytest.raises(
+            NotImplementedError, match=r"found.* intrinsic `federated_f"
+        ):
+            call(
+                executor,
+                embed(executor, foo, SUM),
+                embed(executor, [1, 2, 3], AT_CLIENTS),
+            )
+
+    def test_of_sequence_intrinsics_is_the_unplaced_executors(
+        self, events: list[str]
+    ) -> None:
+        unplaced = SequenceExecutor(EagerTFExecutor())
+        executor = FederatingExecutor(
+            lambda self: RecordingStrategy(self, 0, events), unplaced
+        )
+        total = flf.Intrinsic("sequence_sum", fl.FunctionType(INTS, INT))
+
+        result = call(
+            executor, embed(executor, total), embed(executor, [1, 2, 3], INTS)
+        )
+
+        assert computed(result) == 6
+
+
+def embed_pair(executor: FederatingExecutor, function: Any, value: Any) -> Any:
+    return asyncio.run(executor.create_struct([embed(executor, function), value]))
+
+
+class TestStructs:
+    def test_keep_names_and_placements(self, executor: FederatingExecutor) -> None:
+        elements = collections.OrderedDict(
+            z=embed(executor, [1, 2, 3], AT_CLIENTS), a=embed(executor, 5, INT)
+        )
+
+        struct = asyncio.run(executor.create_struct(elements))
+
+        assert str(struct.type_signature) == "<z={int32}@CLIENTS,a=int32>"
+        assert (computed(struct).z, computed(struct).a) == ([1, 2, 3], 5)
+
+    def test_refuse_what_is_not_embedded(self, executor: FederatingExecutor) -> None:
+        with pytest.raises(TypeError, match="embedded in FederatingExecutor, found"):
+            asyncio.run(executor.create_struct([1]))
+
+    @pytest.mark.parametrize("source", ["created", "embedded", "unplaced"])
+    @pytest.mark.parametrize(
+        ("how", "expected"),
+        [
+            pytest.param({"index": 0}, 1, id="index"),
+            pytest.param({"name": "a"}, 2, id="name"),
+        ],
+    )
+    def test_are_selected_from(
+        self,
+        executor: FederatingExecutor,
+        source: str,
+        how: dict[str, Any],
+        expected: int,
+    ) -> None:
+        selected = asyncio.run(executor.create_selection(pair(executor, source), **how))
+
+        assert computed(selected) == expected
+
+    @pytest.mark.parametrize("source", ["created", "embedded", "unplaced"])
+    @pytest.mark.parametrize(
+        ("how", "error"),
+        [
+            pytest.param({}, ValueError, id="neither index nor name"),
+            pytest.param({"index": 0, "name": "z"}, ValueError, id="both"),
+            pytest.param({"index": 2}, TypeError, id="index out of range"),
+            pytest.param({"name": "b"}, TypeError, id="unknown name"),
+        ],
+    )
+    def test_refuse_other_selections(
+        self,
+        executor: FederatingExecutor,
+        source: str,
+        how: dict[str, Any],
+        error: type[Exception],
+    ) -> None:
+        with pytest.raises(error, match=r"^Expected (either|an element)"):
+            asyncio.run(executor.create_selection(pair(executor, source), **how))
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda e: embed(e, 1, INT), id="tensor"),
+            pytest.param(
+                lambda e: embed(e, (1, 2), fl.FederatedType(NAMED, fl.SERVER)),
+                id="struct at the server",
+            ),
+            pytest.param(lambda _: [1, 2], id="not embedded"),
+        ],
+    )
+    def test_are_the_only_source_of_selections(
+        self, executor: FederatingExecutor, make: Callable[[FederatingExecutor], Any]
+    ) -> None:
+        with pytest.raises(TypeError, match=r"^Expected a (struct|value embedded)"):
+            asyncio.run(executor.create_selection(make(executor), 0))
+
+
+def pair(executor: FederatingExecutor, source: str) -> Any:
+    """Return the values 1 and 2 as a struct of each kind that there is."""
+    if source == "unplaced":
+        return embed(executor, (1, 2), NAMED)
+    placed = fl.StructType([("z", AT_SERVER), ("a", AT_SERVER)])
+    embedded = embed(executor, (1, 2), placed)
+    if source == "embedded":
+        return embedded
+    members = {
+        name: asyncio.run(executor.create_selection(embedded, name=name))
+        for name in ("z", "a")
+    }
+    return asyncio.run(executor.create_struct(members))
+
+
+class TestCompute:
+    def test_of_a_function_is_refused(self, executor: FederatingExecutor) -> None:
+        for function in (increment, LAMBDA, intrinsic(flf.FEDERATED_SUM, SUM)):
+            with pytest.raises(TypeError, match="Expected a value to compute, found a"):
+                computed(embed(executor, function))
+
+
+class TestEmptyCohort:
+    @pytest.fixture
+    def empty(self, events: list[str]) -> Iterator[FederatingExecutor]:
+        executor = FederatingExecutor(
+            lambda self: RecordingStrategy(self, 0, events), EagerTFExecutor()
+        )
+        yield executor
+        executor.close()
+
+    def test_sums_to_zeros(self, empty: FederatingExecutor) -> None:
+        member = fl.StructType([fl.TensorType(np.float32, (2,)), np.int64])
+        at_clients = fl.FederatedType(member, fl.CLIENTS)
+        type_spec = fl.FunctionType(at_clients, fl.FederatedType(member, fl.SERVER))
+
+        result = call(
+            empty,
+            embed(empty, flf.FEDERATED_SUM, type_spec),
+            embed(empty, [], at_clients),
+        )
+
+        first, second = computed(result)
+        assert (first.tolist(), first.dtype) == ([0, 0], np.float32)
+        assert (second, second.dtype) == (0, np.int64)
+
+    @pytest.mark.parametrize(
+        ("definition", "parameter", "value"),
+        [
+            pytest.param(flf.FEDERATED_MEAN, FLOATS, [], id="mean"),
+            pytest.param(
+                flf.FEDERATED_WEIGHTED_MEAN,
+                fl.StructType([FLOATS, FLOATS]),
+                ([], []),
+                id="weighted mean",
+            ),
+        ],
+    )
+    def test_has_no_mean(
+        self, empty: FederatingExecutor, definition: Any, parameter: fl.Type, value: Any
+    ) -> None:
+        result = fl.FederatedType(np.float32, fl.SERVER)
+        function = embed(empty, definition, fl.FunctionType(parameter, result))
+        argument = embed(empty, value, parameter)
+
+        with pytest.raises(
+            errors.CardinalityError, match="at least one client for federated_mean"
+        ):
+            call(empty, function, argument)
+
+    def test_maps_to_an_empty_list(self, empty: FederatingExecutor) -> None:
+        arg = embed_pair(empty, increment, embed(empty, [], AT_CLIENTS))
+
+        result = call(empty, embed(empty, flf.FEDERATED_MAP, MAP), arg)
+
+        assert computed(result) == []
+
+    def test_has_no_value_that_all_have(self, empty: FederatingExecutor) -> None:
+        with pytest.raises(
+            errors.CardinalityError, match="at least one client to read"
+        ):
+            computed(embed(empty, 5, ALL_EQUAL))

@@ -1,0 +1,345 @@
+"""Clients on executors of this process: by index, lazily, and with the same bits."""
+
+# pyright: reportUnknownLambdaType=false
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+from typing_extensions import override
+
+import ray_fed.blocks as blocks
+import ray_fed.errors as errors
+from ray_fed import plan, values
+from ray_fed import tensorflow as rtf
+from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.executors.local_strategy import LocalStrategy
+
+FLOAT = fl.TensorType(np.float32)
+AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
+ALL_EQUAL = fl.FederatedType(np.float32, fl.CLIENTS, all_equal=True)
+
+
+def function(comp: Any) -> blocks.Function:
+    return blocks.Function(comp.to_proto().SerializeToString(deterministic=True))
+
+
+DOUBLE = function(rtf.computation(lambda x: 2 * x, np.float32))
+SEVEN = function(rtf.computation(lambda: np.float32(7)))
+ADD = function(rtf.computation(lambda x, y: x + y, np.float32, np.float32))
+SHIFT_AND_ADD = function(
+    rtf.computation(lambda x, y: 10 * x + y, np.float32, np.float32)
+)
+
+
+def must_be_positive(x: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.Assert(x > 0, ["not positive"])]):
+        return tf.identity(x)
+
+
+POSITIVE = function(rtf.computation(must_be_positive, np.float32))
+ADD_POSITIVE = function(
+    rtf.computation(lambda x, y: x + must_be_positive(y), np.float32, np.float32)
+)
+
+
+class Target(EagerTFExecutor):
+    """Notes what it embeds; is slow on a value that it is told."""
+
+    def __init__(self, slow_value: float | None = None) -> None:
+        super().__init__()
+        self.embedded: list[Any] = []
+        self.called: list[float] = []
+        self.is_closed = False
+        self._slow_value = slow_value
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+        if not isinstance(value, blocks.Function):
+            self.embedded.append(value)
+        return await super().create_value(value, type_spec)
+
+    @override
+    async def create_call(self, comp: Any, arg: Any = None) -> Any:
+        if arg is not None and isinstance(arg.reference, tf.Tensor):
+            if arg.reference.numpy() == self._slow_value:
+                await asyncio.sleep(0.02)
+            self.called.append(float(arg.reference.numpy()))
+        return await super().create_call(comp, arg)
+
+    @override
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
+
+Build = Callable[..., LocalStrategy]
+
+
+@pytest.fixture
+def targets() -> list[Target]:
+    """The targets of the strategy that `build` builds."""
+    return []
+
+
+@pytest.fixture
+def build(targets: list[Target]) -> Iterator[Build]:
+    strategies: list[LocalStrategy] = []
+
+    def make(
+        sizes: Sequence[int],
+        clients_per_leaf: int | None = None,
+        slow_value: float | None = None,
+    ) -> LocalStrategy:
+        stops = np.cumsum([0, *sizes]).tolist()
+        groups = [range(*pair) for pair in itertools.pairwise(stops)]
+        targets.extend(Target(slow_value) for _ in groups)
+        strategy = LocalStrategy(EagerTFExecutor(), targets, groups, clients_per_leaf)
+        strategies.append(strategy)
+        return strategy
+
+    yield make
+    for strategy in strategies:
+        strategy.close()
+
+
+async def reduce(
+    strategy: LocalStrategy,
+    members: Any,
+    accumulate: blocks.Function = ADD,
+    merge: blocks.Function = ADD,
+    zero: float = 0.0,
+) -> Any:
+    placed = await strategy.place(members, AT_CLIENTS)
+    start = await EagerTFExecutor().create_value(zero, FLOAT)
+    reduced = await strategy.reduce(placed, start, accumulate, merge)
+    return await reduced.compute()
+
+
+class TestPlace:
+    def test_gives_each_group_its_clients_in_order(
+        self, build: Build, targets: list[Target]
+    ) -> None:
+        strategy = build([2, 3, 1])
+
+        async def act() -> Any:
+            placed = await strategy.place([float(n) for n in range(6)], AT_CLIENTS)
+            return placed.member, await placed.compute()
+
+        member, computed = asyncio.run(act())
+
+        assert (member, computed) == (FLOAT, [0, 1, 2, 3, 4, 5])
+        assert [target.embedded for target in targets] == [[0, 1], [2, 3, 4], [5]]
+
+    def test_embeds_nothing_before_it_is_needed_and_then_once(
+        self, build: Build, targets: list[Target]
+    ) -> None:
+        strategy = build([2])
+        counts: list[int] = []
+
+        async def act() -> None:
+            placed = await strategy.place([1.0, 2.0], AT_CLIENTS)
+            counts.append(len(targets[0].embedded))
+            for _ in range(2):
+                await placed.compute()
+                counts.append(len(targets[0].embedded))
+
+        asyncio.run(act())
+
+        assert counts == [0, 2, 2]
+
+    @pytest.mark.parametrize("is_embedded", [False, True], ids=["bare", "embedded"])
+    def test_embeds_an_all_equal_value_once_a_group(
+        self, build: Build, targets: list[Target], is_embedded: bool
+    ) -> None:
+        strategy = build([2, 3])
+
+        async def act() -> Any:
+            value: Any = 5.0
+            if is_embedded:
+                value = await EagerTFExecutor().create_value(value, FLOAT)
+            return await (await strategy.place(value, ALL_EQUAL)).compute()
+
+        computed = asyncio.run(act())
+
+        assert computed == [5.0] * 5
+        assert [target.embedded for target in targets] == [[5.0], [5.0]]
+
+    @pytest.mark.parametrize(
+        ("value", "type_spec"),
+        [
+            pytest.param([1.0, "x"], AT_CLIENTS, id="of one client"),
+            pytest.param(1.0, AT_CLIENTS, id="no list"),
+            pytest.param("x", ALL_EQUAL, id="of all clients"),
+        ],
+    )
+    def test_refuses_what_is_not_of_the_type_at_once(
+        self, build: Build, value: Any, type_spec: Any
+    ) -> None:
+        strategy = build([2])
+
+        with pytest.raises(errors.ValueMismatchError, match=r"^Expected "):
+            asyncio.run(strategy.place(value, type_spec))
+
+    @pytest.mark.parametrize("length", [0, 2, 4])
+    def test_refuses_another_number_of_clients(self, build: Build, length: int) -> None:
+        strategy = build([1, 2])
+
+        with pytest.raises(
+            errors.CardinalityError, match=f"Expected 3 values .*, found {length}"
+        ):
+            asyncio.run(strategy.place([1.0] * length, AT_CLIENTS))
+
+
+class TestMap:
+    @pytest.mark.parametrize("sizes", [[6], [2, 4], [1] * 6, []], ids=str)
+    def test_returns_results_in_client_order_when_the_first_is_slowest(
+        self, build: Build, sizes: list[int]
+    ) -> None:
+        strategy = build(sizes, slow_value=0.0)
+        num_clients = sum(sizes)
+
+        async def act() -> Any:
+            placed = await strategy.place(
+                [float(n) for n in range(num_clients)], AT_CLIENTS
+            )
+            return await (await strategy.map(DOUBLE, placed, FLOAT)).compute()
+
+        assert asyncio.run(act()) == [2.0 * n for n in range(num_clients)]
+
+    def test_calls_a_function_of_no_argument_on_every_client(
+        self, build: Build
+    ) -> None:
+        strategy = build([1, 2])
+
+        async def act() -> Any:
+            return await (await strategy.map(SEVEN, None, FLOAT)).compute()
+
+        assert asyncio.run(act()) == [7.0] * 3
+
+    def test_zips_without_a_function(self, build: Build) -> None:
+        strategy = build([1, 2])
+        member = fl.StructType([("z", FLOAT), ("a", fl.StructType([FLOAT]))])
+
+        async def act() -> Any:
+            first = await strategy.place([1.0, 2.0, 3.0], AT_CLIENTS)
+            second = await strategy.place(9.0, ALL_EQUAL)
+            arg = values.Struct([("z", first), ("a", values.Struct([(None, second)]))])
+            return await (await strategy.map(None, arg, member)).compute()
+
+        assert asyncio.run(act()) == [(1, (9,)), (2, (9,)), (3, (9,))]
+
+    @pytest.mark.parametrize("sizes", [[5], [2, 3], [1] * 5], ids=str)
+    def test_names_the_client_that_failed(self, build: Build, sizes: list[int]) -> None:
+        strategy = build(sizes)
+
+        async def act() -> Any:
+            placed = await strategy.place([1.0, 1.0, 1.0, -1.0, 1.0], AT_CLIENTS)
+            return await strategy.map(POSITIVE, placed, FLOAT)
+
+        with pytest.raises(
+            errors.ComputationError, match=r"InvalidArgumentError: .*not positive"
+        ) as caught:
+            asyncio.run(act())
+
+        assert caught.value.location.client_index == 3
+
+    def test_ends_the_other_groups_when_a_client_fails(
+        self, build: Build, targets: list[Target]
+    ) -> None:
+        strategy = build([1, 3], slow_value=1.0)
+
+        async def act() -> int:
+            placed = await strategy.place([-1.0, 1.0, 2.0, 3.0], AT_CLIENTS)
+            with pytest.raises(errors.ComputationError):
+                await strategy.map(POSITIVE, placed, FLOAT)
+            return len(asyncio.all_tasks())
+
+        num_tasks = asyncio.run(act())
+
+        assert num_tasks == 1
+        assert targets[1].called == []
+
+
+class TestReduce:
+    @pytest.mark.parametrize("clients_per_leaf", [1, 2, 3, 7, 10])
+    def test_accumulates_in_client_order_and_merges_by_the_tree(
+        self, build: Build, clients_per_leaf: int
+    ) -> None:
+        strategy = build([3, 4], clients_per_leaf)
+        members = [float(n) for n in range(1, 8)]
+
+        result = asyncio.run(reduce(strategy, members, SHIFT_AND_ADD))
+
+        leaves = plan.cut_leaves(7, clients_per_leaf)
+        digits = ["".join(str(n + 1) for n in leaf) for leaf in leaves]
+        assert result == sum(int(leaf) for leaf in digits)
+
+    @pytest.mark.parametrize("clients_per_leaf", [None, 1, 3, 8])
+    def test_gives_the_same_bits_however_clients_are_grouped(
+        self, build: Build, targets: list[Target], clients_per_leaf: int | None
+    ) -> None:
+        members = np.random.default_rng(5).normal(size=23).astype(np.float32)
+        expected = tree_sum(members, clients_per_leaf)
+
+        results: list[Any] = []
+        for sizes in ([23], [11, 12], [1, 20, 2], [1] * 23):
+            targets.clear()
+            strategy = build(sizes, clients_per_leaf)
+            results.append(asyncio.run(reduce(strategy, list(members))))
+
+        assert [result.tobytes() for result in results] == [expected.tobytes()] * 4
+
+    @pytest.mark.parametrize("sizes", [[], [0]], ids=str)
+    def test_of_no_clients_is_zero(self, build: Build, sizes: list[int]) -> None:
+        strategy = build(sizes)
+
+        assert asyncio.run(reduce(strategy, [], zero=5.0)) == 5.0
+
+    def test_starts_every_leaf_from_zero(self, build: Build) -> None:
+        strategy = build([4], clients_per_leaf=2)
+
+        assert asyncio.run(reduce(strategy, [0.0] * 4, zero=1.0)) == 2.0
+
+    @pytest.mark.parametrize("sizes", [[5], [2, 3], [1] * 5], ids=str)
+    def test_names_the_client_whose_accumulation_failed(
+        self, build: Build, sizes: list[int]
+    ) -> None:
+        strategy = build(sizes, clients_per_leaf=2)
+
+        with pytest.raises(errors.ComputationError, match="not positive") as caught:
+            asyncio.run(reduce(strategy, [1.0, 1.0, 1.0, -1.0, 1.0], ADD_POSITIVE))
+
+        assert caught.value.location.client_index == 3
+
+
+def tree_sum(members: Any, clients_per_leaf: int | None) -> Any:
+    """Return the sum that the documented tree gives, in float32."""
+    leaves = plan.cut_leaves(len(members), clients_per_leaf)
+    partials: list[Any] = []
+    for leaf in leaves:
+        total = np.float32(0)
+        for index in leaf:
+            total = total + members[index]
+        partials.append(total)
+    nodes = [(index, index + 1) for index in range(len(partials))]
+    for left, right in plan.merge_order(nodes):
+        partials[left] = partials[left] + partials[right]
+    return partials[0]
+
+
+def test_counts_its_clients(build: Build) -> None:
+    assert build([2, 3]).num_clients == 5
+
+
+def test_close_closes_every_target(build: Build, targets: list[Target]) -> None:
+    strategy = build([1, 1])
+
+    strategy.close()
+
+    assert [target.is_closed for target in targets] == [True, True]

@@ -1,0 +1,407 @@
+"""The stacks, sentence by sentence of what is documented of the debugging one."""
+
+# pyright: reportUnknownLambdaType=false
+
+import asyncio
+import collections
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.executors import eager_tf, stack
+from ray_fed.executors.references import ReferenceResolvingExecutor
+
+flf = fl.framework
+Factory = Callable[..., flf.ExecutorFactory]
+federated_computation = cast("Callable[..., Any]", fl.federated_computation)
+
+AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
+AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
+POINT = collections.OrderedDict(z=np.float32, a=np.float32)
+
+
+@rtf.computation(np.float32)
+def half(x: Any) -> Any:
+    return x / 2
+
+
+@rtf.computation(np.float32, np.float32)
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@rtf.computation(np.float32)
+def point(x: Any) -> Any:
+    return collections.OrderedDict(z=x, a=-x)
+
+
+@federated_computation(AT_CLIENTS)
+def mean_of_halves(values: Any) -> Any:
+    return fl.federated_mean(fl.federated_map(half, values))
+
+
+@federated_computation(AT_CLIENTS)
+def same(values: Any) -> Any:
+    return values
+
+
+@rtf.computation
+def one() -> Any:
+    return np.float32(1)
+
+
+ones = federated_computation(lambda: fl.federated_eval(one, fl.CLIENTS))
+
+
+class Context(flf.SyncContext):
+    """Runs calls on the executors of a factory, as federated_language's does."""
+
+    def __init__(self, factory: flf.ExecutorFactory) -> None:
+        self._context = flf.AsyncExecutionContext(factory)
+
+    @override
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        return asyncio.run(self._context.invoke(comp, arg))
+
+
+def watch_calls(
+    monkeypatch: pytest.MonkeyPatch, barrier: threading.Barrier | None = None
+) -> list[tuple[str, float]]:
+    """Return a list that gets the thread and argument of each call of a leaf."""
+    calls: list[tuple[str, float]] = []
+
+    class WatchedExecutor(eager_tf.EagerTFExecutor):
+        @override
+        async def create_call(self, comp: Any, arg: Any = None) -> Any:
+            if barrier is not None:
+                barrier.wait(20)
+            calls.append((threading.current_thread().name, float(arg.reference)))
+            return await super().create_call(comp, arg)
+
+    monkeypatch.setattr(eager_tf, "EagerTFExecutor", WatchedExecutor)
+    return calls
+
+
+def names_of_threads() -> list[str]:
+    names = (thread.name for thread in threading.enumerate())
+    return sorted(name for name in names if name.startswith("ray_fed debugging"))
+
+
+@pytest.fixture
+def install() -> Iterator[Factory]:
+    """Installs a context over a debugging factory."""
+    factories: list[flf.ExecutorFactory] = []
+
+    def build(*args: Any, **kwargs: Any) -> flf.ExecutorFactory:
+        factories.append(stack.thread_debugging_executor_factory(*args, **kwargs))
+        fl.framework.set_default_context(Context(factories[-1]))
+        return factories[-1]
+
+    yield build
+    for factory in factories:
+        for number in [None, *range(8)]:
+            factory.clean_up_executor({} if number is None else {fl.CLIENTS: number})
+
+
+class TestCardinality:
+    @pytest.mark.parametrize("values", [[2.0], [2.0, 4.0, 9.0]], ids=len)
+    def test_is_inferred_from_each_argument(
+        self, install: Factory, values: list[float]
+    ) -> None:
+        install()
+
+        assert mean_of_halves(values) == np.mean(values) / 2
+
+    def test_is_inferred_anew_for_another_argument(self, install: Factory) -> None:
+        install()
+
+        assert [same([1.0]), same([1.0, 2.0]), same([]), same((3.0,))] == [
+            [1.0],
+            [1.0, 2.0],
+            [],
+            [3.0],
+        ]
+
+    def test_is_none_where_no_argument_has_clients(self, install: Factory) -> None:
+        install()
+
+        assert ones() == []
+
+    def test_may_be_fixed(self, install: Factory) -> None:
+        install(3)
+
+        assert same([1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
+        assert ones() == [1.0] * 3
+
+    def test_fixed_refuses_another_number_and_says_both(self, install: Factory) -> None:
+        install(num_clients=3)
+
+        with pytest.raises(ValueError, match=r"Expected 3 clients.* with 2"):
+            same([1.0, 2.0])
+
+    def test_that_conflicts_is_a_value_error(self, install: Factory) -> None:
+        install()
+        both = federated_computation(lambda x, y: (x, y), AT_CLIENTS, AT_CLIENTS)
+
+        with pytest.raises(ValueError, match="Conflicting cardinalities"):
+            both([1.0, 2.0], [3.0])
+
+    def test_of_what_is_no_sequence_is_a_type_error(self, install: Factory) -> None:
+        install()
+
+        with pytest.raises(TypeError, match="to be a `list` or `tuple`"):
+            same(1.0)
+
+    @pytest.mark.parametrize("num_clients", [0, -1])
+    def test_below_one_is_a_value_error(self, num_clients: int) -> None:
+        with pytest.raises(ValueError, match=f"num_clients={num_clients}"):
+            stack.thread_debugging_executor_factory(num_clients)
+
+    def test_a_thread_has_at_least_one_client(self) -> None:
+        with pytest.raises(ValueError, match="at least one client a thread, found 0"):
+            stack.thread_debugging_executor_factory(clients_per_thread=0)
+
+
+class TestStructure:
+    @pytest.mark.parametrize(
+        ("num_clients", "clients_per_thread", "num_threads"),
+        [
+            pytest.param(4, 1, 4, id="one each"),
+            pytest.param(5, 2, 3, id="two each, one left"),
+            pytest.param(3, 5, 1, id="fewer than one thread takes"),
+            pytest.param(0, 2, 0, id="none"),
+        ],
+    )
+    def test_has_a_thread_for_each_group_of_clients_and_one_for_the_server(
+        self,
+        install: Factory,
+        num_clients: int,
+        clients_per_thread: int,
+        num_threads: int,
+    ) -> None:
+        factory = install(clients_per_thread=clients_per_thread)
+
+        factory.create_executor({fl.CLIENTS: num_clients})
+
+        assert names_of_threads() == [
+            f"ray_fed debugging {index}" for index in range(num_threads + 1)
+        ]
+
+    def test_runs_clients_of_different_threads_at_the_same_time(
+        self, install: Factory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = watch_calls(monkeypatch, threading.Barrier(3))
+        install()
+        comp = federated_computation(lambda x: fl.federated_map(half, x), AT_CLIENTS)
+
+        assert comp([2.0, 4.0, 6.0]) == [1.0, 2.0, 3.0]
+        assert sorted(calls) == [
+            (f"ray_fed debugging {index}", 2.0 * index + 2) for index in range(3)
+        ]
+
+    def test_runs_clients_of_one_thread_in_sequence(
+        self, install: Factory, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = watch_calls(monkeypatch)
+        install(clients_per_thread=4)
+        comp = federated_computation(lambda x: fl.federated_map(half, x), AT_CLIENTS)
+
+        assert comp([8.0, 6.0, 4.0, 2.0]) == [4.0, 3.0, 2.0, 1.0]
+        assert calls == [
+            ("ray_fed debugging 0", number) for number in (8.0, 6.0, 4.0, 2.0)
+        ]
+
+    def test_starts_with_reference_resolving(self, install: Factory) -> None:
+        executor = install().create_executor({fl.CLIENTS: 1})
+
+        assert isinstance(executor, ReferenceResolvingExecutor)
+
+    def test_keeps_one_stack_for_each_set_of_cardinalities(
+        self, install: Factory
+    ) -> None:
+        factory = install()
+
+        stacks = [factory.create_executor({fl.CLIENTS: n}) for n in (1, 2, 1)]
+
+        assert stacks[0] is stacks[2]
+        assert stacks[0] is not stacks[1]
+
+    def test_caches_no_results(self, install: Factory) -> None:
+        install()
+        seen: list[int] = []
+
+        def count() -> Any:
+            seen.append(1)
+            return np.int32(len(seen))
+
+        number = rtf.computation(
+            lambda: tf.ensure_shape(tf.numpy_function(count, [], tf.int32), [])
+        )
+        comp = federated_computation(lambda: fl.federated_eval(number, fl.SERVER))
+
+        assert [comp(), comp()] == [1, 2]
+
+    def test_keeps_the_containers_of_results(self, install: Factory) -> None:
+        install()
+        comp = federated_computation(
+            lambda x, y: (fl.federated_map(point, x), fl.federated_map(point, y)),
+            AT_CLIENTS,
+            AT_SERVER,
+        )
+
+        clients, server = comp([1.0], 2.0)
+
+        assert clients == [collections.OrderedDict(z=1.0, a=-1.0)]
+        assert server == collections.OrderedDict(z=2.0, a=-2.0)
+        assert isinstance(clients[0], collections.OrderedDict)
+
+
+class TestClose:
+    def test_ends_all_threads(self, install: Factory) -> None:
+        executor = install().create_executor({fl.CLIENTS: 3})
+
+        executor.close()
+
+        assert names_of_threads() == []
+
+    def test_clean_up_closes_the_stack_and_makes_room_for_a_new_one(
+        self, install: Factory
+    ) -> None:
+        factory = install()
+        first = factory.create_executor({fl.CLIENTS: 2})
+
+        factory.clean_up_executor({fl.CLIENTS: 2})
+        factory.clean_up_executor({fl.CLIENTS: 2})
+
+        assert names_of_threads() == []
+        assert factory.create_executor({fl.CLIENTS: 2}) is not first
+
+    def test_an_error_cleans_the_stack_up(self, install: Factory) -> None:
+        install()
+        no_mean = federated_computation(lambda x: fl.federated_mean(x, x), AT_CLIENTS)
+
+        with pytest.raises(errors.CardinalityError):
+            no_mean([])
+
+        assert names_of_threads() == []
+
+    def test_a_factory_works_after_an_error(self, install: Factory) -> None:
+        install()
+        with pytest.raises(errors.ValueMismatchError):
+            same([1.0, "x"])
+
+        assert same([1.0, 2.0]) == [1.0, 2.0]
+
+
+class TestWhatClientsRun:
+    """References are resolved at the top only: clients run TensorFlow."""
+
+    @pytest.mark.parametrize(
+        ("fn", "construct"),
+        [
+            pytest.param(
+                lambda x: (half(x), x), r"\(<lambda>_\w* -> ", id="struct of calls"
+            ),
+            pytest.param(lambda _: fl.to_value(3.0, None), "-> 3", id="literal"),
+        ],
+    )
+    def test_a_lambda_is_refused_by_name_with_the_way_out(
+        self, install: Factory, fn: Callable[[Any], Any], construct: str
+    ) -> None:
+        install()
+        function = federated_computation(fn, np.float32)
+        comp = federated_computation(
+            lambda x: fl.federated_map(function, x), AT_CLIENTS
+        )
+
+        with pytest.raises(
+            errors.UnsupportedError,
+            match=rf"a TensorFlow computation, found `.*{construct}.*write it as",
+        ):
+            comp([1.0])
+
+    def test_a_lambda_with_captured_values_is_refused(self, install: Factory) -> None:
+        install()
+
+        @federated_computation(AT_CLIENTS, np.float32)
+        def shift(values: Any, offset: Any) -> Any:
+            inner = federated_computation(lambda v: add(v, offset), np.float32)
+            return fl.federated_map(inner, values)
+
+        with pytest.raises(errors.UnsupportedError, match="a lambda that captures"):
+            shift([1.0], 2.0)
+
+    def test_a_sequence_intrinsic_is_refused(self, install: Factory) -> None:
+        install()
+        comp = federated_computation(
+            fl.sequence_sum, fl.FederatedType(fl.SequenceType(np.float32), fl.CLIENTS)
+        )
+
+        with pytest.raises(errors.UnsupportedError, match="found `sequence_sum`"):
+            comp([[1.0]])
+
+    def test_lambdas_without_clients_run(self, install: Factory) -> None:
+        install()
+
+        @federated_computation(AT_SERVER, np.float32)
+        def shift(value: Any, offset: Any) -> Any:
+            inner = federated_computation(lambda v: (add(v, offset), v), np.float32)
+            return fl.federated_map(inner, value), (half(offset), offset)
+
+        assert shift(1.0, 2.0) == ((3.0, 1.0), (1.0, 2.0))
+
+    def test_functions_with_named_parameters_aggregate(self, install: Factory) -> None:
+        install(clients_per_thread=2)
+        comp = federated_computation(
+            lambda x: fl.federated_aggregate(x, np.float32(0), add, add, half),
+            AT_CLIENTS,
+        )
+
+        assert comp([1.0, 2.0, 3.0, 4.0, 5.0]) == 7.5
+
+
+class TestLocalStack:
+    @pytest.mark.parametrize("num_leaves", [1, 2, 5])
+    def test_uses_as_many_leaves_as_there_is_work_for(
+        self, local_stack_for: Callable[..., flf.Executor], num_leaves: int
+    ) -> None:
+        executor = local_stack_for(3, num_leaves, 2)
+
+        async def run() -> Any:
+            values = await executor.create_value([1.0, 2.0, 3.0], AT_CLIENTS)
+            return await values.compute()
+
+        assert asyncio.run(run()) == [1.0, 2.0, 3.0]
+
+    def test_may_share_one_executor_for_clients_and_server(self) -> None:
+        leaf = stack.threaded_leaves(1)[0]
+        executor = stack.local_stack(2, [leaf], leaf)
+
+        async def run() -> Any:
+            function = await executor.create_value(mean_of_halves)
+            values = await executor.create_value([1.0, 2.0], AT_CLIENTS)
+            return await (await executor.create_call(function, values)).compute()
+
+        result = asyncio.run(run())
+        executor.close()
+
+        assert result == 0.75
+
+
+def test_coordinators_never_import_tensorflow() -> None:
+    script = (
+        "import sys; from ray_fed.executors import stack, evaluation, local_strategy;"
+        " assert 'tensorflow' not in sys.modules"
+    )
+
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,264 @@
+"""Loops on threads: they end when they are closed, and nobody waits for ever."""
+
+import asyncio
+import concurrent.futures
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import federated_language as fl
+import pytest
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.executors.threads import LoopThread, ThreadDelegatingExecutor, wait_for
+
+NAME = "a loop of this test"
+
+
+def threads_of_this_test() -> list[str]:
+    names = (thread.name for thread in threading.enumerate())
+    return [name for name in names if name.startswith(NAME)]
+
+
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    loop = LoopThread(NAME)
+    yield loop
+    loop.close()
+
+
+async def name_of_thread() -> str:
+    return threading.current_thread().name
+
+
+async def fail() -> None:
+    raise KeyError("mine")
+
+
+class TestLoopThread:
+    def test_runs_coroutines_on_its_thread(self, loop: LoopThread) -> None:
+        names = [loop.submit(name_of_thread()).result(10) for _ in range(3)]
+
+        assert names == [NAME] * 3
+
+    def test_runs_coroutines_at_the_same_time(self, loop: LoopThread) -> None:
+        async def make() -> asyncio.Barrier:
+            return asyncio.Barrier(2)
+
+        barrier = loop.submit(make()).result(10)
+        waiting = [loop.submit(barrier.wait()) for _ in range(2)]
+
+        assert sorted(future.result(10) for future in waiting) == [0, 1]
+
+    def test_hands_on_what_a_coroutine_raises(self, loop: LoopThread) -> None:
+        with pytest.raises(KeyError, match="mine"):
+            loop.submit(fail()).result(10)
+
+    def test_close_ends_the_thread(self, loop: LoopThread) -> None:
+        loop.submit(name_of_thread()).result(10)
+        before = threads_of_this_test()
+
+        loop.close()
+
+        assert (before, threads_of_this_test()) == ([NAME], [])
+
+    def test_close_cancels_what_still_runs(self, loop: LoopThread) -> None:
+        started = threading.Event()
+        ended: list[str] = []
+
+        async def sleep() -> None:
+            started.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append("cleaned up")
+
+        future = loop.submit(sleep())
+        assert started.wait(10)
+        loop.close()
+
+        assert ended == ["cleaned up"]
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result(10)
+
+    def test_close_twice_is_close_once(self, loop: LoopThread) -> None:
+        loop.close()
+        loop.close()
+
+        assert threads_of_this_test() == []
+
+    def test_refuses_work_after_close(self, loop: LoopThread) -> None:
+        loop.close()
+
+        with pytest.raises(errors.ContextStateError, match=f"`{NAME}` to run"):
+            loop.submit(name_of_thread())
+
+
+class TestWaitFor:
+    def test_returns_the_result(self, loop: LoopThread) -> None:
+        assert wait_for(loop, name_of_thread()) == NAME
+
+    def test_raises_what_the_coroutine_raises(self, loop: LoopThread) -> None:
+        with pytest.raises(KeyError, match="mine"):
+            wait_for(loop, fail())
+
+    def test_refuses_a_closed_loop(self, loop: LoopThread) -> None:
+        loop.close()
+
+        with pytest.raises(errors.ContextStateError, match="found it closed"):
+            wait_for(loop, name_of_thread())
+
+    def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_end(
+        self, loop: LoopThread
+    ) -> None:
+        ended: list[str] = []
+        main_thread = threading.get_ident()
+
+        async def interrupted() -> None:
+            signal.pthread_kill(main_thread, signal.SIGINT)
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.02)
+                ended.append("cleaned up")
+
+        with pytest.raises(KeyboardInterrupt):
+            wait_for(loop, interrupted())
+
+        assert ended == ["cleaned up"]
+        assert wait_for(loop, name_of_thread()) == NAME
+
+
+class RecordingExecutor(fl.framework.Executor):
+    """Notes on which thread each verb runs; calls may wait for one another."""
+
+    def __init__(self, barrier: threading.Barrier | None = None) -> None:
+        self.verbs: list[tuple[str, str]] = []
+        self.is_closed = False
+        self._barrier = barrier
+
+    def _note(self, verb: str) -> Any:
+        self.verbs.append((verb, threading.current_thread().name))
+        return verb
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return self._note("value")
+
+    @override
+    async def create_call(self, comp: Any, arg: Any = None) -> Any:
+        if self._barrier is not None:
+            self._barrier.wait(10)
+        return self._note("call")
+
+    @override
+    async def create_struct(self, elements: Any) -> Any:
+        return self._note("struct")
+
+    @override
+    async def create_selection(self, source: Any, index: int) -> Any:
+        return self._note("selection")
+
+    @override
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class TestThreadDelegatingExecutor:
+    def test_runs_every_verb_on_its_thread(self) -> None:
+        target = RecordingExecutor()
+        executor: Any = ThreadDelegatingExecutor(target, NAME)
+
+        async def act() -> list[Any]:
+            return [
+                await executor.create_value(1),
+                await executor.create_call(1, 2),
+                await executor.create_struct([1]),
+                await executor.create_selection(1, 0),
+            ]
+
+        results = asyncio.run(act())
+        executor.close()
+
+        assert results == ["value", "call", "struct", "selection"]
+        assert target.verbs == [(verb, NAME) for verb in results]
+
+    def test_lets_several_run_at_the_same_time(self) -> None:
+        barrier = threading.Barrier(3)
+        executors: list[Any] = [
+            ThreadDelegatingExecutor(RecordingExecutor(barrier), f"{NAME} {index}")
+            for index in range(3)
+        ]
+
+        async def act() -> list[Any]:
+            return await asyncio.gather(*(e.create_call(1) for e in executors))
+
+        results = asyncio.run(act())
+        for executor in executors:
+            executor.close()
+
+        assert results == ["call"] * 3
+        assert threads_of_this_test() == []
+
+    def test_does_not_block_the_loop_of_the_caller(self) -> None:
+        barrier = threading.Barrier(2)
+        executor: Any = ThreadDelegatingExecutor(RecordingExecutor(barrier), NAME)
+
+        async def act() -> str:
+            call = asyncio.ensure_future(executor.create_call(1))
+            await asyncio.get_running_loop().run_in_executor(None, barrier.wait, 10)
+            return await call
+
+        result = asyncio.run(act())
+        executor.close()
+
+        assert result == "call"
+
+    def test_hands_on_what_the_target_raises(self) -> None:
+        executor = ThreadDelegatingExecutor(RecordingExecutor(), NAME)
+
+        with pytest.raises(KeyError, match="mine"):
+            asyncio.run(executor.create_value(KeyError("mine")))
+        executor.close()
+
+    def test_close_closes_the_target_and_ends_the_thread(self) -> None:
+        target = RecordingExecutor()
+        executor = ThreadDelegatingExecutor(target, NAME)
+
+        executor.close()
+        executor.close()
+
+        assert target.is_closed
+        assert threads_of_this_test() == []
+
+    def test_refuses_work_after_close(self) -> None:
+        executor = ThreadDelegatingExecutor(RecordingExecutor(), NAME)
+        executor.close()
+
+        with pytest.raises(errors.ContextStateError, match="found it closed"):
+            asyncio.run(executor.create_value(1))
+
+    def test_cancelling_a_caller_cancels_on_the_thread(self) -> None:
+        executor: Any = ThreadDelegatingExecutor(SleepingExecutor(), NAME)
+
+        async def act() -> None:
+            await asyncio.wait_for(executor.create_value(1), 0.05)
+
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            asyncio.run(act())
+        executor.close()
+
+        assert time.monotonic() - started < 10
+        assert threads_of_this_test() == []
+
+
+class SleepingExecutor(RecordingExecutor):
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+        await asyncio.sleep(60)
