@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import federated_language as fl
+import hypothesis
 import pytest
 import ray
 
@@ -13,6 +14,9 @@ from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.tensorflow import devices
 
 ContextFactory = Callable[..., ExecutionContext]
+
+hypothesis.settings.register_profile("ray_fed", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("ray_fed")
 
 devices.set_threads(1)  # as workers have: before any test runs TensorFlow
 
