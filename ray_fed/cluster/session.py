@@ -10,6 +10,7 @@ import ray.exceptions
 import ray_fed.errors as errors
 import ray_fed.values as values
 from ray_fed.cluster import workers
+from ray_fed.cluster.inventory import expect_listener
 from ray_fed.cluster.runner import RayRunner
 from ray_fed.config import Config
 
@@ -94,6 +95,7 @@ def _connect(address: str | None, config: Config) -> bool:
     if config.runtime_env is not None:
         options["runtime_env"] = dict(config.runtime_env)
     if address != "local":
+        expect_listener(address or "auto")
         try:
             ray.init(address=address or "auto", **options)
         except ConnectionError as error:

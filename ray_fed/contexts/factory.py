@@ -212,12 +212,12 @@ def build_context(address: str | None, config: Config) -> ExecutionContext:
 
 
 def _build_local(address: str | None, config: Config) -> ExecutionContext:
-    from ray_fed.tensorflow import devices
-
     if address is not None:
         raise errors.ConfigError(
             f"Expected no address for the local backend, found `{address}`."
         )
+    from ray_fed.tensorflow import devices
+
     devices.set_threads(max(1, int(config.workers.num_cpus)))
     count = config.workers.count or os.cpu_count() or 1
     runners = [
