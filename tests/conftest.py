@@ -46,8 +46,11 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
     seconds to start.
     """
     kept: list[tuple[ray_fed.Config, Session]] = []
+    latest: list[ExecutionContext] = []
 
     def build(**settings: Any) -> ExecutionContext:
+        if latest:
+            latest.pop().close()
         config = ray_fed.Config(backend="ray", **settings)
         base = ray_fed.Config(workers=config.workers, retry=config.retry)
         if kept and kept[0][0] != base:
@@ -55,11 +58,17 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
         if not kept:
             kept.append((base, Session(None, config)))
         session = kept[0][1]
-        return ExecutionContext(
-            config, session.runners(), session.num_workers, session.store, lambda: None
+        runners = session.runners()
+        latest.append(
+            ExecutionContext(
+                config, runners, session.num_workers, session.store, lambda: None
+            )
         )
+        return latest[0]
 
     yield build
+    for context in latest:
+        context.close()
     for _, session in kept:
         session.close()
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Generator
 
 LOG_LEVEL_VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
-_ERRORS_ONLY = "2"
+_FATAL_ONLY = "3"  # errors too: one says that there is no GPU driver
 _STANDARD_ERROR = 2
 
 
@@ -37,6 +37,6 @@ def import_tensorflow() -> None:
     """Import TensorFlow, quietly unless the user chose a log level."""
     if "tensorflow" in sys.modules or LOG_LEVEL_VARIABLE in os.environ:
         return
-    os.environ[LOG_LEVEL_VARIABLE] = _ERRORS_ONLY
+    os.environ[LOG_LEVEL_VARIABLE] = _FATAL_ONLY
     with _set_aside_stderr():
         import tensorflow as tf  # noqa: F401  # pyright: ignore[reportUnusedImport]

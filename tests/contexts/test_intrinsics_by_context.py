@@ -1,7 +1,7 @@
 """Selection and secure sums through compiled forms, on every backend."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import federated_language as fl
@@ -55,12 +55,15 @@ def securely_selected(keys: Any, table: Any) -> Any:
 @pytest.fixture(
     params=["local", "debugging", pytest.param("ray", marks=pytest.mark.ray)]
 )
-def invoke(request: pytest.FixtureRequest) -> Invoke:
+def invoke(request: pytest.FixtureRequest) -> Iterator[Invoke]:
     if request.param == "debugging":
         factory = thread_debugging_executor_factory()
-        return fl.framework.SyncExecutionContext(factory).invoke
+        yield fl.framework.SyncExecutionContext(factory).invoke
+        for number in range(4):
+            factory.clean_up_executor({fl.CLIENTS: number})
+        return
     contexts: ContextFactory = request.getfixturevalue(f"{request.param}_contexts")
-    return contexts(workers=2, subrounds=3).invoke
+    yield contexts(workers=2, subrounds=3).invoke
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ray_fed.executors.stack import thread_debugging_executor_factory
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
+NUM_CLIENTS = 10
 
 
 @rtf.computation(np.float32, np.float32)
@@ -57,10 +58,15 @@ class RecordingContext(fl.framework.AsyncContext):
     def __init__(
         self, seen: list[list[float]], delay_s: Callable[[Any], float]
     ) -> None:
-        factory = thread_debugging_executor_factory()
-        self._context = fl.framework.AsyncExecutionContext(factory)
+        self._factory = thread_debugging_executor_factory()
+        self._context = fl.framework.AsyncExecutionContext(self._factory)
         self._seen = seen
         self._delay_s = delay_s
+
+    def close(self) -> None:
+        for number in range(NUM_CLIENTS + 1):
+            self._factory.clean_up_executor({fl.CLIENTS: number})
+        self._factory.clean_up_executor({})
 
     @override
     async def invoke(self, comp: Any, arg: Any) -> Any:
@@ -96,16 +102,20 @@ def build(
     seen: list[list[float]],
 ) -> Iterator[Callable[..., MergeableCompExecutionContext]]:
     contexts: list[MergeableCompExecutionContext] = []
+    all_runners: list[RecordingContext] = []
 
     def make(num_contexts: int = 2, **options: Any) -> MergeableCompExecutionContext:
         delay_s: Callable[[Any], float] = options.pop("delay_s", no_delay)
         runners = [RecordingContext(seen, delay_s) for _ in range(num_contexts)]
+        all_runners.extend(runners)
         contexts.append(MergeableCompExecutionContext(runners, **options))
         return contexts[-1]
 
     yield make
     for context in contexts:
         context.close()
+    for runner in all_runners:
+        runner.close()
 
 
 Build = Callable[..., MergeableCompExecutionContext]

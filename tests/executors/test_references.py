@@ -201,10 +201,13 @@ class TestBlocks:
     def test_locals_that_nobody_uses_are_not_evaluated(
         self, executor: ReferenceResolvingExecutor, target: CountingExecutor
     ) -> None:
-        block = flf.Block([("unused", failing()), ("x", number(5))], name("x"))
+        long = name("x")
+        for _ in range(10):
+            long = plus(long, number(1))
+        block = flf.Block([("unused", failing()), ("x", number(5))], long)
 
-        assert run(executor, block) == 5
-        assert target.num_calls == 0
+        assert run(executor, block) == 15
+        assert target.num_calls == 10
 
     def test_locals_are_evaluated_once(
         self, executor: ReferenceResolvingExecutor, target: CountingExecutor

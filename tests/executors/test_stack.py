@@ -92,8 +92,18 @@ def watch_calls(
     return calls
 
 
+_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _note_other_threads() -> None:
+    """Note what ran before the test: stacks of other tests have no end of their own."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
 def names_of_threads() -> list[str]:
-    names = (thread.name for thread in threading.enumerate())
+    names = (thread.name for thread in set(threading.enumerate()) - _others)
     return sorted(name for name in names if name.startswith("ray_fed debugging"))
 
 

@@ -107,16 +107,16 @@ class TestConcurrentCalls:
         @rtf.computation(np.int32)
         def accumulate(x: Any) -> Any:
             variable: Any = tf.Variable(tf.zeros([], tf.int32))
-            for _ in tf.range(50):
+            for _ in tf.range(3000):
                 variable.assign_add(x)
             return variable.read_value()
 
         function = load(executor, accumulate)
 
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
             results = list(pool.map(function, range(64)))
 
-        assert results == [50 * x for x in range(64)]
+        assert results == [3000 * x for x in range(64)]
 
     def test_have_tables_of_their_own(self, executor: EagerTFExecutor) -> None:
         @rtf.computation(np.int64)

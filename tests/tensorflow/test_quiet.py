@@ -64,7 +64,7 @@ def test_lines_of_the_import_are_set_aside_and_later_ones_are_not(
 ) -> None:
     done = run(f"{LOAD}quiet.import_tensorflow(){REPORT}", stand_in)
 
-    assert done.stdout == "2 True\n"
+    assert done.stdout == "3 True\n"
     assert done.stderr == "after"
 
 
