@@ -22,28 +22,15 @@ import ray_fed.tensorflow.normal as normal
 import ray_fed.tensorflow.operators as operators
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
+from ray_fed.executors.embedded_value import EmbeddedValue
 from ray_fed.tensorflow.normal import Executable, Normal
 
 _CACHED_FUNCTIONS = 512
 """Loaded graphs that one executor keeps; a computation of 5 kB holds about 1 MB."""
 
 
-class EagerValue(fl.framework.ExecutorValue):
+class EagerValue(EmbeddedValue):
     """A value embedded in an `EagerTFExecutor`, in its normal form."""
-
-    def __init__(self, reference: Normal, type_signature: fl.Type) -> None:
-        self._reference = reference
-        self._type_signature = type_signature
-
-    @property
-    @override
-    def reference(self) -> Normal:
-        return self._reference
-
-    @property
-    @override
-    def type_signature(self) -> fl.Type:
-        return self._type_signature
 
     @override
     async def compute(self) -> Any:

@@ -10,32 +10,19 @@ import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.values as values
 from ray_fed.executors.closure import Closure, to_function
+from ray_fed.executors.embedded_value import EmbeddedValue
 from ray_fed.executors.strategy import FederatingStrategy
 
 flf = fl.framework
 
 
-class FederatedValue(flf.ExecutorValue):
+class FederatedValue(EmbeddedValue):
     """A value embedded in a `FederatingExecutor`.
 
     Its reference is, by type: a `Placed` at clients; a value of the unplaced executor
     at the server and without placement; a Struct of such values; a building block or
     closure for a function.
     """
-
-    def __init__(self, reference: Any, type_signature: fl.Type) -> None:
-        self._reference = reference
-        self._type_signature = type_signature
-
-    @property
-    @override
-    def reference(self) -> Any:
-        return self._reference
-
-    @property
-    @override
-    def type_signature(self) -> fl.Type:
-        return self._type_signature
 
     @override
     async def compute(self) -> Any:

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.values as values
+from ray_fed.executors.embedded_value import EmbeddedValue
 
 flf = fl.framework
 
@@ -57,22 +58,8 @@ class Scope:
         return self._tasks[name]
 
 
-class ResolvedValue(flf.ExecutorValue):
+class ResolvedValue(EmbeddedValue):
     """A value of the target, a struct of such values, or a function with its scope."""
-
-    def __init__(self, reference: Any, type_signature: fl.Type) -> None:
-        self._reference = reference
-        self._type_signature = type_signature
-
-    @property
-    @override
-    def reference(self) -> Any:
-        return self._reference
-
-    @property
-    @override
-    def type_signature(self) -> fl.Type:
-        return self._type_signature
 
     @override
     async def compute(self) -> Any:

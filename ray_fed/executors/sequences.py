@@ -15,6 +15,7 @@ import ray_fed.errors as errors
 import ray_fed.intrinsics as intrinsics
 import ray_fed.values as values
 from ray_fed.executors.closure import Closure
+from ray_fed.executors.embedded_value import EmbeddedValue
 
 flf = fl.framework
 _MAP = "sequence_map"
@@ -22,22 +23,8 @@ _REDUCE = "sequence_reduce"
 _SUM = "sequence_sum"
 
 
-class SequenceValue(flf.ExecutorValue):
+class SequenceValue(EmbeddedValue):
     """A sequence intrinsic, a lambda for one, or a struct that holds a lambda."""
-
-    def __init__(self, reference: Any, type_signature: fl.Type) -> None:
-        self._reference = reference
-        self._type_signature = type_signature
-
-    @property
-    @override
-    def reference(self) -> Any:
-        return self._reference
-
-    @property
-    @override
-    def type_signature(self) -> fl.Type:
-        return self._type_signature
 
     @override
     async def compute(self) -> Any:

@@ -47,6 +47,11 @@ class LoopThread:
             )
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
+    def cancel(self, task: "asyncio.Task[Any] | None") -> None:
+        """Cancel a task of the thread's loop, without waiting for its end."""
+        if task is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(task.cancel)
+
     def close(self) -> None:
         """Cancel what still runs, stop the loop and join the thread."""
         if self._thread.is_alive():
@@ -70,23 +75,28 @@ def wait_for(thread: LoopThread, coroutine: Coroutine[Any, Any, _T]) -> _T:
         KeyboardInterrupt: once the coroutine has ended, or ten seconds after.
         Exception: what the coroutine raised.
     """
-    ended = threading.Event()
+    ended, abandoned = threading.Event(), threading.Event()
+    tasks: list[asyncio.Task[Any] | None] = []
 
     async def run() -> _T:
+        tasks.append(asyncio.current_task())
         try:
+            if abandoned.is_set():
+                coroutine.close()
+                raise asyncio.CancelledError
             return await coroutine
         finally:
             ended.set()
 
     try:
-        future = thread.submit(run())
+        return thread.submit(run()).result()
     except BaseException:
-        coroutine.close()
-        raise
-    try:
-        return future.result()
-    except BaseException:
-        if future.cancel():
+        # The interrupt may have come before there was a future to cancel.
+        abandoned.set()
+        if not tasks:
+            coroutine.close()
+        elif not ended.is_set():
+            thread.cancel(tasks[0])
             ended.wait(_JOIN_TIMEOUT_S)
         raise
 

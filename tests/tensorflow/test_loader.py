@@ -5,6 +5,7 @@
 import asyncio
 import collections
 import concurrent.futures
+import json
 import pathlib
 import subprocess
 import sys
@@ -21,11 +22,14 @@ from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.tensorflow import graph, loader
 
-TRACE_IN_TWO_PROCESSES = """
-import os, pathlib, sys
+NUM_CALLS = 32
+NUM_STEPS = 2000
+ELSEWHERE = f"""
+import asyncio, concurrent.futures, json, os, pathlib, sys
 import numpy as np
 from ray_fed import tensorflow as rtf
 import tensorflow as tf
+from ray_fed.executors.eager_tf import EagerTFExecutor
 
 def trace(factor):
     @rtf.computation(np.int32)
@@ -36,12 +40,53 @@ def trace(factor):
     content = scaled_sum.to_proto().SerializeToString()
     pathlib.Path(sys.argv[1], str(factor)).write_bytes(content)
 
+tf.config.threading.set_inter_op_parallelism_threads(4)
 child = os.fork()
 trace(10 if child else 3)
 if not child:
     os._exit(0)
 os.waitpid(child, 0)
+
+@rtf.computation(np.int32)
+def accumulate(x):
+    variable = tf.Variable(tf.zeros([], tf.int32))
+    _, last = tf.while_loop(
+        lambda i, _: i < {NUM_STEPS},
+        lambda i, _: (i + 1, variable.assign_add(x).read_value()),
+        [0, 0],
+    )
+    return last
+
+executor = EagerTFExecutor()
+function = asyncio.run(executor.create_value(accumulate))
+
+async def call(x):
+    argument = await executor.create_value(x, np.int32)
+    return int(await (await executor.create_call(function, argument)).compute())
+
+with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    results = list(pool.map(lambda x: asyncio.run(call(x)), range({NUM_CALLS})))
+print(json.dumps(results))
 """
+
+
+@pytest.fixture(scope="module")
+def elsewhere(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[pathlib.Path, list[int]]:
+    """What other processes traced, and what one computed on several threads.
+
+    The process of the tests has one thread for TensorFlow, where calls do not mix.
+    """
+    folder = tmp_path_factory.mktemp("traced")
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(folder)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return folder, json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -82,15 +127,10 @@ def function_names(proto: Any) -> set[str]:
 
 
 def test_functions_of_two_processes_with_equal_names_both_run_right(
-    executor: EagerTFExecutor, tmp_path: pathlib.Path
+    executor: EagerTFExecutor, elsewhere: tuple[pathlib.Path, list[int]]
 ) -> None:
-    subprocess.run(
-        [sys.executable, "-c", TRACE_IN_TWO_PROCESSES, str(tmp_path)],
-        check=True,
-        timeout=90,
-    )
     threes, tens = (
-        blocks.pb.Computation.FromString((tmp_path / name).read_bytes())
+        blocks.pb.Computation.FromString((elsewhere[0] / name).read_bytes())
         for name in ("3", "10")
     )
 
@@ -103,20 +143,12 @@ def test_functions_of_two_processes_with_equal_names_both_run_right(
 class TestConcurrentCalls:
     """Of one loaded function, from several threads."""
 
-    def test_have_variables_of_their_own(self, executor: EagerTFExecutor) -> None:
-        @rtf.computation(np.int32)
-        def accumulate(x: Any) -> Any:
-            variable: Any = tf.Variable(tf.zeros([], tf.int32))
-            for _ in tf.range(3000):
-                variable.assign_add(x)
-            return variable.read_value()
+    def test_have_variables_of_their_own(
+        self, elsewhere: tuple[pathlib.Path, list[int]]
+    ) -> None:
+        _, results = elsewhere
 
-        function = load(executor, accumulate)
-
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            results = list(pool.map(function, range(64)))
-
-        assert results == [3000 * x for x in range(64)]
+        assert results == [NUM_STEPS * x for x in range(NUM_CALLS)]
 
     def test_have_tables_of_their_own(self, executor: EagerTFExecutor) -> None:
         @rtf.computation(np.int64)
