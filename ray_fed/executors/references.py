@@ -176,8 +176,10 @@ class ReferenceResolvingExecutor(flf.Executor):
     def _local(
         self, name: str, block: flf.ComputationBuildingBlock, scope: Scope
     ) -> Callable[[], Coroutine[Any, Any, ResolvedValue]]:
+        key = draws.current()  # of the block: who asks for the local first is chance
+
         async def evaluate() -> ResolvedValue:
-            with draws.at_local(name):
+            with draws.using(key), draws.at_local(name):
                 return await self._evaluate(block, scope)
 
         return evaluate

@@ -1,5 +1,6 @@
 """Random client work: the same bits again, other bits for whatever should differ."""
 
+import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,9 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.draws import DrawKey, using
+from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.executors.stack import local_stack
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -142,6 +146,24 @@ def test_draws_do_not_depend_on_the_cut(local_contexts: ContextFactory) -> None:
     ]
 
     assert cuts[0] == cuts[1] == cuts[2]
+
+
+def test_draws_do_not_depend_on_who_asks_for_a_local_first() -> None:
+    executor = local_stack(0, [EagerTFExecutor()], EagerTFExecutor())
+    drawn = fl.framework.Reference("drawn", fl.TensorType(np.float32, [4]))
+    call = fl.framework.Call(normal.to_building_block())
+    nested = fl.framework.Block([("drawn", call), ("later", drawn)], drawn)
+    asked_by_another = fl.framework.Block(
+        [("drawn", call), ("later", drawn)],
+        fl.framework.Reference("later", drawn.type_signature),
+    )
+
+    async def evaluate(block: Any) -> bytes:
+        with using(DrawKey(seed=0, invocation=0)):
+            value = await executor.create_value(block)
+            return np.asarray(await value.compute()).tobytes()
+
+    assert asyncio.run(evaluate(nested)) == asyncio.run(evaluate(asked_by_another))
 
 
 def test_server_work_draws_the_same_again(local_contexts: ContextFactory) -> None:
