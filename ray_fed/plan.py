@@ -15,6 +15,7 @@ subtrees and returns one partial for each; the rest is merged once, by index.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from ray_fed.draws import DrawKey
 
@@ -106,6 +107,17 @@ def merge_order(nodes: Sequence[Node]) -> list[tuple[int, int]]:
         alive = kept
         width *= 2
     return order
+
+
+def pack(parts: Sequence[Any]) -> Any:
+    """Return what a computation takes of these parts: a tuple where there are several.
+
+    As the parts of a `MergeableCompForm` and its longer kin take them: the argument, if
+    there is one, then what was merged. Nothing at all is None.
+    """
+    if len(parts) > 1:
+        return tuple(parts)
+    return parts[0] if parts else None
 
 
 @dataclasses.dataclass(frozen=True)

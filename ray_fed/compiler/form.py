@@ -1,5 +1,8 @@
 """The mergeable form of a computation: what can be cut by clients, and the rest."""
 
+import dataclasses
+from collections.abc import Sequence
+
 import federated_language as fl
 
 import ray_fed.errors as errors
@@ -51,6 +54,48 @@ class MergeableCompForm:
             self.up_to_merge.type_signature.parameter,
             self.after_merge.type_signature.result,
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Client work and its aggregation, once all earlier stages are merged.
+
+    Attributes:
+        up_to_merge: from the argument (of a subset of the clients) and what each
+            earlier stage merged, to a server-placed value.
+        merge: takes two members of `up_to_merge`'s result, returns one; unplaced.
+    """
+
+    up_to_merge: flf.ConcreteComputation
+    merge: flf.ConcreteComputation
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeableCompChain:
+    """Stages that together are equivalent to one federated computation.
+
+    What a part takes is a struct of what there is: the argument, where the computation
+    has one, then one merged value a stage before it, placed at the server. A struct of
+    one element is that element. So the only stage of a chain of one, with
+    `after_merge`, is a `MergeableCompForm`.
+
+    Attributes:
+        stages: at least one, in order.
+        after_merge: takes what all stages merged; returns the result.
+    """
+
+    stages: Sequence[Stage]
+    after_merge: flf.ConcreteComputation
+
+    @classmethod
+    def of(cls, form: MergeableCompForm) -> "MergeableCompChain":
+        """Return a form as a chain of one stage."""
+        return cls([Stage(form.up_to_merge, form.merge)], form.after_merge)
+
+    @property
+    def parameter(self) -> fl.Type | None:
+        """The type of the argument; None where the computation takes none."""
+        return self.stages[0].up_to_merge.type_signature.parameter
 
 
 def _partial_type(up_to_merge: flf.ConcreteComputation) -> fl.Type:

@@ -5,7 +5,8 @@
     argument, merged partials      ->  reports, calls after them     after_merge
 
 Aggregations that do not depend on one another count as one: their partials travel as
-a struct. One that depends on another's result has no mergeable form.
+a struct. One that depends on another's result belongs to a later stage, which has an
+up_to_merge of the argument and all that was merged before, and a merge of its own.
 """
 
 import dataclasses
@@ -16,12 +17,11 @@ import federated_language as fl
 
 import ray_fed.errors as errors
 import ray_fed.intrinsics as intrinsics
-from ray_fed.compiler.form import MergeableCompForm
+from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm, Stage
 from ray_fed.compiler.normalize import CallGraph, free_references, normalize
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
-_MERGED = "merged"
 _PAIR = "pair"
 
 
@@ -57,21 +57,61 @@ def compile_to_mergeable_comp_form(
         CompileError: an aggregation depends on the result of another one, is of a kind
             that has no partials, or merges with values that depend on the argument.
     """
+    chain = compile_to_chain(comp)
+    if len(chain.stages) > 1:
+        raise errors.CompileError(
+            "Expected aggregations that do not depend on one another, found"
+            f" {len(chain.stages)} stages, each of values that were computed from the"
+            " result of the one before: run it in a context that ray_fed.init makes."
+        )
+    stage = chain.stages[0]
+    return MergeableCompForm(stage.up_to_merge, stage.merge, chain.after_merge)
+
+
+def compile_to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain:
+    """Return the stages of a federated computation, one for each depth of aggregation.
+
+    Args:
+        comp: any computation; it may have no aggregation, which makes one stage of no
+            partials, and need not take an argument.
+
+    Raises:
+        CompileError: an aggregation is of a kind that has no partials, or merges with
+            values that depend on the argument or on another aggregation.
+    """
     block = Block.from_proto(comp.to_proto())
     graph = normalize(block)
+    stages = _group(graph)
+    return MergeableCompChain(
+        stages=[
+            Stage(
+                _compute(_up_to_merge(graph, stages[:index], stage)),
+                _compute(_merge(graph, stage)),
+            )
+            for index, stage in enumerate(stages)
+        ],
+        after_merge=_compute(_after_merge(graph, stages)),
+    )
+
+
+def _group(graph: CallGraph) -> list[list[_Aggregation]]:
+    """Return the aggregations by how many others each has to wait for."""
     calls = dict(graph.calls)
     needed = _needed(free_references(graph.result), calls)
-    aggregations = [
-        _to_aggregation(name, cast("flf.Call", call))
-        for name, call in graph.calls
-        if name in needed and _is_aggregation(call)
-    ]
-    _check_independent(aggregations, calls)
-    return MergeableCompForm(
-        up_to_merge=_compute(_up_to_merge(graph, aggregations)),
-        merge=_compute(_merge(graph, aggregations)),
-        after_merge=_compute(_after_merge(graph, aggregations)),
-    )
+    depths: dict[str, int] = {}
+    stages: list[list[_Aggregation]] = []
+    for name, call in graph.calls:  # each refers to earlier ones only
+        if name not in needed or not _is_aggregation(call):
+            continue
+        behind = _needed(free_references(call), calls)
+        depth = max(
+            (depths[other] + 1 for other in depths if other in behind), default=0
+        )
+        depths[name] = depth
+        if depth == len(stages):
+            stages.append([])
+        stages[depth].append(_to_aggregation(name, cast("flf.Call", call)))
+    return stages or [[]]
 
 
 def _compute(block: Block) -> flf.ConcreteComputation:
@@ -89,20 +129,14 @@ def _is_aggregation(call: Block) -> bool:
     return uri in {i.uri for i in flf.get_aggregation_intrinsics()}
 
 
-def _needed(
-    roots: frozenset[str],
-    calls: Mapping[str, Block],
-    stop: frozenset[str] = frozenset(),
-) -> frozenset[str]:
-    """Return the names that `roots` need, themselves included, not beyond `stop`."""
+def _needed(roots: frozenset[str], calls: Mapping[str, Block]) -> frozenset[str]:
+    """Return the names that `roots` need, themselves included."""
     needed: set[str] = set()
     pending = list(roots)
     while pending:
         name = pending.pop()
-        if name in needed or name not in calls:
-            continue
-        needed.add(name)
-        if name not in stop:
+        if name in calls and name not in needed:
+            needed.add(name)
             pending.extend(free_references(calls[name]))
     return frozenset(needed)
 
@@ -173,43 +207,83 @@ def _at(source: Block, index: int) -> Block:
     return flf.Selection(source, index=index)
 
 
-def _check_independent(
-    aggregations: Sequence[_Aggregation], calls: Mapping[str, Block]
-) -> None:
-    names = frozenset(aggregation.name for aggregation in aggregations)
-    for aggregation in aggregations:
-        behind = _needed(free_references(calls[aggregation.name]), calls)
-        if behind & names:
-            raise errors.CompileError(
-                "Expected aggregations that do not depend on one another, found"
-                f" `{_uri(calls[aggregation.name])}` of a value that was computed from"
-                " the result of another aggregation."
-            )
-
-
 def _lambda(parameter: flf.Reference | None, body: Block) -> flf.Lambda:
     if parameter is None:
         return flf.Lambda(None, None, body)
     return flf.Lambda(parameter.name, parameter.type_signature, body)
 
 
-def _up_to_merge(graph: CallGraph, aggregations: Sequence[_Aggregation]) -> Block:
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """What a part of a computation starts from, once some stages are merged.
+
+    Attributes:
+        parameter: the argument and what was merged: one reference, or None.
+        bound: locals that take the parameter apart.
+        calls: of the graph, by name, merged aggregations replaced by their reports.
+    """
+
+    parameter: flf.Reference | None
+    bound: tuple[tuple[str, Block], ...]
+    calls: Mapping[str, Block]
+
+    def locals_for(self, roots: frozenset[str]) -> list[tuple[str, Block]]:
+        """Return the locals that lead to `roots`, in order."""
+        needed = _needed(roots, self.calls)
+        return [
+            *self.bound,
+            *((name, call) for name, call in self.calls.items() if name in needed),
+        ]
+
+
+def _given(graph: CallGraph, stages: Sequence[Sequence[_Aggregation]]) -> _Given:
+    merged = [
+        flf.Reference(f"merged_{index}" if index else "merged", _merged_type(stage))
+        for index, stage in enumerate(stages)
+    ]
+    reports = {
+        aggregation.name: _report(aggregation, position, reference)
+        for stage, reference in zip(stages, merged, strict=True)
+        for position, aggregation in enumerate(stage)
+    }
+    calls = dict(graph.calls) | reports
+    parts = [] if graph.parameter is None else [graph.parameter]
+    parts += merged
+    if len(parts) < 2:  # noqa: PLR2004 (nothing to take apart)
+        return _Given(parts[0] if parts else None, (), calls)
+    types = fl.StructType([part.type_signature for part in parts])
+    parameter = flf.Reference(_PAIR, types)
+    bound = tuple(
+        (part.name, flf.Selection(parameter, index=index))
+        for index, part in enumerate(parts)
+    )
+    return _Given(parameter, bound, calls)
+
+
+def _up_to_merge(
+    graph: CallGraph,
+    before: Sequence[Sequence[_Aggregation]],
+    aggregations: Sequence[_Aggregation],
+) -> Block:
     if not aggregations:
         empty = flf.create_federated_value(flf.Struct([]), fl.SERVER)
         return _lambda(graph.parameter, empty)
-    calls = dict(graph.calls)
+    given = _given(graph, before)
     roots = frozenset[str]().union(
-        *(free_references(calls[aggregation.name]) for aggregation in aggregations)
+        *(free_references(given.calls[a.name]) for a in aggregations)
     )
-    needed = _needed(roots, calls)
-    before = [(name, call) for name, call in graph.calls if name in needed]
+    locals_ = given.locals_for(roots)
     for aggregation in aggregations:
-        before += [*aggregation.before, (aggregation.name, aggregation.call)]
+        locals_ += [*aggregation.before, (aggregation.name, aggregation.call)]
     partials = flf.Struct(
         [flf.Reference(a.name, a.call.type_signature) for a in aggregations]
     )
     zipped = flf.create_federated_zip(partials)
-    return _lambda(graph.parameter, flf.Block(before, zipped))
+    return _lambda(given.parameter, flf.Block(locals_, zipped))
+
+
+def _merged_type(aggregations: Sequence[_Aggregation]) -> fl.FederatedType:
+    return fl.FederatedType(_partial_type(aggregations), fl.SERVER)
 
 
 def _partial_type(aggregations: Sequence[_Aggregation]) -> fl.Type:
@@ -240,32 +314,19 @@ def _merge(graph: CallGraph, aggregations: Sequence[_Aggregation]) -> Block:
             "Expected a merge that depends on partials alone, found one that captures"
             " the computation's argument: carry it in the accumulator."
         )
+    if any(_is_aggregation(call) for _, call in captured):
+        raise errors.CompileError(
+            "Expected a merge that depends on partials alone, found one that captures"
+            " the result of an aggregation: carry it in the accumulator."
+        )
     return _lambda(pair, flf.Block(captured, merged) if captured else merged)
 
 
-def _after_merge(graph: CallGraph, aggregations: Sequence[_Aggregation]) -> Block:
-    merged_type = fl.FederatedType(_partial_type(aggregations), fl.SERVER)
-    if graph.parameter is None:
-        parameter = merged = flf.Reference(_MERGED, merged_type)
-        bound: list[tuple[str, Block]] = []
-    else:
-        pair_type = fl.StructType([graph.parameter.type_signature, merged_type])
-        parameter = flf.Reference(_PAIR, pair_type)
-        merged = flf.Reference(_MERGED, merged_type)
-        bound = [
-            (graph.parameter.name, flf.Selection(parameter, index=0)),
-            (_MERGED, flf.Selection(parameter, index=1)),
-        ]
-    reports = {
-        aggregation.name: _report(aggregation, index, merged)
-        for index, aggregation in enumerate(aggregations)
-    }
-    calls = dict(graph.calls) | reports
-    needed = _needed(free_references(graph.result), calls)
-    after = [(name, calls[name]) for name, _ in graph.calls if name in needed]
-    locals_ = [*bound, *after]
+def _after_merge(graph: CallGraph, stages: Sequence[Sequence[_Aggregation]]) -> Block:
+    given = _given(graph, stages)
+    locals_ = given.locals_for(free_references(graph.result))
     body = flf.Block(locals_, graph.result) if locals_ else graph.result
-    return _lambda(parameter, body)
+    return _lambda(given.parameter, body)
 
 
 def _report(aggregation: _Aggregation, index: int, merged: flf.Reference) -> Block:

@@ -11,8 +11,8 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.plan as plan
-from ray_fed.compiler.form import MergeableCompForm
-from ray_fed.compiler.split import compile_to_mergeable_comp_form
+from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
+from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
 from ray_fed.contexts.rounds import RoundPolicy, Rounds
 from ray_fed.contexts.runners import LocalRunner
@@ -23,16 +23,16 @@ from ray_fed.observability.report import ReportBuilder, RoundReport
 
 flf = fl.framework
 _logger = logging.getLogger(__name__)
-_CACHED_FORMS = 128
+_CACHED_CHAINS = 128
 
 
 class ExecutionContext(flf.SyncContext):
     """Runs any federated computation in subrounds, on Ray or on threads.
 
-    A computation is compiled to its mergeable form once and run in subrounds; one that
-    has no such form runs whole, on one worker. Results have the Python containers of
-    their type and numpy values at the leaves. Calls may come from any thread, also from
-    one that runs an event loop.
+    A computation is compiled once, to stages of a mergeable form, and run in subrounds;
+    one that has no such form runs whole, on one worker. Results have the Python
+    containers of their type and numpy values at the leaves. Calls may come from any
+    thread, also from one that runs an event loop.
 
     Args:
         config: settings.
@@ -55,7 +55,7 @@ class ExecutionContext(flf.SyncContext):
         self._report = ReportBuilder()
         self._warned = False
         self._sinks = _Sinks([self._report])
-        self._forms: dict[flf.ConcreteComputation, MergeableCompForm | None] = {}
+        self._chains: dict[flf.ConcreteComputation, MergeableCompChain | None] = {}
         self._rounds = Rounds(
             runners,
             RoundPolicy(
@@ -120,22 +120,22 @@ class ExecutionContext(flf.SyncContext):
 
     async def _invoke(self, comp: Any, arg: Any) -> Any:
         if isinstance(comp, MergeableCompForm):
-            return await self._rounds.run_form(comp, arg)
-        form = self._to_form(comp)
-        if form is None:
+            return await self._rounds.run_chain(MergeableCompChain.of(comp), arg)
+        chain = self._to_chain(comp)
+        if chain is None:
             return await self._rounds.run_whole(comp, arg)
-        return await self._rounds.run_form(form, arg)
+        return await self._rounds.run_chain(chain, arg)
 
-    def _to_form(self, comp: flf.ConcreteComputation) -> MergeableCompForm | None:
-        if comp not in self._forms:
-            if len(self._forms) >= _CACHED_FORMS:
-                self._forms.pop(next(iter(self._forms)))
+    def _to_chain(self, comp: flf.ConcreteComputation) -> MergeableCompChain | None:
+        if comp not in self._chains:
+            if len(self._chains) >= _CACHED_CHAINS:
+                self._chains.pop(next(iter(self._chains)))
             self._warn_of_simulation(comp)
             try:
-                self._forms[comp] = compile_to_mergeable_comp_form(comp)
+                self._chains[comp] = compile_to_chain(comp)
             except errors.CompileError:
-                self._forms[comp] = None
-        return self._forms[comp]
+                self._chains[comp] = None
+        return self._chains[comp]
 
     def _warn_of_simulation(self, comp: flf.ConcreteComputation) -> None:
         if self._warned or not flf.computation_contains_secure_aggregation(comp):

@@ -9,7 +9,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.plan as plan
-from ray_fed.compiler.form import MergeableCompForm
+from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.contexts.rounds import RoundPolicy, Rounds
 from ray_fed.contexts.runners import SequentialRunner
 from ray_fed.executors.threads import LoopThread, wait_for
@@ -95,7 +95,7 @@ class MergeableCompExecutionContext(flf.SyncContext):
 
     async def _invoke(self, comp: Any, arg: Any) -> Any:
         form, result_type = self._to_form(comp)
-        result = await self._rounds.run_form(form, arg)
+        result = await self._rounds.run_chain(MergeableCompChain.of(form), arg)
         return _to_containers(result, result_type)
 
     def _to_form(self, comp: Any) -> tuple[MergeableCompForm, fl.Type]:

@@ -2,7 +2,8 @@
 
     argument --cut by index--> leaves --gathered into runs--> subrounds   (at once)
     partials --merged by index, along the tree--> merged
-    argument, merged --after_merge--> result; by leaf where clients keep values
+    argument, merged --the next stage, as above--> merged, too
+    argument, all merged --after_merge--> result; by leaf where clients keep values
 
 A subround waits for a free runner; there may be more subrounds than runners. Results
 are kept by index, never by arrival.
@@ -20,7 +21,7 @@ import federated_language as fl
 import ray_fed.blocks as blocks
 import ray_fed.plan as plan
 import ray_fed.values as values
-from ray_fed.compiler.form import MergeableCompForm
+from ray_fed.compiler.form import MergeableCompChain, Stage
 from ray_fed.contexts import partition
 from ray_fed.contexts.policy import CohortCut, RoundPolicy
 from ray_fed.draws import DrawKey
@@ -47,25 +48,29 @@ class Rounds:
         self._policy = policy
         self._round_index = 0
 
-    async def run_form(self, form: MergeableCompForm, arg: Any) -> Any:
-        """Return the result of a mergeable form, in the form that runners return.
+    async def run_chain(self, chain: MergeableCompChain, arg: Any) -> Any:
+        """Return the result of a chain of stages, in the form that runners return.
 
         Args:
-            form: what to run.
+            chain: what to run.
             arg: None without a parameter.
         """
-        parameter = form.up_to_merge.type_signature.parameter
+        parameter = chain.parameter
         num_clients = partition.count_clients(
             arg, parameter, self._policy.default_num_clients
         )
         cut = CohortCut.of(num_clients, self._policy)
         async with self._round(num_clients, cut) as round_index:
-            shared = self._share(arg, parameter)
-            slices = [self._slice(shared, parameter, cut, run) for run in cut.runs]
-            partials = await self._run_up_to_merge(form, cut, slices, round_index)
-            return await self._finish(
-                form, cut, slices, (partials, shared), round_index
-            )
+            argument = [] if parameter is None else [self._share(arg, parameter)]
+            slices = [self._slice(argument, parameter, cut, run) for run in cut.runs]
+            call = _Call(round_index, cut, argument, slices)
+            *earlier, last = chain.stages
+            for stage in earlier:
+                partials = await self._run_up_to_merge(stage, call)
+                merged = await self._finish(stage, partials, None, call)
+                call.merged.append(self._policy.store(merged))
+            partials = await self._run_up_to_merge(last, call)
+            return await self._run_after_merge(last, partials, chain.after_merge, call)
 
     async def run_whole(self, comp: flf.ConcreteComputation, arg: Any) -> Any:
         """Return the result of a computation that is not cut into subrounds."""
@@ -76,21 +81,13 @@ class Rounds:
         cut = CohortCut.of(num_clients, self._policy)
         whole = dataclasses.replace(cut, leaves=(range(num_clients),), runs=(range(1),))
         async with self._round(num_clients, whole) as round_index:
-            shared = self._share(arg, parameter)
-            subround = plan.Subround(
-                blocks.serialise(_block(comp)),
-                None,
-                cut.size,
-                0,
-                whole.leaves,
-                self._draw(round_index),
-                (),
-            )
-            outcome = await self._dispatch(subround, [shared], 0, round_index)
-            return outcome.values[0]
+            argument = [] if parameter is None else [self._share(arg, parameter)]
+            call = _Call(round_index, whole, argument, [[argument]])
+            ((result,),) = await self._run_leaves(comp, None, call)
+            return result
 
     @contextlib.asynccontextmanager
-    async def _round(self, num_clients: int, cut: "CohortCut") -> AsyncGenerator[int]:
+    async def _round(self, num_clients: int, cut: CohortCut) -> AsyncGenerator[int]:
         round_index, started = self._round_index, time.monotonic()
         self._round_index += 1
         self._emit(
@@ -123,11 +120,12 @@ class Rounds:
         return values.map_placed(share, arg, parameter)
 
     def _slice(
-        self, arg: Any, parameter: fl.Type | None, cut: "CohortCut", run: range
-    ) -> list[Any]:
+        self, argument: list[Any], parameter: fl.Type | None, cut: CohortCut, run: range
+    ) -> list[list[Any]]:
         """Return the argument of each leaf of a run; the run's clients stored once."""
         if parameter is None:
-            return [None] * len(run)
+            return [[] for _ in run]
+        (arg,) = argument
         leaves = [cut.leaves[index] for index in run]
         clients = range(leaves[0].start, leaves[-1].stop)
 
@@ -141,113 +139,95 @@ class Rounds:
         sliced = partition.slice_clients(arg, parameter, clients)
         stored = values.map_placed(store, sliced, parameter)
         return [
-            partition.slice_clients(
-                stored,
-                parameter,
-                range(leaf.start - clients.start, leaf.stop - clients.start),
-            )
+            [
+                partition.slice_clients(
+                    stored,
+                    parameter,
+                    range(leaf.start - clients.start, leaf.stop - clients.start),
+                )
+            ]
             for leaf in leaves
         ]
 
-    async def _run_up_to_merge(
-        self,
-        form: MergeableCompForm,
-        cut: "CohortCut",
-        slices: Sequence[list[Any]],
-        round_index: int,
-    ) -> list[Any]:
-        partial = values.member_type(form.up_to_merge.type_signature.result)
+    async def _run_up_to_merge(self, stage: Stage, call: "_Call") -> list[Any]:
+        partial = values.member_type(stage.up_to_merge.type_signature.result)
         if values.is_empty_struct(partial):
             return []
-        computation = blocks.serialise(_block(form.up_to_merge))
-        merge = blocks.serialise(_block(form.merge))
+        outcomes = await self._run_leaves(stage.up_to_merge, stage.merge, call)
+        return [partial for outcome in outcomes for partial in outcome]
+
+    async def _run_leaves(
+        self,
+        comp: flf.ConcreteComputation,
+        merge: flf.ConcreteComputation | None,
+        call: "_Call",
+    ) -> list[tuple[object, ...]]:
+        """Return what each subround returned, in order."""
+        computation = blocks.serialise(_block(comp))
+        merging = None if merge is None else blocks.serialise(_block(merge))
+        first = call.take_indices(len(call.cut.runs))
 
         async def run(index: int, leaves: range) -> tuple[object, ...]:
+            whole = plan.subtrees(leaves.start, leaves.stop, len(call.cut.leaves))
             subround = plan.Subround(
                 computation,
-                merge,
-                cut.size,
+                merging,
+                call.cut.size,
                 leaves.start,
-                tuple(cut.leaves[leaf] for leaf in leaves),
-                self._draw(round_index),
-                tuple(plan.subtrees(leaves.start, leaves.stop, len(cut.leaves))),
+                tuple(call.cut.leaves[leaf] for leaf in leaves),
+                self._draw(call.round_index),
+                () if merge is None else tuple(whole),
             )
-            outcome = await self._dispatch(subround, slices[index], index, round_index)
-            return outcome.values
+            args = call.leaf_args(index)
+            return (await self._dispatch(subround, args, first + index, call)).values
 
-        outcomes = await gather_by_index(
-            run(index, leaves) for index, leaves in enumerate(cut.runs)
+        return await gather_by_index(
+            run(index, leaves) for index, leaves in enumerate(call.cut.runs)
         )
-        return [partial for outcome in outcomes for partial in outcome]
 
     async def _finish(
         self,
-        form: MergeableCompForm,
-        cut: "CohortCut",
-        slices: Sequence[list[Any]],
-        merging: tuple[list[Any], Any],
-        round_index: int,
+        stage: Stage,
+        partials: list[Any],
+        computation: flf.ConcreteComputation | None,
+        call: "_Call",
     ) -> Any:
-        result = form.after_merge.type_signature.result
-        by_client = flf.type_contains(result, values.differs_by_client)
-        partials, arg = merging
+        """Return what a stage merged; with a computation, its result."""
         finish = plan.Finish(
-            merge=blocks.serialise(_block(form.merge)) if partials else None,
-            nodes=tuple(cut.nodes),
+            merge=blocks.serialise(_block(stage.merge)) if partials else None,
+            nodes=tuple(call.cut.nodes),
             partial_type=blocks.serialise_type(
-                values.member_type(form.up_to_merge.type_signature.result)
+                values.member_type(stage.up_to_merge.type_signature.result)
             ),
             computation=None
-            if by_client
-            else blocks.serialise(_block(form.after_merge)),
-            num_clients=cut.leaves[-1].stop,
-            clients_per_leaf=cut.size,
-            draw=self._draw(round_index),
+            if computation is None
+            else blocks.serialise(_block(computation)),
+            num_clients=call.cut.leaves[-1].stop,
+            clients_per_leaf=call.cut.size,
+            draw=self._draw(call.round_index),
         )
-        index = len(cut.runs) if partials else 0
-        outcome = await self._dispatch(finish, (partials, arg), index, round_index)
-        if not by_client:
-            return outcome.values[0]
-        return await self._run_after_merge(
-            form, cut, slices, outcome.values[0], round_index
-        )
+        arg = (partials, [*call.argument, *call.merged])
+        outcome = await self._dispatch(finish, arg, call.take_indices(1), call)
+        return outcome.values[0]
 
     async def _run_after_merge(
         self,
-        form: MergeableCompForm,
-        cut: "CohortCut",
-        slices: Sequence[list[Any]],
-        merged: Any,
-        round_index: int,
+        stage: Stage,
+        partials: list[Any],
+        after_merge: flf.ConcreteComputation,
+        call: "_Call",
     ) -> Any:
-        takes_argument = form.up_to_merge.type_signature.parameter is not None
-        merged = self._policy.store(merged)
-
-        async def run(index: int, leaves: range) -> tuple[object, ...]:
-            subround = plan.Subround(
-                blocks.serialise(_block(form.after_merge)),
-                None,
-                cut.size,
-                leaves.start,
-                tuple(cut.leaves[leaf] for leaf in leaves),
-                self._draw(round_index),
-                (),
-            )
-            args = [
-                (leaf, merged) if takes_argument else merged for leaf in slices[index]
-            ]
-            position = len(cut.runs) + 1 + index
-            outcome = await self._dispatch(subround, args, position, round_index)
-            return outcome.values
-
-        outcomes = await gather_by_index(
-            run(index, leaves) for index, leaves in enumerate(cut.runs)
-        )
+        result_type = after_merge.type_signature.result
+        if not flf.type_contains(result_type, values.differs_by_client):
+            return await self._finish(stage, partials, after_merge, call)
+        merged = await self._finish(stage, partials, None, call)
+        call.merged.append(self._policy.store(merged))
+        outcomes = await self._run_leaves(after_merge, None, call)
         results = [result for outcome in outcomes for result in outcome]
-        return partition.join_results(results, form.after_merge.type_signature.result)
+        return partition.join_results(results, result_type)
 
     async def _dispatch(
-        self, comp: Any, arg: Any, subround_index: int, round_index: int
+        self, comp: Any, arg: Any, subround_index: int, call: "_Call"
     ) -> plan.Outcome:
         runner = await self._free.get()
         started = time.monotonic()
@@ -258,7 +238,7 @@ class Rounds:
         leaves: Iterable[range] = getattr(comp, "leaves", ())
         self._emit(
             events.SubroundFinished(
-                round_index=round_index,
+                round_index=call.round_index,
                 subround_index=subround_index,
                 num_clients=sum(len(leaf) for leaf in leaves),
                 attempts=outcome.attempts,
@@ -270,6 +250,37 @@ class Rounds:
             )
         )
         return outcome
+
+
+@dataclasses.dataclass
+class _Call:
+    """What one call has so far.
+
+    Attributes:
+        round_index: calls of the context before this one.
+        cut: of its cohort.
+        argument: the argument, if the computation takes one; at most one element.
+        slices: the same for each leaf, run by run.
+        merged: by each stage that is done.
+        next_index: of the next subround.
+    """
+
+    round_index: int
+    cut: CohortCut
+    argument: list[Any]
+    slices: Sequence[Sequence[list[Any]]]
+    merged: list[Any] = dataclasses.field(default_factory=list[Any])
+    next_index: int = 0
+
+    def take_indices(self, count: int) -> int:
+        """Return the first of so many new subround indices."""
+        first = self.next_index
+        self.next_index += count
+        return first
+
+    def leaf_args(self, run: int) -> list[Any]:
+        """Return what the work of this stage takes on each leaf of a run."""
+        return [plan.pack([*part, *self.merged]) for part in self.slices[run]]
 
 
 def _block(comp: flf.ConcreteComputation) -> flf.ComputationBuildingBlock:

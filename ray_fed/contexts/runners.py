@@ -4,13 +4,13 @@
     LocalRunner         a leaf stack on a thread of this process
     RayRunner           a Ray task over an actor of the pool (cluster.runner)
 
-`invoke(Subround, [argument of each leaf])` and `invoke(Finish, (partials, argument))`
+`invoke(Subround, [argument of each leaf])` and `invoke(Finish, (partials, before))`
 return an `Outcome`.
 """
 
 import os
 import platform
-from typing import Any, cast
+from typing import Any
 
 import federated_language as fl
 from typing_extensions import override
@@ -66,15 +66,15 @@ class SequentialRunner(flf.AsyncContext):
             partials[left] = await self._call(merge, pair)
         return partials[0]
 
-    async def _finish(self, finish: plan.Finish, partials: list[Any], arg: Any) -> Any:
+    async def _finish(
+        self, finish: plan.Finish, partials: list[Any], before: list[Any]
+    ) -> Any:
         merged: Any = ()
         if finish.merge is not None:
             merged = await self._merge(finish.merge, list(partials), list(finish.nodes))
         if finish.computation is None:
             return merged
-        takes_argument = isinstance(_parameter(finish.computation), fl.StructType)
-        after = (arg, merged) if takes_argument else merged
-        return await self._call(finish.computation, after)
+        return await self._call(finish.computation, plan.pack([*before, merged]))
 
     async def _call(self, computation: bytes, arg: Any) -> Any:
         block = blocks.parse_block(computation)
@@ -82,11 +82,6 @@ class SequentialRunner(flf.AsyncContext):
         if comp.type_signature.parameter is None:
             arg = None
         return await self._context.invoke(comp, arg)
-
-
-def _parameter(computation: bytes) -> fl.Type | None:
-    type_spec = blocks.parse_block(computation).type_signature
-    return cast("fl.FunctionType", type_spec).parameter
 
 
 class LocalRunner(flf.AsyncContext):

@@ -60,15 +60,15 @@ async def evaluate_plan(
 
     Args:
         comp: what to run.
-        arg: the arguments of the leaves; for a finish, (partials, argument).
+        arg: the arguments of the leaves; for a finish, (partials, before).
         stack_for: builds the stack over so many clients.
         unplaced: the unplaced executor of those stacks.
     """
     with draws.using(comp.draw):
         if isinstance(comp, plan.Subround):
             return await evaluate_subround(comp, arg, stack_for, unplaced)
-        partials, argument = arg
-        return [await evaluate_finish(comp, partials, argument, stack_for, unplaced)]
+        partials, before = arg
+        return [await evaluate_finish(comp, partials, before, stack_for, unplaced)]
 
 
 async def evaluate_subround(
@@ -138,7 +138,7 @@ async def merge_values(
 async def evaluate_finish(
     finish: plan.Finish,
     partials: Sequence[Any],
-    arg: Any,
+    before: Sequence[Any],
     stack_for: StackFactory,
     unplaced: flf.Executor,
 ) -> Plain:
@@ -147,7 +147,8 @@ async def evaluate_finish(
     Args:
         finish: what to run.
         partials: one for each of `finish.nodes`, plain or stored.
-        arg: the round's argument, for an after-merge computation that takes it.
+        before: what an after-merge computation takes before what is merged here: the
+            round's argument, if there is one, and what earlier stages merged.
         stack_for: builds the stack that runs the after-merge computation.
         unplaced: runs the merges; the one that the stack uses.
 
@@ -157,10 +158,7 @@ async def evaluate_finish(
     merged = await _merge_partials(finish, partials, unplaced)
     if finish.computation is None:
         return await _fetch(merged)
-    block = blocks.parse_block(finish.computation)
-    parameter = cast("fl.FunctionType", block.type_signature).parameter
-    takes_argument = isinstance(parameter, fl.StructType)
-    args = [(arg, merged) if takes_argument else merged]
+    args = [plan.pack([*before, merged])]
     stack = stack_for(finish.num_clients)
     return await _fetch(await _call(stack, Function(finish.computation), args))
 

@@ -8,7 +8,7 @@ import pytest
 
 from ray_fed import errors
 from ray_fed.compiler.form import MergeableCompForm
-from ray_fed.compiler.split import compile_to_mergeable_comp_form
+from ray_fed.compiler.split import compile_to_chain, compile_to_mergeable_comp_form
 
 flf = fl.framework
 
@@ -330,19 +330,61 @@ def test_zero_and_accumulate_may_capture_the_argument() -> None:
     assert "<argument[1],argument[0],(v0 -> argument[0])," in _print(form.up_to_merge)
 
 
-def test_aggregation_of_another_aggregation_is_refused() -> None:
+@fl.federated_computation(AT_CLIENTS)
+def max_of_value_and_sum(x: Any) -> Any:
+    total = fl.federated_broadcast(fl.federated_sum(x))
+    return fl.federated_max(fl.federated_map(left, (x, total)))
+
+
+def test_aggregation_of_another_aggregation_has_no_mergeable_form() -> None:
+    with pytest.raises(errors.CompileError, match="found 2 stages, each of values"):
+        _compile(max_of_value_and_sum)
+
+
+def test_aggregation_of_another_aggregation_is_a_later_stage() -> None:
+    chain = compile_to_chain(max_of_value_and_sum)
+
+    first, second = chain.stages
+    assert _print(first.up_to_merge) == (
+        "(argument -> (let v0_zero=ray_fed_zeros(),"
+        "v0=federated_aggregate(<argument,v0_zero,generic_plus,generic_plus,"
+        "(id_arg -> id_arg)>)"
+        " in federated_zip_at_server(<v0>)))"
+    )
+    assert _print(second.up_to_merge) == (
+        "(pair -> (let argument=pair[0],merged=pair[1],"
+        "v0=federated_apply(<(v0_partials -> v0_partials[0]),merged>),"
+        "v1=federated_broadcast(v0),"
+        "v2=federated_zip_at_clients(<argument,v1>),"
+        "v4=federated_map(<(v3 -> v3[0]),v2>),"
+        "v5_zero=ray_fed_lowest(),"
+        "v5=federated_aggregate(<v4,v5_zero,ray_fed_maximum,ray_fed_maximum,"
+        "(id_arg -> id_arg)>)"
+        " in federated_zip_at_server(<v5>)))"
+    )
+    assert _print(second.merge) == (
+        "(pair -> <ray_fed_maximum(<pair[0][0],pair[1][0]>)>)"
+    )
+    assert _print(chain.after_merge) == (
+        "(pair -> (let argument=pair[0],merged=pair[1],merged_1=pair[2],"
+        "v5=federated_apply(<(v5_partials -> v5_partials[0]),merged_1>)"
+        " in v5))"
+    )
+
+
+def test_aggregations_of_one_depth_share_a_stage() -> None:
     @fl.federated_computation(AT_CLIENTS)
     def comp(x: Any) -> Any:
         total = fl.federated_broadcast(fl.federated_sum(x))
-        return fl.federated_max(fl.federated_map(left, (x, total)))
+        later = fl.federated_map(left, (x, total))
+        return fl.federated_max(later), fl.federated_min(later), fl.federated_max(x)
 
-    with pytest.raises(errors.CompileError) as caught:
-        _compile(comp)
+    chain = compile_to_chain(comp)
 
-    assert str(caught.value) == (
-        "Expected aggregations that do not depend on one another, found `federated_max`"
-        " of a value that was computed from the result of another aggregation."
-    )
+    assert [str(stage.merge.type_signature.result) for stage in chain.stages] == [
+        "<int32,int32>",
+        "<int32,int32>",
+    ]
 
 
 def test_aggregation_that_nothing_needs_is_left_out() -> None:

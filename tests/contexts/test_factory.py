@@ -197,19 +197,6 @@ def test_computation_without_argument(context: ExecutionContext) -> None:
     assert context.invoke(constant) == 10
 
 
-def test_dependent_aggregations_run_whole(context: ExecutionContext) -> None:
-    @rtf.computation(np.float32, np.float32)
-    def squared_distance(x: Any, mean: Any) -> Any:
-        return (x - mean) ** 2
-
-    @fl.federated_computation(AT_CLIENTS)
-    def variance(values: Any) -> Any:
-        mean = fl.federated_broadcast(fl.federated_mean(values))
-        return fl.federated_mean(fl.federated_map(squared_distance, (values, mean)))
-
-    assert context.invoke(variance, [1.0, 2.0, 3.0, 6.0]) == 3.5
-
-
 def test_empty_cohort(context: ExecutionContext) -> None:
     assert context.invoke(sum_of_clients, []) == 0.0
 
