@@ -1,6 +1,6 @@
 """The cut at the aggregations: what goes up, what merges, what comes after."""
 
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
@@ -342,7 +342,7 @@ def test_aggregation_of_another_aggregation_has_no_mergeable_form() -> None:
 
 
 def test_aggregation_of_another_aggregation_is_a_later_stage() -> None:
-    chain = compile_to_chain(max_of_value_and_sum)
+    chain = compile_to_chain(cast("Any", max_of_value_and_sum))
 
     first, second = chain.stages
     assert _print(first.up_to_merge) == (
@@ -379,7 +379,7 @@ def test_aggregations_of_one_depth_share_a_stage() -> None:
         later = fl.federated_map(left, (x, total))
         return fl.federated_max(later), fl.federated_min(later), fl.federated_max(x)
 
-    chain = compile_to_chain(comp)
+    chain = compile_to_chain(cast("Any", comp))
 
     assert [str(stage.merge.type_signature.result) for stage in chain.stages] == [
         "<int32,int32>",

@@ -174,7 +174,7 @@ class TestSubround:
             second = subround(total, add, range(cut, 7), 7)
             partials = run(first, leaves[:cut]) + run(second, leaves[cut:])
             nodes = [*first.nodes, *second.nodes]
-            [merged] = run(finish(add, nodes), (partials, None))
+            [merged] = run(finish(add, nodes), (partials, []))
 
             assert merged.tobytes() == whole[0].tobytes()
 
@@ -206,13 +206,13 @@ class TestFinish:
     def test_merges_partials_by_the_tree(self, run: Run) -> None:
         nodes: list[plan.Node] = [(0, 2), (2, 3), (3, 4), (4, 5)]
 
-        [merged] = run(finish(append_digit, nodes), ([1.0, 2.0, 3.0, 4.0], None))
+        [merged] = run(finish(append_digit, nodes), ([1.0, 2.0, 3.0, 4.0], []))
 
         # Leaves 2 and 3 first, then with 0 and 1, then with the last.
         assert merged == 10 * (10 * 1 + 23) + 4
 
     def test_of_one_partial_is_that_partial(self, run: Run) -> None:
-        assert run(finish(add, [(0, 3)]), ([5.0], None)) == [5.0]
+        assert run(finish(add, [(0, 3)]), ([5.0], [])) == [5.0]
 
     def test_runs_what_comes_after_on_the_merged_value(self, run: Run) -> None:
         after = federated_computation(
@@ -224,7 +224,7 @@ class TestFinish:
 
         comp = finish(add, [(0, 1), (1, 2)], after)
 
-        assert run(comp, ([1.0, 2.0], None)) == [30.0]
+        assert run(comp, ([1.0, 2.0], [])) == [30.0]
 
     def test_hands_on_the_argument_where_it_is_taken(self, run: Run) -> None:
         after = federated_computation(
@@ -237,7 +237,7 @@ class TestFinish:
         )
         comp = finish(add, [(0, 1)], after, num_clients=2)
 
-        [(at_clients, unplaced)] = run(comp, ([10.0], ([1.0, 2.0], 7.0)))
+        [(at_clients, unplaced)] = run(comp, ([10.0], [([1.0, 2.0], 7.0)]))
 
         assert (at_clients, unplaced) == ([11.0, 12.0], 7.0)
 
@@ -247,4 +247,4 @@ class TestFinish:
         )
         comp = finish(None, [], after, num_clients=2)
 
-        assert run(comp, ([], [1.0, 2.0])) == [[1.0, 2.0]]
+        assert run(comp, ([], [[1.0, 2.0]])) == [[1.0, 2.0]]
