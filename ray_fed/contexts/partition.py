@@ -1,11 +1,17 @@
 """Cuts a round's argument by clients: pure, by index, nothing copied."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import federated_language as fl
+import numpy as np
 
 import ray_fed.errors as errors
 import ray_fed.values as values
+from ray_fed.rows import Rows
+
+_BASE_WEIGHT = 10
+"""What a client costs beside its rows: about so many rows of a small model."""
 
 
 def count_clients(arg: Any, type_spec: fl.Type | None, default: int) -> int:
@@ -37,6 +43,73 @@ def count_clients(arg: Any, type_spec: fl.Type | None, default: int) -> int:
             f" {found}: pass one value a client."
         )
     return counts[0][1] if counts else default
+
+
+def weigh_clients(arg: Any, type_spec: fl.Type | None) -> list[int] | None:
+    """Return what each client's work will cost, as far as its data tell.
+
+    Args:
+        arg: of `type_spec`.
+        type_spec: None for a computation without an argument.
+
+    Returns:
+        In client order: rows of the client's sequences, and a base cost. None where no
+        sequence is placed at clients, or its size is not known here.
+    """
+    rows: list[list[int]] = []
+    if type_spec is None:
+        return None
+
+    def note(part_type: fl.Type, part: Any) -> Any:
+        if values.differs_by_client(part_type) and isinstance(part, list | tuple):
+            member = values.member_type(part_type)
+            counts = [_count_rows(value, member) for value in part]
+            rows.append([count for count in counts if count is not None])
+        return part
+
+    values.map_placed(note, arg, type_spec)
+    known = [counts for counts in rows if counts]
+    if not known or len({len(counts) for counts in known}) > 1:
+        return None
+    return [_BASE_WEIGHT + sum(counts) for counts in zip(*known, strict=True)]
+
+
+def _count_rows(value: Any, type_spec: fl.Type) -> int | None:
+    if isinstance(value, Rows):
+        return max([value.length, *(len(column.rows) for column in value.columns)])
+    if not isinstance(type_spec, fl.StructType) or not isinstance(value, list | tuple):
+        return None
+    counts = [
+        _count_rows(member, element)
+        for member, (_, element) in zip(value, type_spec.items(), strict=True)
+    ]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
+    """Cut items into at most `num_runs` contiguous runs of about equal weight.
+
+    Args:
+        weights: of each item, > 0.
+        num_runs: >= 1.
+
+    Returns:
+        Runs in order, none of them empty; as many as there are items, if those are
+        fewer. A run ends at the item whose end is nearest to its share of the sum.
+    """
+    num_runs = min(num_runs, len(weights))
+    ends = np.cumsum(weights)
+    runs: list[range] = []
+    start = 0
+    for index in range(num_runs):
+        share = ends[-1] * (index + 1) / num_runs
+        last = len(weights) - (num_runs - index - 1)  # one item for each later run
+        candidates = ends[start:last]
+        stop = start + int(np.argmin(np.abs(candidates - share))) + 1
+        runs.append(range(start, stop))
+        start = stop
+    return runs
 
 
 def slice_clients(arg: Any, type_spec: fl.Type | None, clients: range) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray_fed.plan as plan
+from ray_fed.contexts import partition
 from ray_fed.observability import events
 
 
@@ -37,18 +38,39 @@ class CohortCut:
         leaves: the clients of each leaf.
         runs: the leaves of each subround.
         size: clients a leaf.
+        heaviest_first: indices of the runs, in the order to begin them.
     """
 
     leaves: tuple[range, ...]
     runs: tuple[range, ...]
     size: int
+    heaviest_first: tuple[int, ...]
 
     @classmethod
-    def of(cls, num_clients: int, policy: RoundPolicy) -> "CohortCut":
-        """Cut a cohort of the size as the policy says."""
+    def of(
+        cls,
+        num_clients: int,
+        policy: RoundPolicy,
+        weights: Sequence[float] | None = None,
+    ) -> "CohortCut":
+        """Cut a cohort as the policy says; where the runs end is all weights decide.
+
+        Args:
+            num_clients: of the cohort.
+            policy: how to cut.
+            weights: of each client, > 0; None where they are not known.
+        """
         leaves = tuple(policy.cut_leaves(num_clients))
-        runs = tuple(plan.cut_runs(len(leaves), policy.num_subrounds))
-        return cls(leaves, runs, max(1, *(len(leaf) for leaf in leaves), 1))
+        if weights is None:
+            runs = plan.cut_runs(len(leaves), policy.num_subrounds)
+            sums = [float(len(run)) for run in runs]
+        else:
+            of_leaf = [sum(weights[leaf.start : leaf.stop]) for leaf in leaves]
+            runs = partition.cut_by_weight(of_leaf, policy.num_subrounds)
+            sums = [sum(of_leaf[run.start : run.stop]) for run in runs]
+        order = sorted(range(len(runs)), key=lambda run: -sums[run])
+        size = max(1, *(len(leaf) for leaf in leaves), 1)
+        return cls(leaves, tuple(runs), size, tuple(order))
 
     @property
     def nodes(self) -> list[plan.Node]:

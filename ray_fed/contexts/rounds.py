@@ -59,7 +59,8 @@ class Rounds:
         num_clients = partition.count_clients(
             arg, parameter, self._policy.default_num_clients
         )
-        cut = CohortCut.of(num_clients, self._policy)
+        weights = partition.weigh_clients(arg, parameter)
+        cut = CohortCut.of(num_clients, self._policy, weights)
         async with self._round(num_clients, cut) as round_index:
             argument = [] if parameter is None else [self._share(arg, parameter)]
             slices = [self._slice(argument, parameter, cut, run) for run in cut.runs]
@@ -79,7 +80,7 @@ class Rounds:
             arg, parameter, self._policy.default_num_clients
         )
         cut = CohortCut.of(num_clients, self._policy)
-        whole = dataclasses.replace(cut, leaves=(range(num_clients),), runs=(range(1),))
+        whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,))
         async with self._round(num_clients, whole) as round_index:
             argument = [] if parameter is None else [self._share(arg, parameter)]
             call = _Call(round_index, whole, argument, [[argument]])
@@ -182,7 +183,8 @@ class Rounds:
             return (await self._dispatch(subround, args, first + index, call)).values
 
         return await gather_by_index(
-            run(index, leaves) for index, leaves in enumerate(call.cut.runs)
+            (run(index, leaves) for index, leaves in enumerate(call.cut.runs)),
+            first=call.cut.heaviest_first,
         )
 
     async def _finish(

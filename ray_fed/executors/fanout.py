@@ -1,19 +1,28 @@
 """Run coroutines at the same time; results by index, and nothing left behind."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 
-async def gather_by_index(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+async def gather_by_index(
+    coroutines: Iterable[Coroutine[Any, Any, _T]], first: Sequence[int] = ()
+) -> list[_T]:
     """Return the results in the order given; the first failure cancels the rest.
+
+    Args:
+        coroutines: what to run.
+        first: indices of those that are begun before the others, in this order.
 
     Raises:
         Exception: what the first coroutine to fail raised, after all others ended.
     """
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    work = list(coroutines)
+    order = dict.fromkeys([*first, *range(len(work))])
+    begun = {index: asyncio.ensure_future(work[index]) for index in order}
+    tasks = [begun[index] for index in range(len(work))]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_fed import errors, plan
+from ray_fed import errors, plain, plan
 from ray_fed.contexts import partition
+from ray_fed.contexts.policy import CohortCut, RoundPolicy
 from ray_fed.values import StoredClients
 
 INT = fl.TensorType(np.int32)
@@ -131,3 +132,69 @@ def test_join_undoes_the_cut_into_leaves(
     assert [partition.count_clients(part, NESTED, 0) for part in slices] == [
         len(leaf) for leaf in leaves
     ]
+
+
+DATA = fl.FederatedType(fl.SequenceType(np.int32), fl.CLIENTS)
+BATCHES = fl.FederatedType(fl.SequenceType(fl.TensorType(np.int32, [None])), fl.CLIENTS)
+
+
+def as_plain(value: Any, type_spec: fl.Type) -> Any:
+    return plain.to_plain(value, type_spec, "a value")
+
+
+@pytest.mark.parametrize(
+    ("value", "type_spec", "expected"),
+    [
+        pytest.param([[1, 2, 3], []], DATA, [13, 10], id="elements"),
+        pytest.param([[[1, 2], [3]], [[4]]], BATCHES, [13, 11], id="rows of batches"),
+        pytest.param(
+            [([1], [2, 3]), ([4], [])],
+            fl.FederatedType(fl.StructType([DATA.member] * 2), fl.CLIENTS),
+            [13, 11],
+            id="two sequences a client",
+        ),
+        pytest.param(
+            ([[1], [1, 2]], [5, 6]),
+            fl.StructType([DATA, AT_CLIENTS]),
+            [11, 12],
+            id="beside a number",
+        ),
+        pytest.param([1, 2], AT_CLIENTS, None, id="no sequence"),
+        pytest.param([], DATA, None, id="no clients"),
+    ],
+)
+def test_clients_weigh_their_rows(
+    value: Any, type_spec: fl.Type, expected: list[int] | None
+) -> None:
+    assert partition.weigh_clients(as_plain(value, type_spec), type_spec) == expected
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))
+def test_runs_by_weight_cover_all_and_none_is_empty(
+    weights: list[int], num_runs: int
+) -> None:
+    runs = partition.cut_by_weight(weights, num_runs)
+
+    assert [item for run in runs for item in run] == list(range(len(weights)))
+    assert all(runs)
+    assert len(runs) == min(num_runs, len(weights))
+
+
+def test_runs_by_weight_are_balanced() -> None:
+    weights = [100, 1, 1, 1, 1, 96, 50, 50]
+
+    runs = partition.cut_by_weight(weights, 3)
+
+    assert [sum(weights[i] for i in run) for run in runs] == [100, 100, 100]
+
+
+def test_equal_weights_are_cut_as_counts_are() -> None:
+    assert partition.cut_by_weight([7] * 12, 4) == plan.cut_runs(12, 4)
+
+
+def test_heaviest_run_is_begun_first() -> None:
+    policy = RoundPolicy(cut_leaves=lambda n: plan.cut_leaves(n, 1), num_subrounds=3)
+
+    cut = CohortCut.of(3, policy, [5, 9, 7])
+
+    assert cut.heaviest_first == (1, 2, 0)

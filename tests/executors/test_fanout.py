@@ -24,6 +24,20 @@ def test_results_are_in_the_order_given(number: int) -> None:
     assert asyncio.run(act()) == [index * 10 for index in range(number)]
 
 
+def test_some_are_begun_first_and_results_stay_in_the_order_given() -> None:
+    begun: list[int] = []
+
+    async def work(index: int) -> int:
+        begun.append(index)
+        return index * 10
+
+    async def act() -> list[int]:
+        return await gather_by_index((work(index) for index in range(4)), [2, 0])
+
+    assert asyncio.run(act()) == [0, 10, 20, 30]
+    assert begun == [2, 0, 1, 3]
+
+
 def test_a_failure_cancels_the_rest_and_waits_for_it() -> None:
     ended: list[int] = []
 
