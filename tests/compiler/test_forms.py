@@ -1,0 +1,437 @@
+"""Forms of computations: compiled and cut, or interpreted whole, the bits are equal.
+
+Each runs directly through a federating stack over the whole cohort, and compiled in
+1, 2, 3 and 7 subrounds. The merge tree is the same, so the results are, too.
+"""
+
+# pyright: reportUnknownLambdaType=false
+
+import asyncio
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ray_fed
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.executors import stack
+
+federated_computation = cast("Callable[..., Any]", fl.federated_computation)
+
+NUM_CLIENTS = 9
+
+
+class State(NamedTuple):
+    z: Any
+    a: Any
+
+
+class Update(NamedTuple):
+    delta: Any
+    weight: Any
+
+
+VECTOR = fl.TensorType(np.float32, [2])
+MODEL = collections.OrderedDict(w=VECTOR, b=np.float32)
+FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
+INTS = fl.FederatedType(np.int32, fl.CLIENTS)
+MODELS = fl.FederatedType(MODEL, fl.CLIENTS)
+DATA = fl.FederatedType(fl.SequenceType(np.float32), fl.CLIENTS)
+STATES = fl.FederatedType(State(np.float32, np.int32), fl.CLIENTS)
+ALL_EQUAL = fl.FederatedType(np.float32, fl.CLIENTS, all_equal=True)
+SERVER_FLOAT = fl.FederatedType(np.float32, fl.SERVER)
+SERVER_MODEL = fl.FederatedType(MODEL, fl.SERVER)
+SERVER_STATE = fl.FederatedType(State(np.float32, np.int32), fl.SERVER)
+KEYS = fl.FederatedType(fl.TensorType(np.int32, [2]), fl.CLIENTS)
+
+
+def tf_computation(*types: Any) -> Callable[[Callable[..., Any]], Any]:
+    return cast("Any", rtf.computation)(*types)
+
+
+add = tf_computation(np.float32, np.float32)(lambda x, y: x + y)
+subtract = tf_computation(np.float32, np.float32)(lambda x, y: x - y)
+scale = tf_computation(np.float32)(lambda x: x * np.float32(1.1))
+halve = tf_computation(np.float32)(lambda x: x / 2)
+square = tf_computation(np.float32)(lambda x: x * x)
+as_float = tf_computation(np.int32)(lambda x: tf.cast(x, tf.float32))
+increment = tf_computation(np.int32)(lambda x: x + 1)
+one = tf_computation()(lambda: np.float32(1))
+seven = tf_computation()(lambda: np.int32(7))
+above = tf_computation(np.float32, np.float32)(lambda x, y: tf.cast(x > y, tf.float32))
+total_of = tf_computation(fl.SequenceType(np.float32))(
+    lambda data: data.reduce(np.float32(0), lambda x, y: x + y)
+)
+step = tf_computation(MODEL, fl.SequenceType(np.float32))(
+    lambda model, data: Update(
+        collections.OrderedDict(
+            w=model["w"] + data.reduce(np.float32(0), lambda x, y: x + y),
+            b=model["b"] * np.float32(0.9),
+        ),
+        data.reduce(np.float32(1), lambda n, _: n + 1),
+    )
+)
+to_state = tf_computation(np.float32)(lambda x: State(x, tf.cast(x, tf.int32)))
+next_state = tf_computation(State(np.float32, np.int32))(
+    lambda state: State(state.z * 2, state.a + 1)
+)
+pick = tf_computation(fl.TensorType(np.float32, [4]), np.int32)(lambda t, k: t[k])
+first_of = tf_computation(fl.SequenceType(np.float32))(
+    lambda picked: picked.reduce(np.float32(0), lambda x, y: 2 * x + y)
+)
+to_vector = tf_computation(np.float32)(lambda x: tf.stack([x, x * x]))
+mean_of = tf_computation(np.float32, np.float32)(lambda s, n: s / n)
+counted = tf_computation(fl.StructType([np.float32, np.float32]), np.float32)(
+    lambda acc, x: [acc[0] + x, acc[1] + 1]
+)
+merged = tf_computation(
+    fl.StructType([np.float32, np.float32]), fl.StructType([np.float32, np.float32])
+)(lambda x, y: [x[0] + y[0], x[1] + y[1]])
+quotient = tf_computation(fl.StructType([np.float32, np.float32]))(
+    lambda acc: acc[0] / acc[1]
+)
+
+
+def average(values: Any) -> Any:
+    return fl.federated_mean(values)
+
+
+def own_mean(values: Any) -> Any:
+    zero = [np.float32(0), np.float32(0)]
+    return fl.federated_aggregate(values, zero, counted, merged, quotient)
+
+
+@federated_computation(FLOATS)
+def deviation(values: Any) -> Any:
+    mean = fl.federated_broadcast(fl.federated_mean(values))
+    distances = fl.federated_map(subtract, (values, mean))
+    return fl.federated_mean(fl.federated_map(square, distances))
+
+
+@federated_computation(FLOATS)
+def count_above_clipped(values: Any) -> Any:
+    bound = fl.federated_broadcast(fl.federated_mean(values))
+    share = fl.federated_mean(fl.federated_map(above, (values, bound)))
+    again = fl.federated_map(above, (values, fl.federated_broadcast(share)))
+    return fl.federated_sum(again), share
+
+
+@federated_computation(SERVER_MODEL, DATA)
+def fed_avg(model: Any, data: Any) -> Any:
+    updates = fl.federated_map(step, (fl.federated_broadcast(model), data))
+    mean = fl.federated_mean(updates.delta, updates.weight)
+    return mean, fl.federated_sum(updates.weight)
+
+
+@federated_computation(np.float32, FLOATS)
+def capturing(k: Any, values: Any) -> Any:
+    @federated_computation(np.float32)
+    def plus_k(x: Any) -> Any:
+        return add(x, k)
+
+    return fl.federated_sum(fl.federated_map(plus_k, values))
+
+
+@federated_computation(FLOATS)
+def of_a_lambda(values: Any) -> Any:
+    @federated_computation(np.float32)
+    def twice(x: Any) -> Any:
+        return scale(scale(x))
+
+    return fl.federated_sum(fl.federated_map(twice, values))
+
+
+@federated_computation(SERVER_STATE, STATES)
+def states_on_both_sides(server: Any, clients: Any) -> Any:
+    at_clients = fl.federated_map(next_state, clients)
+    return State(
+        z=fl.federated_map(next_state, server),
+        a=collections.OrderedDict(
+            clients=at_clients, total=fl.federated_sum(at_clients.a)
+        ),
+    )
+
+
+@federated_computation(FLOATS)
+def twice_the_sum(values: Any) -> Any:
+    total = fl.federated_sum(values)
+    return fl.federated_map(add, (total, total))
+
+
+@federated_computation(FLOATS)
+def extremes(values: Any) -> Any:
+    scaled = fl.federated_map(scale, values)
+    return fl.federated_min(scaled), fl.federated_max(scaled)
+
+
+@federated_computation(DATA)
+def sequences(data: Any) -> Any:
+    return fl.federated_map(
+        federated_computation(fl.SequenceType(np.float32))(
+            lambda s: fl.sequence_sum(fl.sequence_map(scale, s))
+        ),
+        data,
+    )
+
+
+def selecting(select: Callable[..., Any]) -> Any:
+    @federated_computation(
+        KEYS, fl.FederatedType(fl.TensorType(np.float32, [4]), fl.SERVER)
+    )
+    def selected(keys: Any, table: Any) -> Any:
+        largest = fl.federated_value(3, fl.SERVER)
+        picked = select(keys, largest, table, pick)
+        return fl.federated_sum(fl.federated_map(first_of, picked))
+
+    return selected
+
+
+def program(*types: Any) -> Callable[[Callable[..., Any]], Any]:
+    return federated_computation(*types)
+
+
+RANDOM = np.random.default_rng(1)
+SOME_FLOATS = [np.float32(x) for x in RANDOM.normal(size=NUM_CLIENTS)]
+SOME_INTS = [np.int32(i * 3 % 7) for i in range(NUM_CLIENTS)]
+SOME_DATA = [[np.float32(x) for x in range(i)] for i in range(NUM_CLIENTS)]
+SOME_STATES = [State(np.float32(i), np.int32(i)) for i in range(NUM_CLIENTS)]
+SOME_MODELS = [
+    collections.OrderedDict(w=RANDOM.normal(size=2).astype(np.float32), b=np.float32(i))
+    for i in range(NUM_CLIENTS)
+]
+A_MODEL = collections.OrderedDict(w=np.ones(2, np.float32), b=np.float32(3))
+SOME_KEYS = [np.array([i % 4, 3 - i % 4], np.int32) for i in range(NUM_CLIENTS)]
+TABLE = np.array([1, 10, 100, 1000], np.float32)
+
+FORMS: dict[str, tuple[Any, list[Any]]] = {
+    "sum": (program(FLOATS)(fl.federated_sum), [SOME_FLOATS]),
+    "sum of integers": (program(INTS)(fl.federated_sum), [SOME_INTS]),
+    "sum of structs": (program(MODELS)(fl.federated_sum), [SOME_MODELS]),
+    "mean": (program(FLOATS)(average), [SOME_FLOATS]),
+    "mean of structs": (program(MODELS)(average), [SOME_MODELS]),
+    "weighted mean": (
+        program(FLOATS, INTS)(
+            lambda x, n: fl.federated_mean(x, fl.federated_map(as_float, n))
+        ),
+        [SOME_FLOATS, [np.int32(i + 1) for i in range(NUM_CLIENTS)]],
+    ),
+    "min": (program(FLOATS)(fl.federated_min), [SOME_FLOATS]),
+    "max": (program(INTS)(fl.federated_max), [SOME_INTS]),
+    "aggregate": (program(FLOATS)(own_mean), [SOME_FLOATS]),
+    "aggregate of a map": (
+        program(FLOATS)(lambda x: own_mean(fl.federated_map(scale, x))),
+        [SOME_FLOATS],
+    ),
+    "secure sum": (
+        program(INTS)(lambda x: fl.federated_secure_sum(x, 10)),
+        [SOME_INTS],
+    ),
+    "secure sum by bits": (
+        program(INTS)(lambda x: fl.federated_secure_sum_bitwidth(x, 4)),
+        [SOME_INTS],
+    ),
+    "select": (selecting(fl.federated_select), [SOME_KEYS, TABLE]),
+    "secure select": (selecting(fl.federated_secure_select), [SOME_KEYS, TABLE]),
+    "map before": (
+        program(FLOATS)(lambda x: fl.federated_sum(fl.federated_map(scale, x))),
+        [SOME_FLOATS],
+    ),
+    "map before and after": (
+        program(FLOATS)(
+            lambda x: fl.federated_map(
+                halve, fl.federated_sum(fl.federated_map(scale, x))
+            )
+        ),
+        [SOME_FLOATS],
+    ),
+    "lambda": (of_a_lambda, [SOME_FLOATS]),
+    "captured": (capturing, [np.float32(2), SOME_FLOATS]),
+    "broadcast inside": (
+        program(SERVER_FLOAT, FLOATS)(
+            lambda s, x: fl.federated_sum(
+                fl.federated_map(add, (fl.federated_broadcast(s), x))
+            )
+        ),
+        [np.float32(3), SOME_FLOATS],
+    ),
+    "all equal argument": (
+        program(ALL_EQUAL, FLOATS)(
+            lambda s, x: fl.federated_sum(fl.federated_map(add, (s, x)))
+        ),
+        [np.float32(3), SOME_FLOATS],
+    ),
+    "all equal result": (
+        program(FLOATS)(lambda x: fl.federated_broadcast(fl.federated_sum(x))),
+        [SOME_FLOATS],
+    ),
+    "several aggregations": (
+        program(FLOATS, INTS)(
+            lambda x, n: [
+                fl.federated_mean(x),
+                fl.federated_max(n),
+                fl.federated_sum(x),
+            ]
+        ),
+        [SOME_FLOATS, SOME_INTS],
+    ),
+    "one aggregation used twice": (twice_the_sum, [SOME_FLOATS]),
+    "one map aggregated twice": (extremes, [SOME_FLOATS]),
+    "sequences": (sequences, [SOME_DATA]),
+    "sum of sequences": (
+        program(DATA)(lambda d: fl.federated_sum(fl.federated_map(total_of, d))),
+        [SOME_DATA],
+    ),
+    "federated averaging": (fed_avg, [A_MODEL, SOME_DATA]),
+    "states on both sides": (
+        states_on_both_sides,
+        [State(np.float32(1), np.int32(2)), SOME_STATES],
+    ),
+    "containers kept": (
+        program(FLOATS)(lambda x: State(z=fl.federated_sum(x), a=[x, {"k": x}])),
+        [SOME_FLOATS],
+    ),
+    "clients only": (
+        program(FLOATS)(lambda x: fl.federated_map(to_state, x)),
+        [SOME_FLOATS],
+    ),
+    "clients unchanged": (program(FLOATS)(lambda x: x), [SOME_FLOATS]),
+    "server only": (
+        program(SERVER_FLOAT)(lambda s: fl.federated_map(halve, s)),
+        [np.float32(3)],
+    ),
+    "server unchanged": (program(SERVER_MODEL)(lambda m: m), [A_MODEL]),
+    "zip of clients and result": (
+        program(FLOATS)(
+            lambda x: fl.federated_zip((x, fl.federated_broadcast(fl.federated_sum(x))))
+        ),
+        [SOME_FLOATS],
+    ),
+    "apply after": (
+        program(FLOATS)(lambda x: fl.federated_map(to_vector, fl.federated_sum(x))),
+        [SOME_FLOATS],
+    ),
+    "two servers' zip": (
+        program(FLOATS)(
+            lambda x: fl.federated_map(
+                mean_of, (fl.federated_sum(x), fl.federated_max(x))
+            )
+        ),
+        [SOME_FLOATS],
+    ),
+    "no argument": (
+        program()(lambda: fl.federated_sum(fl.federated_value(1, fl.CLIENTS))),
+        [],
+    ),
+    "eval at clients": (
+        program()(lambda: fl.federated_sum(fl.federated_eval(one, fl.CLIENTS))),
+        [],
+    ),
+    "eval at server": (program()(lambda: fl.federated_eval(seven, fl.SERVER)), []),
+    "nothing federated": (
+        program(np.int32)(lambda x: increment(increment(x))),
+        [np.int32(4)],
+    ),
+    "empty struct": (
+        program(FLOATS)(lambda x: (fl.federated_sum(x), ())),
+        [SOME_FLOATS],
+    ),
+    "nested argument": (
+        program(collections.OrderedDict(a=[FLOATS, SERVER_FLOAT], b=INTS))(
+            lambda arg: (fl.federated_sum(arg["a"][0]), arg["a"][1], arg["b"])
+        ),
+        [collections.OrderedDict(a=[SOME_FLOATS, np.float32(2)], b=SOME_INTS)],
+    ),
+    "deviation: two stages": (deviation, [SOME_FLOATS]),
+    "three stages": (count_above_clipped, [SOME_FLOATS]),
+    "stage beside a stage": (
+        program(FLOATS)(lambda x: (deviation(x), fl.federated_max(x), x)),
+        [SOME_FLOATS],
+    ),
+    "loss of a loss": (
+        program(FLOATS)(
+            lambda x: fl.federated_sum(
+                fl.federated_map(add, (x, fl.federated_broadcast(fl.federated_sum(x))))
+            )
+        ),
+        [SOME_FLOATS],
+    ),
+}
+NAMES = list(FORMS)
+
+
+@pytest.fixture(scope="module")
+def direct() -> Iterator[Callable[[Any, list[Any]], Any]]:
+    """Runs a computation through a federating stack, neither compiled nor cut."""
+    leaves = stack.threaded_leaves(2)
+    executor = stack.local_stack(NUM_CLIENTS, leaves, leaves[0])
+
+    async def call(comp: Any, args: list[Any]) -> Any:
+        function = await executor.create_value(comp)
+        argument = None
+        parameter = comp.type_signature.parameter
+        if parameter is not None:
+            arg = args[0] if len(args) == 1 else args
+            argument = await executor.create_value(arg, parameter)
+        called = await executor.create_call(function, argument)
+        result = await called.compute()
+        return fl.framework.type_to_py_container(result, comp.type_signature.result)
+
+    def run(comp: Any, args: list[Any]) -> Any:
+        return asyncio.run(call(comp, args))
+
+    yield run
+    executor.close()
+    for leaf in leaves:
+        leaf.close()
+
+
+@pytest.fixture(scope="module")
+def contexts() -> Iterator[list[ExecutionContext]]:
+    """Contexts that cut a round into 1, 2, 3 and 7 subrounds."""
+    built = [
+        ray_fed.create_context(
+            ray_fed.Config(
+                backend="local",
+                workers=2,
+                subrounds=count,
+                default_num_clients=NUM_CLIENTS,
+            )
+        )
+        for count in (1, 2, 3, 7)
+    ]
+    yield built
+    for context in built:
+        context.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_form_equals_direct_interpretation(
+    direct: Callable[[Any, list[Any]], Any], contexts: list[ExecutionContext], name: str
+) -> None:
+    comp, args = FORMS[name]
+    arg = args[0] if len(args) == 1 else args or None
+
+    results = [context.invoke(comp, arg) for context in contexts]
+
+    expected = direct(comp, args)
+    for result in results:
+        assert_same(result, expected)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(cast("Any", expected))
+        found, expected = list(found.values()), list(cast("Any", expected).values())
+    if isinstance(expected, list | tuple):
+        assert len(found) == len(cast("Any", expected))
+        for left, right in zip(found, cast("Any", expected), strict=True):
+            assert_same(left, right)
+        return
+    assert np.asarray(found).dtype == np.asarray(expected).dtype
+    assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
