@@ -49,6 +49,7 @@ def _structs(depth: int) -> flf.ComputationBuildingBlock:
     return block
 
 
+@pytest.mark.claim("semantics.14")
 @pytest.mark.parametrize(
     "nested", [pytest.param(_lets, id="lets"), pytest.param(_structs, id="structs")]
 )
@@ -61,6 +62,7 @@ def test_block_that_nests_too_deep_for_protobuf_is_a_compile_error(
         blocks.serialise(block)
 
 
+@pytest.mark.claim("semantics.15")
 def test_block_of_many_locals_is_not_too_deep() -> None:
     one = flf.Literal(1, fl.TensorType(np.int32))
     block = flf.Block([(f"x{index}", one) for index in range(1000)], one)

@@ -55,6 +55,7 @@ def test_error_is_drawn_in_the_tree(cls: type[errors.RayFedError]) -> None:
     assert f" {cls.__name__} " in " ".join(f"{inspect.getdoc(errors)} ".split())
 
 
+@pytest.mark.claim("semantics.76", "semantics.77", "semantics.78")
 @pytest.mark.parametrize(
     ("cls", "bases"),
     [

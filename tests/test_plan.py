@@ -46,6 +46,7 @@ def test_empty_cohort_is_one_leaf() -> None:
     assert plan.cut_leaves(0, None) == [range(0)]
 
 
+@pytest.mark.claim("semantics.70")
 @given(st.integers(0, 500), st.integers(1, 60))
 def test_runs_cover_all_items_and_none_is_empty(num_items: int, num_runs: int) -> None:
     runs = plan.cut_runs(num_items, num_runs)
@@ -55,6 +56,7 @@ def test_runs_cover_all_items_and_none_is_empty(num_items: int, num_runs: int) -
     assert len(runs) == min(num_items, num_runs)
 
 
+@pytest.mark.claim("semantics.69")
 @given(st.integers(0, 500), st.integers(1, 60))
 def test_run_takes_its_share_of_what_remains_rounded_up(
     num_items: int, num_runs: int

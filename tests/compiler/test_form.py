@@ -51,6 +51,7 @@ def test_form_without_an_argument_takes_the_merged_value_alone() -> None:
     assert str(form.type_signature) == "( -> int32@SERVER)"
 
 
+@pytest.mark.claim("semantics.76")
 @pytest.mark.parametrize(
     "result",
     [
@@ -64,6 +65,7 @@ def test_up_to_merge_must_return_a_server_placed_value(result: fl.Type) -> None:
         MergeableCompForm(_comp(AT_CLIENTS, result), MERGE, AFTER_MERGE)
 
 
+@pytest.mark.claim("semantics.77")
 @pytest.mark.parametrize(
     ("parameter", "result"),
     [
@@ -79,6 +81,7 @@ def test_merge_must_take_two_partials(parameter: Any, result: fl.Type) -> None:
         MergeableCompForm(UP_TO_MERGE, _comp(parameter, result), AFTER_MERGE)
 
 
+@pytest.mark.claim("semantics.78")
 @pytest.mark.parametrize(
     "parameter",
     [
@@ -96,6 +99,7 @@ def test_after_merge_must_take_argument_and_merged_value(parameter: Any) -> None
         MergeableCompForm(UP_TO_MERGE, MERGE, _comp(parameter, AT_SERVER))
 
 
+@pytest.mark.claim("semantics.78")
 def test_after_merge_of_no_argument_must_not_take_a_pair() -> None:
     with pytest.raises(errors.AfterMergeStructureError, match="`int32@SERVER`"):
         MergeableCompForm(_comp(None, AT_SERVER), MERGE, AFTER_MERGE)

@@ -112,6 +112,7 @@ def test_bits_do_not_depend_on_the_cut_locally(
     assert bits(result) == expected_bits
 
 
+@pytest.mark.claim("semantics.60")
 @pytest.mark.ray
 @pytest.mark.parametrize("subrounds", [1, 4, 7])
 @pytest.mark.parametrize("workers", [3, 1, 2])
@@ -162,6 +163,7 @@ def slow_values_and_sum(values: Any, total: Any) -> Any:
     return fl.federated_map(is_slow_for_zero, values), total
 
 
+@pytest.mark.claim("semantics.81")
 def test_hand_written_form_keeps_client_order(context: ExecutionContext) -> None:
     parts: tuple[Any, Any, Any] = (sum_of_clients, add, slow_values_and_sum)
     form = MergeableCompForm(*parts)
@@ -201,6 +203,7 @@ def test_empty_cohort(context: ExecutionContext) -> None:
     assert context.invoke(sum_of_clients, []) == 0.0
 
 
+@pytest.mark.claim("semantics.54")
 def test_mean_over_no_clients_is_a_clear_error(context: ExecutionContext) -> None:
     @fl.federated_computation(AT_CLIENTS)
     def mean(values: Any) -> Any:
@@ -289,6 +292,7 @@ def test_bad_argument_is_refused_and_leaves_the_context_usable(
     assert context.invoke(add, [1.0, 1.0]) == 2.0
 
 
+@pytest.mark.claim("semantics.64")
 def test_client_arguments_of_different_lengths_are_refused(
     context: ExecutionContext,
 ) -> None:

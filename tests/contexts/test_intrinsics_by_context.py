@@ -66,6 +66,7 @@ def invoke(request: pytest.FixtureRequest) -> Iterator[Invoke]:
     yield contexts(workers=2, subrounds=3).invoke
 
 
+@pytest.mark.claim("semantics.56", "semantics.57")
 @pytest.mark.parametrize(
     ("comp", "expected"),
     [
@@ -78,6 +79,7 @@ def test_secure_sum_is_the_sum(invoke: Invoke, comp: Any, expected: Any) -> None
     assert invoke(comp, [1, 2, 3]) == expected
 
 
+@pytest.mark.claim("semantics.59")
 @pytest.mark.parametrize(
     ("comp", "values"),
     [
@@ -93,6 +95,7 @@ def test_secure_sum_names_the_client_that_breaks_its_bound(
         invoke(comp, values)
 
 
+@pytest.mark.claim("semantics.58")
 @pytest.mark.parametrize("comp", [selected, securely_selected], ids=["plain", "secure"])
 def test_each_client_gets_what_its_keys_select(invoke: Invoke, comp: Any) -> None:
     keys = [np.array(pair, np.int32) for pair in ([3, 0], [1, 1], [2, 3])]
@@ -110,6 +113,7 @@ def test_key_beyond_the_largest_names_the_client(invoke: Invoke) -> None:
         invoke(selected, (keys, np.zeros(4, np.float32)))
 
 
+@pytest.mark.claim("semantics.59")
 def test_first_secure_sum_says_that_it_is_simulated(
     local_contexts: ContextFactory, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -121,6 +121,7 @@ def build(
 Build = Callable[..., MergeableCompExecutionContext]
 
 
+@pytest.mark.claim("mergeable.18", "semantics.75", "semantics.81")
 def test_hand_written_form_returns_clients_in_order_when_first_is_slowest(
     build: Build,
 ) -> None:
@@ -134,6 +135,7 @@ def test_hand_written_form_returns_clients_in_order_when_first_is_slowest(
     assert total == 90.0
 
 
+@pytest.mark.claim("mergeable.01", "mergeable.11", "semantics.69")
 def test_slices_are_contiguous_and_of_nearly_equal_size(
     build: Build, seen: list[list[float]]
 ) -> None:
@@ -144,6 +146,7 @@ def test_slices_are_contiguous_and_of_nearly_equal_size(
     assert seen == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
 
 
+@pytest.mark.claim("mergeable.12", "semantics.68")
 def test_one_subround_for_each_context_by_default(
     build: Build, seen: list[list[float]]
 ) -> None:
@@ -154,6 +157,7 @@ def test_one_subround_for_each_context_by_default(
     assert [len(clients) for clients in seen] == [3, 3, 3]
 
 
+@pytest.mark.claim("semantics.70")
 def test_fewer_clients_than_subrounds_make_no_empty_slice(
     build: Build, seen: list[list[float]]
 ) -> None:
@@ -165,6 +169,7 @@ def test_fewer_clients_than_subrounds_make_no_empty_slice(
     assert total == 6.0
 
 
+@pytest.mark.claim("mergeable.08")
 def test_computation_needs_a_compiler(build: Build) -> None:
     context = build()
 
@@ -172,6 +177,7 @@ def test_computation_needs_a_compiler(build: Build) -> None:
         context.invoke(sum_of_doubles, [1.0])
 
 
+@pytest.mark.claim("mergeable.14")
 def test_compiler_makes_the_form_of_a_computation(build: Build) -> None:
     context = build(compiler_fn=compile_to_mergeable_comp_form)
 
@@ -180,6 +186,7 @@ def test_compiler_makes_the_form_of_a_computation(build: Build) -> None:
     assert result == 12.0
 
 
+@pytest.mark.claim("mergeable.09", "mergeable.10", "semantics.80")
 def test_argument_and_result_are_transformed(build: Build) -> None:
     context = build(
         compiler_fn=compile_to_mergeable_comp_form,
@@ -192,6 +199,7 @@ def test_argument_and_result_are_transformed(build: Build) -> None:
     assert result == ("result", 60.0)
 
 
+@pytest.mark.claim("mergeable.18")
 def test_call_through_the_installed_context_keeps_containers(build: Build) -> None:
     context = build(compiler_fn=compile_to_mergeable_comp_form)
 
@@ -207,6 +215,7 @@ def test_call_through_the_installed_context_keeps_containers(build: Build) -> No
     assert result == collections.OrderedDict(total=8.0, largest=5.0)
 
 
+@pytest.mark.claim("mergeable.05")
 def test_error_of_a_subround_reaches_the_caller(build: Build) -> None:
     context = build()
 

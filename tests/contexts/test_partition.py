@@ -20,6 +20,7 @@ AT_SERVER = fl.FederatedType(INT, fl.SERVER)
 NESTED = fl.to_type([("x", AT_CLIENTS), ("more", [AT_SERVER, AT_CLIENTS])])
 
 
+@pytest.mark.claim("semantics.63")
 @pytest.mark.parametrize(
     ("arg", "type_spec", "expected"),
     [
@@ -42,6 +43,7 @@ def test_cohort_is_as_large_as_the_argument_says(
     assert partition.count_clients(arg, type_spec, 11) == expected
 
 
+@pytest.mark.claim("semantics.64")
 def test_cohorts_of_different_lengths_are_refused_with_both() -> None:
     with pytest.raises(errors.CardinalityError) as caught:
         partition.count_clients(([1, 2], (7, [3])), NESTED, 0)
@@ -52,12 +54,14 @@ def test_cohorts_of_different_lengths_are_refused_with_both() -> None:
     )
 
 
+@pytest.mark.claim("semantics.65")
 @pytest.mark.parametrize("arg", [3, {1, 2}, "12", np.zeros(2, np.int32)])
 def test_cohort_must_be_a_sequence(arg: Any) -> None:
     with pytest.raises(errors.ValueMismatchError, match="for each client"):
         partition.count_clients(arg, AT_CLIENTS, 0)
 
 
+@pytest.mark.claim("semantics.79")
 @pytest.mark.parametrize(
     ("arg", "type_spec", "expected"),
     [

@@ -621,6 +621,15 @@ SUPPORTED = [
 ]
 
 
+@pytest.mark.claim(
+    "debugging.13",
+    "federating.01",
+    "semantics.17",
+    "semantics.55",
+    "semantics.57",
+    "semantics.58",
+    "semantics.61",
+)
 @pytest.mark.parametrize(
     ("stack_for", "name", "num_clients"), SUPPORTED, indirect=["stack_for"]
 )
@@ -656,6 +665,7 @@ def bits(value: Any) -> Any:
     return value.tobytes()
 
 
+@pytest.mark.claim("semantics.60")
 @pytest.mark.parametrize("num_clients", [1, 2, 13, 33])
 def test_gives_the_same_bits_on_every_stack(
     request: pytest.FixtureRequest, evaluate: Evaluate, num_clients: int
@@ -682,6 +692,7 @@ def test_gives_the_same_bits_on_every_stack(
     np.testing.assert_allclose(results[0]["mean"], np.mean(x), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.claim("federating.34", "semantics.60")
 def test_returns_results_in_client_order_when_the_first_is_slowest(
     stack_for: StackFor, evaluate: Evaluate
 ) -> None:
@@ -722,6 +733,7 @@ def add_positive(x: Any, y: Any) -> Any:
 class TestErrors:
     """Of the same class and words, and an executor that works afterwards."""
 
+    @pytest.mark.claim("semantics.54")
     @pytest.mark.parametrize(
         "make",
         [
@@ -739,6 +751,7 @@ class TestErrors:
         ):
             evaluate(stack_for(0), make(), [])
 
+    @pytest.mark.claim("semantics.48")
     @pytest.mark.parametrize("length", [0, 2, 4])
     def test_the_wrong_number_of_clients(
         self, stack_for: StackFor, evaluate: Evaluate, length: int
@@ -794,6 +807,7 @@ class TestErrors:
         )
         assert evaluate(executor, computation_of("map"), [1.0] * 5) == [2.0] * 5
 
+    @pytest.mark.claim("semantics.59")
     def test_a_value_above_the_bound_of_a_secure_sum(
         self, stack_for: StackFor, evaluate: Evaluate
     ) -> None:

@@ -93,6 +93,7 @@ def computed(value: EagerValue) -> Any:
 
 
 class TestTypesItUnderstands:
+    @pytest.mark.claim("eager_tf.05", "eager_tf.13")
     @pytest.mark.parametrize(
         ("value", "type_spec"),
         [
@@ -113,6 +114,7 @@ class TestTypesItUnderstands:
         expected = value.encode() if isinstance(value, str) else value
         np.testing.assert_array_equal(computed(embedded), expected)
 
+    @pytest.mark.claim("eager_tf.07", "eager_tf.14", "semantics.27")
     @pytest.mark.parametrize(
         "value",
         [
@@ -132,6 +134,7 @@ class TestTypesItUnderstands:
 
         assert list(values.iter_elements(result)) == [("z", 1), ("a", 2.5)]
 
+    @pytest.mark.claim("eager_tf.06", "semantics.29", "semantics.67")
     @pytest.mark.parametrize(
         "make",
         [
@@ -153,12 +156,14 @@ class TestTypesItUnderstands:
         assert isinstance(embedded.reference, tf.data.Dataset)
         assert computed(embedded) == [1, 2, 3]
 
+    @pytest.mark.claim("eager_tf.08")
     def test_functions(self, executor: EagerTFExecutor) -> None:
         embedded = embed(executor, increment)
 
         assert str(embedded.type_signature) == "(int32 -> int32)"
         assert computed(call(executor, increment, 41)) == 42
 
+    @pytest.mark.claim("eager_tf.09")
     @pytest.mark.parametrize(
         "type_spec",
         [
@@ -183,6 +188,7 @@ ONE = flf.Literal(np.int32(1), INT)
 
 
 class TestBlocksItUnderstands:
+    @pytest.mark.claim("eager_tf.01", "eager_tf.10")
     @pytest.mark.parametrize(
         "form",
         [
@@ -200,6 +206,7 @@ class TestBlocksItUnderstands:
     ) -> None:
         assert computed(call(executor, form(subtract), 5, 3)) == 2
 
+    @pytest.mark.claim("semantics.17")
     def test_literals(self, executor: EagerTFExecutor) -> None:
         literal = flf.Literal(np.array([1, 2]), fl.TensorType(np.int64, (2,)))
 
@@ -210,6 +217,7 @@ class TestBlocksItUnderstands:
 
         assert computed(call(executor, plus, 2, 3)) == 5
 
+    @pytest.mark.claim("eager_tf.01", "eager_tf.12", "eager_tf.24", "semantics.23")
     @pytest.mark.parametrize(
         "block",
         [
@@ -243,6 +251,7 @@ class TestBlocksItUnderstands:
         ):
             embed(executor, block)
 
+    @pytest.mark.claim("eager_tf.12")
     def test_no_function_with_captured_values(self, executor: EagerTFExecutor) -> None:
         serialised = blocks.serialise(flf.Lambda(None, None, flf.Reference("x", INT)))
         captured = (("x", blocks.serialise_type(INT), np.int32(1)),)
@@ -261,6 +270,7 @@ class Typed(fl.TypedObject):
 
 
 class TestCreateValue:
+    @pytest.mark.claim("eager_tf.43")
     @pytest.mark.parametrize(
         "type_spec",
         [
@@ -275,6 +285,7 @@ class TestCreateValue:
     ) -> None:
         assert embed(executor, 5, type_spec).type_signature == INT
 
+    @pytest.mark.claim("eager_tf.47", "semantics.22")
     @pytest.mark.parametrize(
         "value",
         [
@@ -294,6 +305,9 @@ class TestCreateValue:
         with pytest.raises(TypeError, match="to be of type `int32`, found"):
             embed(executor, Typed())
 
+    @pytest.mark.claim(
+        "eager_tf.46", "semantics.16", "semantics.24", "semantics.25", "semantics.26"
+    )
     @pytest.mark.parametrize(
         ("value", "type_spec"),
         [
@@ -318,6 +332,7 @@ class TestCreateValue:
         with pytest.raises(TypeError, match=r"^Expected "):
             embed(executor, value, type_spec)
 
+    @pytest.mark.claim("eager_tf.46")
     def test_refuses_a_dataset_of_another_type(self, executor: EagerTFExecutor) -> None:
         with pytest.raises(
             TypeError, match=r"a dataset of type `int32\*`, found `int64"
@@ -332,11 +347,13 @@ class TestCreateValue:
         with pytest.raises(TypeError, match="Expected "):
             embed(executor, other, INT)
 
+    @pytest.mark.claim("semantics.28")
     def test_reads_variables(self, executor: EagerTFExecutor) -> None:
         variable: Any = tf.Variable(tf.constant(3))
 
         assert computed(embed(executor, variable, np.int32)) == 3
 
+    @pytest.mark.claim("eager_tf.08")
     def test_embeds_structures_that_hold_functions(
         self, executor: EagerTFExecutor
     ) -> None:
@@ -376,6 +393,7 @@ class TestCreateValue:
         assert result.type_signature == NAMED
         assert (result.reference.z.numpy(), result.reference.a.numpy()) == (1, 2.0)
 
+    @pytest.mark.claim("eager_tf.19", "semantics.30")
     def test_reads_iterables_no_further_than_needed(
         self, executor: EagerTFExecutor
     ) -> None:
@@ -397,12 +415,14 @@ class TestCreateValue:
 
 
 class TestCreateCall:
+    @pytest.mark.claim("eager_tf.34", "eager_tf.35")
     def test_of_a_function_without_parameter(self, executor: EagerTFExecutor) -> None:
         result = call(executor, ten)
 
         assert result.type_signature == INT
         assert computed(result) == 10
 
+    @pytest.mark.claim("eager_tf.34")
     def test_of_a_function_of_several_parameters(
         self, executor: EagerTFExecutor
     ) -> None:
@@ -433,6 +453,7 @@ class TestCreateCall:
 
         assert selected.reference is first.reference
 
+    @pytest.mark.claim("eager_tf.23", "semantics.12")
     def test_results_are_not_cached(self, executor: EagerTFExecutor) -> None:
         @rtf.computation
         def now() -> Any:
@@ -442,6 +463,7 @@ class TestCreateCall:
 
         assert times == sorted(set(times))
 
+    @pytest.mark.claim("eager_tf.37", "semantics.16", "semantics.24")
     @pytest.mark.parametrize(
         ("make", "message"),
         [
@@ -500,6 +522,7 @@ class TestCreateCall:
 
 
 class TestStructs:
+    @pytest.mark.claim("eager_tf.41")
     def test_keep_names(self, executor: EagerTFExecutor) -> None:
         elements = collections.OrderedDict(
             z=embed(executor, 1, np.int32), a=embed(executor, 2.0, np.float32)
@@ -532,6 +555,7 @@ class TestStructs:
         with pytest.raises(TypeError, match="embedded in EagerTFExecutor, found `int`"):
             asyncio.run(executor.create_struct([1]))
 
+    @pytest.mark.claim("eager_tf.38", "semantics.33")
     @pytest.mark.parametrize(
         ("how", "expected"),
         [
@@ -549,6 +573,7 @@ class TestStructs:
 
         assert computed(selected) == expected
 
+    @pytest.mark.claim("eager_tf.40", "semantics.33")
     @pytest.mark.parametrize(
         ("how", "error"),
         [
@@ -567,6 +592,7 @@ class TestStructs:
         with pytest.raises(error, match=r"^Expected (either|an element)"):
             asyncio.run(executor.create_selection(struct, **how))
 
+    @pytest.mark.claim("eager_tf.39")
     @pytest.mark.parametrize(
         "make",
         [
@@ -596,6 +622,7 @@ def is_same(left: Any, right: Any) -> bool:
     return all(n == m and is_same(x, y) for (n, x), (m, y) in pairs)
 
 
+@pytest.mark.claim("eager_tf.27", "eager_tf.28", "eager_tf.42", "semantics.34")
 @pytest.mark.parametrize(
     "make",
     [
@@ -641,6 +668,7 @@ def test_normalising_an_embedded_value_changes_nothing(
 
 
 class TestDatasets:
+    @pytest.mark.claim("eager_tf.19", "eager_tf.20")
     def test_of_any_size_are_pipelined(self, executor: EagerTFExecutor) -> None:
         numbers = fl.SequenceType(np.int64)
         evens = rtf.computation(lambda ds: ds.filter(lambda x: x % 2 == 0), numbers)
@@ -664,6 +692,7 @@ class TestDatasets:
         assert results == [6, 6, 6]
 
 
+@pytest.mark.claim("eager_tf.02")
 def test_every_verb_ends_without_waiting(executor: EagerTFExecutor) -> None:
     def run(coroutine: Any) -> Any:
         try:
@@ -685,6 +714,7 @@ class TestCache:
     def add(number: int) -> Any:
         return rtf.computation(lambda x: x + number, np.int32)
 
+    @pytest.mark.claim("semantics.09")
     def test_finds_a_function_by_its_content(self, executor: EagerTFExecutor) -> None:
         proto = self.add(1).to_proto()
         copy = type(proto).FromString(proto.SerializeToString())
@@ -693,6 +723,7 @@ class TestCache:
 
         assert functions[0] is functions[1] is functions[2]
 
+    @pytest.mark.claim("semantics.09")
     def test_tells_types_apart(self, executor: EagerTFExecutor) -> None:
         proto = self.add(1).to_proto()
         vector = type(proto).FromString(proto.SerializeToString())
@@ -704,6 +735,7 @@ class TestCache:
         assert functions[0].reference is not functions[1].reference
         assert str(functions[1].type_signature) == "(int32[1] -> int32[1])"
 
+    @pytest.mark.claim("semantics.10")
     def test_is_bounded_and_keeps_what_was_used_last(
         self, executor: EagerTFExecutor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -717,6 +749,7 @@ class TestCache:
         assert embed(executor, comps[0]).reference is first
         assert embed(executor, comps[1]).reference is not second
 
+    @pytest.mark.claim("eager_tf.32")
     def test_is_dropped_by_close(self, executor: EagerTFExecutor) -> None:
         function = embed(executor, self.add(1))
 
@@ -731,6 +764,7 @@ class TestCache:
 class TestGraphMode:
     """RuntimeError: the executor needs eager execution."""
 
+    @pytest.mark.claim("eager_tf.03", "eager_tf.36", "eager_tf.45", "semantics.32")
     @pytest.mark.parametrize(
         "make",
         [
@@ -753,6 +787,7 @@ class TestGraphMode:
 
 
 class TestDevice:
+    @pytest.mark.claim("eager_tf.30", "semantics.31")
     def test_is_a_logical_device(self) -> None:
         physical = tf.config.list_physical_devices()[0]
 
@@ -762,17 +797,20 @@ class TestDevice:
             ):
                 EagerTFExecutor(device)
 
+    @pytest.mark.claim("eager_tf.31", "semantics.31")
     def test_exists(self) -> None:
         missing: Any = tf.config.LogicalDevice("/device:GPU:99", "GPU")
 
         with pytest.raises(ValueError, match=r"Expected one of the devices .*GPU:99"):
             EagerTFExecutor(missing)
 
+    @pytest.mark.claim("eager_tf.29")
     def test_is_accepted_from_the_list(self) -> None:
         executor = EagerTFExecutor(tf.config.list_logical_devices("CPU")[0])
 
         assert computed(call(executor, subtract, 5, 3)) == 2
 
+    @pytest.mark.claim("eager_tf.18", "eager_tf.29", "semantics.11")
     def test_is_where_everything_runs(self) -> None:
         done = subprocess.run(
             [sys.executable, "-c", PLACEMENT],

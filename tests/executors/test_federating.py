@@ -130,6 +130,7 @@ def intrinsic(definition: Any, type_spec: Any) -> Any:
 
 
 class TestConstruction:
+    @pytest.mark.claim("federating.10")
     def test_hands_itself_to_the_strategy_factory(
         self, executor: FederatingExecutor, unplaced: RecordingExecutor
     ) -> None:
@@ -138,6 +139,7 @@ class TestConstruction:
         assert strategy.made_by is executor
         assert executor.unplaced is unplaced
 
+    @pytest.mark.claim("federating.11", "semantics.46", "eager_tf.33")
     def test_close_closes_the_strategy_then_the_unplaced_executor(
         self, executor: FederatingExecutor, events: list[str]
     ) -> None:
@@ -147,11 +149,13 @@ class TestConstruction:
 
 
 class TestCreateValue:
+    @pytest.mark.claim("federating.29")
     def test_of_an_intrinsic_definition(self, executor: FederatingExecutor) -> None:
         value = embed(executor, flf.FEDERATED_SUM, SUM)
 
         assert value.type_signature == SUM
 
+    @pytest.mark.claim("federating.30")
     def test_of_a_placement(self, executor: FederatingExecutor) -> None:
         literal = embed(executor, fl.CLIENTS)
         block = embed(executor, flf.Placement(fl.SERVER))
@@ -159,6 +163,14 @@ class TestCreateValue:
         assert (literal.reference, block.reference) == (fl.CLIENTS, fl.SERVER)
         assert literal.type_signature == fl.PlacementType()
 
+    @pytest.mark.claim(
+        "federating.31",
+        "federating.32",
+        "federating.33",
+        "federating.37",
+        "semantics.36",
+        "semantics.37",
+    )
     @pytest.mark.parametrize(
         ("comp", "type_spec"),
         [
@@ -191,6 +203,7 @@ class TestCreateValue:
         assert str(value.type_signature) == str(type_spec)
         assert unplaced.embedded == []
 
+    @pytest.mark.claim("federating.34", "semantics.47", "semantics.50")
     @pytest.mark.parametrize("make", [list, tuple])
     def test_of_a_list_or_tuple_at_clients(
         self, executor: FederatingExecutor, make: Callable[[Any], Any]
@@ -200,6 +213,7 @@ class TestCreateValue:
         assert computed(value) == [3, 1, 2]
         assert isinstance(computed(value), list)
 
+    @pytest.mark.claim("semantics.49")
     def test_of_a_bare_value_that_all_clients_have(
         self, executor: FederatingExecutor
     ) -> None:
@@ -213,6 +227,7 @@ class TestCreateValue:
         assert value.type_signature == AT_SERVER
         assert computed(value) == 5
 
+    @pytest.mark.claim("federating.35")
     @pytest.mark.parametrize(
         ("value", "type_spec", "expected"),
         [
@@ -243,6 +258,7 @@ class TestCreateValue:
         assert result.c == [1, 2, 3]
         assert (result.r[0], *result.r[1]) == (7, 8, 9)
 
+    @pytest.mark.claim("semantics.17")
     def test_of_a_literal(self, executor: FederatingExecutor) -> None:
         assert computed(embed(executor, ONE)) == 1
 
@@ -258,6 +274,7 @@ class TestCreateValue:
             (0, 0, []), (1, 2, [0]), (2, 4, [0, 1]),
         ]  # fmt: skip
 
+    @pytest.mark.claim("semantics.35")
     @pytest.mark.parametrize(
         "type_spec",
         [
@@ -273,12 +290,14 @@ class TestCreateValue:
         ):
             embed(executor, flf.FEDERATED_SUM, type_spec)
 
+    @pytest.mark.claim("federating.39")
     def test_of_an_intrinsic_at_a_type_that_it_cannot_have(
         self, executor: FederatingExecutor
     ) -> None:
         with pytest.raises(TypeError):
             embed(executor, flf.FEDERATED_SUM, INT_TO_INT)
 
+    @pytest.mark.claim("federating.39", "semantics.47")
     @pytest.mark.parametrize(
         ("value", "type_spec"),
         [
@@ -302,6 +321,7 @@ class TestCreateValue:
         with pytest.raises(TypeError, match=r"^Expected "):
             computed(embed(executor, value, type_spec))
 
+    @pytest.mark.claim("semantics.48")
     @pytest.mark.parametrize("length", [0, 2, 4])
     def test_of_the_wrong_number_of_clients_says_both_numbers(
         self, executor: FederatingExecutor, length: int
@@ -311,6 +331,7 @@ class TestCreateValue:
         ):
             embed(executor, list(range(length)), AT_CLIENTS)
 
+    @pytest.mark.claim("federating.40", "semantics.40", "semantics.41")
     @pytest.mark.parametrize(
         "block",
         [
@@ -331,6 +352,7 @@ class TestCreateValue:
 
 
 class TestCreateCall:
+    @pytest.mark.claim("federating.12")
     def test_of_tensorflow(self, executor: FederatingExecutor) -> None:
         function = embed(executor, increment)
 
@@ -338,9 +360,11 @@ class TestCreateCall:
 
         assert [computed(result) for result in results] == [2, 3]
 
+    @pytest.mark.claim("federating.14")
     def test_of_tensorflow_without_argument(self, executor: FederatingExecutor) -> None:
         assert computed(call(executor, embed(executor, ten))) == 10
 
+    @pytest.mark.claim("semantics.43")
     def test_takes_an_argument_at_the_type_of_the_parameter(
         self, executor: FederatingExecutor
     ) -> None:
@@ -357,6 +381,7 @@ class TestCreateCall:
 
         assert (result.z, result.a) == (11, 22)
 
+    @pytest.mark.claim("federating.13", "federating.15")
     @pytest.mark.parametrize("form", ["definition", "building block"])
     def test_of_an_intrinsic(self, executor: FederatingExecutor, form: str) -> None:
         definition = flf.FEDERATED_SUM
@@ -371,6 +396,7 @@ class TestCreateCall:
         assert result.type_signature == AT_SERVER
         assert computed(result) == 6
 
+    @pytest.mark.claim("federating.15", "semantics.50", "semantics.51")
     def test_of_map_gives_values_that_differ(
         self, executor: FederatingExecutor
     ) -> None:
@@ -381,6 +407,7 @@ class TestCreateCall:
         assert result.type_signature == AT_CLIENTS
         assert computed(result) == [2, 3, 4]
 
+    @pytest.mark.claim("semantics.51")
     def test_of_map_takes_values_that_are_all_equal(
         self, executor: FederatingExecutor
     ) -> None:
@@ -401,6 +428,7 @@ class TestCreateCall:
         assert result.type_signature == ALL_EQUAL
         assert computed(result) == 6
 
+    @pytest.mark.claim("semantics.52")
     def test_of_map_all_equal_with_values_that_differ_is_a_value_error(
         self, executor: FederatingExecutor
     ) -> None:
@@ -420,6 +448,7 @@ class TestCreateCall:
 
         assert computed(result) == 5
 
+    @pytest.mark.claim("semantics.51")
     def test_of_zip_keeps_names_and_gives_values_that_differ(
         self, executor: FederatingExecutor
     ) -> None:
@@ -432,6 +461,9 @@ class TestCreateCall:
 
         assert [(m.z, m.a[0]) for m in computed(result)] == [(1, 9), (2, 9), (3, 9)]
 
+    @pytest.mark.claim(
+        "federating.16", "federating.17", "federating.18", "semantics.42"
+    )
     @pytest.mark.parametrize(
         ("make", "message"),
         [
@@ -483,10 +515,12 @@ class TestCreateCall:
         with pytest.raises(TypeError, match=message):
             asyncio.run(make(executor))
 
+    @pytest.mark.claim("federating.19", "semantics.44")
     def test_of_a_lambda_is_a_value_error(self, executor: FederatingExecutor) -> None:
         with pytest.raises(ValueError, match=r"found the lambda .*Resolving"):
             call(executor, embed(executor, LAMBDA), embed(executor, 1, INT))
 
+    @pytest.mark.claim("semantics.45")
     def test_of_an_intrinsic_that_nobody_implements(
         self, executor: FederatingExecutor
     ) -> None:
@@ -502,6 +536,7 @@ class TestCreateCall:
                 embed(executor, [1, 2, 3], AT_CLIENTS),
             )
 
+    @pytest.mark.claim("semantics.39")
     def test_of_sequence_intrinsics_is_the_unplaced_executors(
         self, events: list[str]
     ) -> None:
@@ -523,6 +558,7 @@ def embed_pair(executor: FederatingExecutor, function: Any, value: Any) -> Any:
 
 
 class TestStructs:
+    @pytest.mark.claim("federating.27")
     def test_keep_names_and_placements(self, executor: FederatingExecutor) -> None:
         elements = collections.OrderedDict(
             z=embed(executor, [1, 2, 3], AT_CLIENTS), a=embed(executor, 5, INT)
@@ -533,10 +569,12 @@ class TestStructs:
         assert str(struct.type_signature) == "<z={int32}@CLIENTS,a=int32>"
         assert (computed(struct).z, computed(struct).a) == ([1, 2, 3], 5)
 
+    @pytest.mark.claim("federating.28")
     def test_refuse_what_is_not_embedded(self, executor: FederatingExecutor) -> None:
         with pytest.raises(TypeError, match="embedded in FederatingExecutor, found"):
             asyncio.run(executor.create_struct([1]))
 
+    @pytest.mark.claim("federating.20", "federating.21")
     @pytest.mark.parametrize("source", ["created", "embedded", "unplaced"])
     @pytest.mark.parametrize(
         ("how", "expected"),
@@ -556,6 +594,7 @@ class TestStructs:
 
         assert computed(selected) == expected
 
+    @pytest.mark.claim("federating.25")
     @pytest.mark.parametrize("source", ["created", "embedded", "unplaced"])
     @pytest.mark.parametrize(
         ("how", "error"),
@@ -576,6 +615,7 @@ class TestStructs:
         with pytest.raises(error, match=r"^Expected (either|an element)"):
             asyncio.run(executor.create_selection(pair(executor, source), **how))
 
+    @pytest.mark.claim("federating.23", "federating.24")
     @pytest.mark.parametrize(
         "make",
         [
@@ -625,6 +665,7 @@ class TestEmptyCohort:
         yield executor
         executor.close()
 
+    @pytest.mark.claim("semantics.53")
     def test_sums_to_zeros(self, empty: FederatingExecutor) -> None:
         member = fl.StructType([fl.TensorType(np.float32, (2,)), np.int64])
         at_clients = fl.FederatedType(member, fl.CLIENTS)
@@ -640,6 +681,7 @@ class TestEmptyCohort:
         assert (first.tolist(), first.dtype) == ([0, 0], np.float32)
         assert (second, second.dtype) == (0, np.int64)
 
+    @pytest.mark.claim("semantics.54")
     @pytest.mark.parametrize(
         ("definition", "parameter", "value"),
         [

@@ -267,6 +267,7 @@ class TestMap:
 
 
 class TestReduce:
+    @pytest.mark.claim("semantics.60")
     @pytest.mark.parametrize("clients_per_leaf", [1, 2, 3, 7, 10])
     def test_accumulates_in_client_order_and_merges_by_the_tree(
         self, build: Build, clients_per_leaf: int
@@ -337,6 +338,7 @@ def test_counts_its_clients(build: Build) -> None:
     assert build([2, 3]).num_clients == 5
 
 
+@pytest.mark.claim("eager_tf.33", "federating.11")
 def test_close_closes_every_target(build: Build, targets: list[Target]) -> None:
     strategy = build([1, 1])
 

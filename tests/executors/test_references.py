@@ -528,6 +528,7 @@ class TestErrors:
         assert not caplog.records
 
 
+@pytest.mark.claim("eager_tf.33")
 def test_close_closes_the_target(
     executor: ReferenceResolvingExecutor, target: CountingExecutor
 ) -> None:
@@ -543,6 +544,7 @@ class TestCaptures:
     def mapped(body: Block, of: Block) -> Block:
         return flf.create_federated_map(flf.Lambda("v", INT, body), of)
 
+    @pytest.mark.claim("semantics.61")
     def test_of_a_parameter_beside_a_placed_one(
         self, local_stack_for: StackFor
     ) -> None:
@@ -617,6 +619,7 @@ class TestCaptures:
 
         assert run(local_stack_for(2), block, [1, 2]) == [1111, 1112]
 
+    @pytest.mark.claim("semantics.61")
     def test_of_tensorflow_and_sequences(self, local_stack_for: StackFor) -> None:
         decorate: Callable[..., Any] = fl.federated_computation
         total = rtf.computation(

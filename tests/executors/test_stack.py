@@ -124,6 +124,7 @@ def install() -> Iterator[Factory]:
 
 
 class TestCardinality:
+    @pytest.mark.claim("debugging.03", "debugging.15")
     @pytest.mark.parametrize("values", [[2.0], [2.0, 4.0, 9.0]], ids=len)
     def test_is_inferred_from_each_argument(
         self, install: Factory, values: list[float]
@@ -132,6 +133,7 @@ class TestCardinality:
 
         assert mean_of_halves(values) == np.mean(values) / 2
 
+    @pytest.mark.claim("debugging.15")
     def test_is_inferred_anew_for_another_argument(self, install: Factory) -> None:
         install()
 
@@ -147,18 +149,21 @@ class TestCardinality:
 
         assert ones() == []
 
+    @pytest.mark.claim("debugging.14")
     def test_may_be_fixed(self, install: Factory) -> None:
         install(3)
 
         assert same([1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
         assert ones() == [1.0] * 3
 
+    @pytest.mark.claim("debugging.14")
     def test_fixed_refuses_another_number_and_says_both(self, install: Factory) -> None:
         install(num_clients=3)
 
         with pytest.raises(ValueError, match=r"Expected 3 clients.* with 2"):
             same([1.0, 2.0])
 
+    @pytest.mark.claim("semantics.64")
     def test_that_conflicts_is_a_value_error(self, install: Factory) -> None:
         install()
         both = federated_computation(lambda x, y: (x, y), AT_CLIENTS, AT_CLIENTS)
@@ -166,12 +171,14 @@ class TestCardinality:
         with pytest.raises(ValueError, match="Conflicting cardinalities"):
             both([1.0, 2.0], [3.0])
 
+    @pytest.mark.claim("semantics.65")
     def test_of_what_is_no_sequence_is_a_type_error(self, install: Factory) -> None:
         install()
 
         with pytest.raises(TypeError, match="to be a `list` or `tuple`"):
             same(1.0)
 
+    @pytest.mark.claim("debugging.18")
     @pytest.mark.parametrize("num_clients", [0, -1])
     def test_below_one_is_a_value_error(self, num_clients: int) -> None:
         with pytest.raises(ValueError, match=f"num_clients={num_clients}"):
@@ -183,6 +190,7 @@ class TestCardinality:
 
 
 class TestStructure:
+    @pytest.mark.claim("debugging.09", "debugging.16", "debugging.17")
     @pytest.mark.parametrize(
         ("num_clients", "clients_per_thread", "num_threads"),
         [
@@ -207,6 +215,7 @@ class TestStructure:
             f"ray_fed debugging {index}" for index in range(num_threads + 1)
         ]
 
+    @pytest.mark.claim("debugging.11", "eager_tf.25", "federating.05")
     def test_runs_clients_of_different_threads_at_the_same_time(
         self, install: Factory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -219,6 +228,7 @@ class TestStructure:
             (f"ray_fed debugging {index}", 2.0 * index + 2) for index in range(3)
         ]
 
+    @pytest.mark.claim("debugging.16")
     def test_runs_clients_of_one_thread_in_sequence(
         self, install: Factory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -246,6 +256,7 @@ class TestStructure:
         assert stacks[0] is stacks[2]
         assert stacks[0] is not stacks[1]
 
+    @pytest.mark.claim("debugging.07")
     def test_caches_no_results(self, install: Factory) -> None:
         install()
         seen: list[int] = []
@@ -296,6 +307,7 @@ class TestClose:
         assert names_of_threads() == []
         assert factory.create_executor({fl.CLIENTS: 2}) is not first
 
+    @pytest.mark.claim("semantics.66")
     def test_an_error_cleans_the_stack_up(self, install: Factory) -> None:
         install()
         no_mean = federated_computation(lambda x: fl.federated_mean(x, x), AT_CLIENTS)
@@ -316,6 +328,7 @@ class TestClose:
 class TestWhatClientsRun:
     """References are resolved at the top only: clients run TensorFlow."""
 
+    @pytest.mark.claim("debugging.05")
     @pytest.mark.parametrize(
         ("fn", "construct"),
         [
@@ -340,6 +353,7 @@ class TestWhatClientsRun:
         ):
             comp([1.0])
 
+    @pytest.mark.claim("debugging.05")
     def test_a_lambda_with_captured_values_is_refused(self, install: Factory) -> None:
         install()
 
@@ -351,6 +365,7 @@ class TestWhatClientsRun:
         with pytest.raises(errors.UnsupportedError, match="a lambda that captures"):
             shift([1.0], 2.0)
 
+    @pytest.mark.claim("debugging.05")
     def test_a_sequence_intrinsic_is_refused(self, install: Factory) -> None:
         install()
         comp = federated_computation(
@@ -360,6 +375,7 @@ class TestWhatClientsRun:
         with pytest.raises(errors.UnsupportedError, match="found `sequence_sum`"):
             comp([[1.0]])
 
+    @pytest.mark.claim("debugging.04")
     def test_lambdas_without_clients_run(self, install: Factory) -> None:
         install()
 

@@ -205,6 +205,7 @@ class TestThreadDelegatingExecutor:
         assert results == ["call"] * 3
         assert threads_of_this_test() == []
 
+    @pytest.mark.claim("eager_tf.25")
     def test_does_not_block_the_loop_of_the_caller(self) -> None:
         barrier = threading.Barrier(2)
         executor: Any = ThreadDelegatingExecutor(RecordingExecutor(barrier), NAME)
@@ -226,6 +227,7 @@ class TestThreadDelegatingExecutor:
             asyncio.run(executor.create_value(KeyError("mine")))
         executor.close()
 
+    @pytest.mark.claim("eager_tf.33")
     def test_close_closes_the_target_and_ends_the_thread(self) -> None:
         target = RecordingExecutor()
         executor = ThreadDelegatingExecutor(target, NAME)

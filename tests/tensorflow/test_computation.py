@@ -362,6 +362,7 @@ class TestSequences:
 
 
 class TestState:
+    @pytest.mark.claim("semantics.04", "eager_tf.23")
     def test_variables_start_afresh_on_every_call(self) -> None:
         @rtf.computation(np.int32)
         def count(x: Any) -> Any:
@@ -410,6 +411,7 @@ class TestState:
 
         assert [comp(1), comp(1)] == [6, 6]
 
+    @pytest.mark.claim("semantics.04")
     @pytest.mark.parametrize(
         "make",
         [
@@ -492,6 +494,7 @@ def swap_points(dataset: Any) -> Any:
 
 
 class TestCallsInside:
+    @pytest.mark.claim("semantics.06")
     def test_each_call_has_variables_of_its_own(self) -> None:
         comp = rtf.computation(lambda x: counted(x) + 1000 * counted(x + 1), np.int32)
 
@@ -703,6 +706,7 @@ class TestEquality:
 
 
 class TestTypes:
+    @pytest.mark.claim("semantics.19", "semantics.20")
     @pytest.mark.parametrize(
         ("dtype", "value", "expected"),
         [
@@ -740,6 +744,7 @@ class TestTypes:
 
         assert [comp(5), comp([[1, 2]])] == [0, 2]
 
+    @pytest.mark.claim("semantics.19", "semantics.21")
     @pytest.mark.parametrize(
         ("spec", "expected"),
         [

@@ -126,6 +126,7 @@ def function_names(proto: Any) -> set[str]:
     return {function.signature.name for function in library.function}
 
 
+@pytest.mark.claim("semantics.01")
 def test_functions_of_two_processes_with_equal_names_both_run_right(
     executor: EagerTFExecutor, elsewhere: tuple[pathlib.Path, list[int]]
 ) -> None:
@@ -167,6 +168,7 @@ class TestConcurrentCalls:
 
 
 class TestInitialisation:
+    @pytest.mark.claim("semantics.03")
     def test_runs_before_what_is_in_a_loop_of_control_flow_v1(
         self, executor: EagerTFExecutor
     ) -> None:
@@ -195,6 +197,7 @@ class TestInitialisation:
         assert {"Enter", "Exit", "NextIteration", "Switch", "Merge"} <= ops
         assert [function(n) for n in (3, 2, 3)] == [15, -10, 15]
 
+    @pytest.mark.claim("semantics.03", "semantics.04")
     def test_runs_before_control_flow_v2(self, executor: EagerTFExecutor) -> None:
         @rtf.computation(np.int32)
         def nested(n: Any) -> Any:
@@ -235,6 +238,7 @@ class TestInitialisation:
 class TestBindings:
     """What foreign messages may say and our own do not."""
 
+    @pytest.mark.claim("semantics.08")
     def test_a_session_token_is_fed(self, executor: EagerTFExecutor) -> None:
         def build(message: Any) -> None:
             token = tf.compat.v1.placeholder(tf.string, [], "session_token")
@@ -335,6 +339,7 @@ class TestIsolate:
 
         assert results == [30, 30, 30]
 
+    @pytest.mark.claim("semantics.02")
     def test_renames_every_use_of_a_function(self) -> None:
         message = self.traced().to_proto().tensorflow
         graph_def = graph.graph_of(message)
@@ -348,6 +353,7 @@ class TestIsolate:
         assert all(name.rpartition("_")[0] in before for name in after)
         assert not any(f'"{name}"' in text for name in before)
 
+    @pytest.mark.claim("semantics.02")
     def test_names_depend_on_the_content_alone(self) -> None:
         message = self.traced().to_proto().tensorflow
         first, second = graph.graph_of(message), graph.graph_of(message)
@@ -364,6 +370,7 @@ class TestIsolate:
         assert names[0] == names[1]
         assert not names[0] & names[2]
 
+    @pytest.mark.claim("semantics.06")
     def test_leaves_no_handle_that_calls_could_share(self) -> None:
         message = self.traced().to_proto().tensorflow
         graph_def = graph.graph_of(message)
