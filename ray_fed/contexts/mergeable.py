@@ -9,6 +9,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.plan as plan
+import ray_fed.values as values
 from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.contexts.rounds import RoundPolicy, Rounds
 from ray_fed.contexts.runners import SequentialRunner
@@ -24,7 +25,8 @@ class MergeableCompExecutionContext(flf.SyncContext):
     of them empty; `up_to_merge` runs on each, on whichever context is free. A context
     that retries what fails retries that slice alone. Partials are merged along a
     binary tree, and results of clients returned, in client order, whatever finishes
-    first. Calls from several threads, or from a running event loop, are welcome.
+    first. An argument without clients, or none, goes to all subrounds, whose partials
+    are merged as ever. Calls from several threads, or from a running event loop, are welcome.
 
     Args:
         async_contexts: run the computations of a form; their `invoke` is a coroutine
@@ -64,6 +66,7 @@ class MergeableCompExecutionContext(flf.SyncContext):
             RoundPolicy(
                 cut_leaves=lambda clients: plan.cut_runs(clients, count) or [range(0)],
                 num_subrounds=count,
+                replicas=count,
             ),
         )
         self._compiler_fn = compiler_fn
@@ -83,6 +86,7 @@ class MergeableCompExecutionContext(flf.SyncContext):
             The result in the Python containers of its type, numpy at the leaves.
 
         Raises:
+            ValueMismatchError: `comp` is neither a form nor a computation.
             UnsupportedError: `comp` is a computation and there is no compiler.
             CardinalityError: client values in the argument differ in number.
         """
@@ -99,15 +103,19 @@ class MergeableCompExecutionContext(flf.SyncContext):
         return _to_containers(result, result_type)
 
     def _to_form(self, comp: Any) -> tuple[MergeableCompForm, fl.Type]:
-        result_type = comp.type_signature.result
         if isinstance(comp, MergeableCompForm):
-            return comp, result_type
+            return comp, comp.type_signature.result
+        if not isinstance(comp, flf.ConcreteComputation):
+            raise errors.ValueMismatchError(
+                "Expected a MergeableCompForm or a computation, found"
+                f" {values.show(comp)}."
+            )
         if self._compiler_fn is None:
             raise errors.UnsupportedError(
                 "Expected a MergeableCompForm, as this context has no compiler, found"
                 f" `{type(comp).__name__}`: pass `compiler_fn`."
             )
-        return self._compiler_fn(comp), result_type
+        return self._compiler_fn(comp), comp.type_signature.result
 
     def close(self) -> None:
         """Stop the thread that runs rounds; the context cannot be used after."""

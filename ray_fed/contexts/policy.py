@@ -4,7 +4,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import federated_language as fl
+
 import ray_fed.plan as plan
+import ray_fed.values as values
 from ray_fed.contexts import partition
 from ray_fed.observability import events
 
@@ -17,6 +20,8 @@ class RoundPolicy:
         cut_leaves: from the size of the cohort to its leaves; never empty.
         num_subrounds: at most so many runs of leaves.
         default_num_clients: the cohort of a call without client arguments.
+        replicas: leaves of such a call, each with the whole argument; None: as many
+            as its cohort is cut into.
         seed: of the random numbers of all calls.
         store: makes a value that many subrounds share cheap to pass along.
         sinks: receive events.
@@ -25,6 +30,7 @@ class RoundPolicy:
     cut_leaves: Callable[[int], Sequence[range]]
     num_subrounds: int
     default_num_clients: int = 0
+    replicas: int | None = None
     seed: int = 0
     store: Callable[[Any], Any] = lambda value: value
     sinks: tuple[events.EventSink, ...] = ()
@@ -51,6 +57,7 @@ class CohortCut:
         cls,
         num_clients: int,
         policy: RoundPolicy,
+        parameter: fl.Type | None,
         weights: Sequence[float] | None = None,
     ) -> "CohortCut":
         """Cut a cohort as the policy says; where the runs end is all weights decide.
@@ -58,9 +65,12 @@ class CohortCut:
         Args:
             num_clients: of the cohort.
             policy: how to cut.
+            parameter: type of the argument; None without one.
             weights: of each client, > 0; None where they are not known.
         """
         leaves = tuple(policy.cut_leaves(num_clients))
+        if policy.replicas is not None and not _has_clients(parameter):
+            leaves = (range(num_clients),) * policy.replicas
         if weights is None:
             runs = plan.cut_runs(len(leaves), policy.num_subrounds)
             sums = [float(len(run)) for run in runs]
@@ -80,3 +90,9 @@ class CohortCut:
             for run in self.runs
             for node in plan.subtrees(run.start, run.stop, len(self.leaves))
         ]
+
+
+def _has_clients(parameter: fl.Type | None) -> bool:
+    return parameter is not None and fl.framework.type_contains(
+        parameter, values.differs_by_client
+    )

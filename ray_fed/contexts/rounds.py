@@ -60,7 +60,7 @@ class Rounds:
             arg, parameter, self._policy.default_num_clients
         )
         weights = partition.weigh_clients(arg, parameter)
-        cut = CohortCut.of(num_clients, self._policy, weights)
+        cut = CohortCut.of(num_clients, self._policy, parameter, weights)
         async with self._round(num_clients, cut) as round_index:
             argument = [] if parameter is None else [self._share(arg, parameter)]
             slices = [self._slice(argument, parameter, cut, run) for run in cut.runs]
@@ -79,7 +79,7 @@ class Rounds:
         num_clients = partition.count_clients(
             arg, parameter, self._policy.default_num_clients
         )
-        cut = CohortCut.of(num_clients, self._policy)
+        cut = CohortCut.of(num_clients, self._policy, parameter)
         whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,))
         async with self._round(num_clients, whole) as round_index:
             argument = [] if parameter is None else [self._share(arg, parameter)]

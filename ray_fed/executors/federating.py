@@ -119,6 +119,10 @@ class FederatingExecutor(flf.Executor):
                 return FederatedValue(
                     await self.strategy.place(value, type_spec), type_spec
                 )
+            if type_spec.placement != fl.SERVER:
+                raise errors.UnsupportedError(
+                    f"Expected a value at clients or the server, found `{type_spec}`."
+                )
             embedded = await self._embed_unplaced(value, type_spec.member)
             return FederatedValue(embedded, type_spec)
         if isinstance(type_spec, fl.StructType) and flf.contains_federated_types(
@@ -222,13 +226,19 @@ class FederatingExecutor(flf.Executor):
 
         Raises:
             TypeError: `source` is no struct embedded here, or has no such element.
-            ValueError: both or neither of `index` and `name` are given.
+            ValueError: both or neither of `index` and `name` are given, or `source` is
+                a struct of a kind that this executor does not know.
         """
         struct = values.narrow(source, FederatedValue, _NAME)
         position = values.select_index(struct.type_signature, index, name)
         type_spec = cast("fl.StructType", struct.type_signature)
         if isinstance(struct.reference, values.Struct):
             return cast("FederatedValue", struct.reference[position])
+        if not isinstance(struct.reference, flf.ExecutorValue):
+            raise errors.UnsupportedError(
+                "Expected a struct of embedded values, found one that is a"
+                f" `{type(struct.reference).__name__}`."
+            )
         selected = await self.unplaced.create_selection(struct.reference, position)
         return FederatedValue(selected, type_spec[position])
 

@@ -199,6 +199,6 @@ def test_equal_weights_are_cut_as_counts_are() -> None:
 def test_heaviest_run_is_begun_first() -> None:
     policy = RoundPolicy(cut_leaves=lambda n: plan.cut_leaves(n, 1), num_subrounds=3)
 
-    cut = CohortCut.of(3, policy, [5, 9, 7])
+    cut = CohortCut.of(3, policy, DATA, [5, 9, 7])
 
     assert cut.heaviest_first == (1, 2, 0)

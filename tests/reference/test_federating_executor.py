@@ -1,0 +1,291 @@
+"""Claims of the FederatingExecutor's document that no other test holds."""
+
+# pyright: reportUnknownLambdaType=false
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed import framework, values
+from ray_fed import tensorflow as rtf
+from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.executors.federated_value import FederatedValue
+from ray_fed.framework import FederatingExecutor, ReferenceResolvingExecutor
+
+flf = fl.framework
+
+INT = fl.TensorType(np.int32)
+INTS = fl.SequenceType(np.int32)
+PAIR = fl.StructType([("z", np.int32), ("a", np.int32)])
+AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
+AT_SERVER = fl.FederatedType(np.int32, fl.SERVER)
+SUM = fl.FunctionType(AT_CLIENTS, AT_SERVER)
+MAP = fl.FunctionType([fl.FunctionType(INT, INT), AT_CLIENTS], AT_CLIENTS)
+
+
+@rtf.computation(np.int32)
+def increment(x: Any) -> Any:
+    return x + 1
+
+
+class Reversed:
+    """Client values as one strategy might keep them: the last client first."""
+
+    def __init__(self, members: list[Any]) -> None:
+        self.members = members
+        self.member = INT
+
+    async def compute(self) -> list[Any]:
+        return self.members[::-1]
+
+
+class ForeignStrategy(framework.FederatingStrategy):
+    """Keeps values in a way of its own, and cannot reduce.
+
+    Args:
+        target: what clients run on; it is told the largest first.
+    """
+
+    num_clients = 3
+
+    def __init__(self, target: flf.Executor) -> None:
+        self.target = target
+        self.is_closed = False
+
+    @override
+    async def place(self, value: Any, type_spec: fl.FederatedType) -> Any:
+        return Reversed([np.int32(member) for member in value[::-1]])
+
+    @override
+    async def map(self, function: Any, arg: Any, member: fl.Type) -> Any:
+        embedded = await self.target.create_value(function)
+        results: list[Any] = []
+        for client in arg.members:
+            value = await self.target.create_value(client, arg.member)
+            called = await self.target.create_call(embedded, value)
+            results.append(await called.compute())
+        return Reversed(results)
+
+    @override
+    async def reduce(self, arg: Any, zero: Any, accumulate: Any, merge: Any) -> Any:
+        raise errors.MissingIntrinsicError("Expected no reduction, found one.")
+
+    @override
+    def close(self) -> None:
+        self.is_closed = True
+        self.target.close()
+
+
+class Target(EagerTFExecutor):
+    """Notes every value that it embeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedded: list[Any] = []
+        self.is_closed = False
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+        self.embedded.append(value)
+        return await super().create_value(value, type_spec)
+
+    @override
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
+
+
+@pytest.fixture
+def client_target() -> Target:
+    return Target()
+
+
+@pytest.fixture
+def unplaced() -> Target:
+    return Target()
+
+
+@pytest.fixture
+def executor(client_target: Target, unplaced: Target) -> Iterator[FederatingExecutor]:
+    executor = FederatingExecutor(
+        strategy_factory=lambda _: ForeignStrategy(client_target),
+        unplaced_executor=unplaced,
+    )
+    yield executor
+    executor.close()
+
+
+def embed(executor: flf.Executor, value: Any, type_spec: Any = None) -> Any:
+    return asyncio.run(executor.create_value(value, type_spec))
+
+
+def mapped(executor: FederatingExecutor, members: list[int]) -> Any:
+    async def act() -> Any:
+        function = await executor.create_value(flf.FEDERATED_MAP, MAP)
+        values_ = await executor.create_value(members, AT_CLIENTS)
+        pair = [await executor.create_value(increment), values_]
+        return await executor.create_call(function, await executor.create_struct(pair))
+
+    return asyncio.run(act())
+
+
+@pytest.mark.claim("federating.03", "federating.04", "federating.09")
+def test_strategy_keeps_values_as_it_likes(executor: FederatingExecutor) -> None:
+    placed = embed(executor, [1, 2, 3], AT_CLIENTS)
+    result = mapped(executor, [1, 2, 3])
+
+    assert isinstance(placed.reference, Reversed)
+    assert placed.reference.members == [3, 2, 1]
+    assert result.reference.members == [4, 3, 2]
+    assert asyncio.run(result.compute()) == [2, 3, 4]
+
+
+@pytest.mark.claim("federating.01", "federating.05", "federating.11")
+def test_clients_run_on_the_targets_of_the_strategy(
+    executor: FederatingExecutor, client_target: Target, unplaced: Target
+) -> None:
+    mapped(executor, [1, 2, 3])
+    executor.close()
+
+    assert client_target.embedded[1:] == [3, 2, 1]
+    assert unplaced.embedded == []
+    assert client_target.is_closed
+    assert unplaced.is_closed
+
+
+@pytest.mark.claim("federating.07")
+def test_what_has_no_placement_runs_on_the_unplaced_executor(
+    executor: FederatingExecutor, client_target: Target, unplaced: Target
+) -> None:
+    async def act() -> Any:
+        function = await executor.create_value(increment)
+        argument = await executor.create_value(4, INT)
+        return await (await executor.create_call(function, argument)).compute()
+
+    assert asyncio.run(act()) == 5
+    assert unplaced.embedded[0] == 4
+    assert len(unplaced.embedded) == 2  # the function, when it is called
+    assert client_target.embedded == []
+
+
+@pytest.mark.claim("federating.02")
+def test_what_the_strategy_does_not_implement_is_not_implemented(
+    executor: FederatingExecutor,
+) -> None:
+    function = embed(executor, flf.FEDERATED_SUM, SUM)
+    argument = embed(executor, [1, 2, 3], AT_CLIENTS)
+
+    with pytest.raises(NotImplementedError, match="no reduction"):
+        asyncio.run(executor.create_call(function, argument))
+
+
+@pytest.mark.claim("federating.06")
+@pytest.mark.parametrize("is_inside", [False, True], ids=["alone", "in a struct"])
+def test_another_placement_is_refused(
+    executor: FederatingExecutor, is_inside: bool
+) -> None:
+    elsewhere = flf.PlacementLiteral("EDGE", "edge", True, "Between the two.")
+    at_edge: fl.Type = fl.FederatedType(np.int32, elsewhere)
+    type_spec = fl.StructType([at_edge]) if is_inside else at_edge
+
+    with pytest.raises(ValueError, match="at clients or the server, found `int32@EDGE"):
+        embed(executor, [1] if is_inside else 1, type_spec)
+
+
+@pytest.mark.claim("federating.08")
+def test_strategy_takes_part_in_a_stack(
+    client_target: Target, unplaced: Target
+) -> None:
+    federating = FederatingExecutor(lambda _: ForeignStrategy(client_target), unplaced)
+    stack = ReferenceResolvingExecutor(federating)
+    twice = fl.federated_computation(  # pyright: ignore[reportCallIssue]
+        lambda x: fl.federated_map(increment, fl.federated_map(increment, x)),
+        AT_CLIENTS,
+    )
+
+    async def act() -> Any:
+        function = await stack.create_value(twice)
+        argument = await stack.create_value([1, 2, 3], AT_CLIENTS)
+        return await (await stack.create_call(function, argument)).compute()
+
+    assert asyncio.run(act()) == [3, 4, 5]
+    stack.close()
+
+
+@pytest.mark.claim("federating.22", "federating.38")
+@pytest.mark.parametrize("type_spec", [PAIR, [AT_CLIENTS, AT_SERVER]], ids=str)
+def test_elements_are_embedded_with_their_own_types(
+    executor: FederatingExecutor, type_spec: Any
+) -> None:
+    value = (1, 2) if type_spec is PAIR else ([1, 2, 3], 2)
+    struct = embed(executor, value, type_spec)
+
+    elements = [asyncio.run(executor.create_selection(struct, i)) for i in range(2)]
+
+    assert isinstance(struct, FederatedValue)
+    assert struct.type_signature == fl.to_type(type_spec)
+    assert all(isinstance(element, FederatedValue) for element in elements)
+    assert [element.type_signature for element in elements] == [
+        found for _, found in struct.type_signature.items()
+    ]
+    assert asyncio.run(elements[1].compute()) == 2
+
+
+@pytest.mark.claim("federating.26")
+def test_struct_of_an_unknown_kind_is_no_source(executor: FederatingExecutor) -> None:
+    source = FederatedValue(object(), PAIR)
+
+    ways: list[dict[str, Any]] = [{"index": 0}, {"name": "a"}]
+    for how in ways:
+        with pytest.raises(ValueError, match="a struct of embedded values, found"):
+            asyncio.run(executor.create_selection(source, **how))
+
+
+@pytest.mark.claim("federating.36")
+@pytest.mark.parametrize(
+    ("value", "type_spec", "expected"),
+    [
+        pytest.param(5, np.int32, INT, id="dtype"),
+        pytest.param([1.0, 2.0], (np.float32, [2]), (np.float32, (2,)), id="pair"),
+        pytest.param((1, 2), [("z", np.int32), ("a", np.int32)], PAIR, id="container"),
+    ],
+)
+def test_type_may_be_what_converts_to_one(
+    executor: FederatingExecutor, value: Any, type_spec: Any, expected: Any
+) -> None:
+    embedded = embed(executor, value, type_spec)
+
+    assert embedded.type_signature == fl.to_type(expected)
+
+
+@pytest.mark.claim("federating.27")
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        pytest.param(lambda x, y: [x, y], "<int32,int32@SERVER>", id="list"),
+        pytest.param(lambda x, y: (x, y), "<int32,int32@SERVER>", id="tuple"),
+        pytest.param(
+            lambda x, y: {"z": x, "a": y}, "<z=int32,a=int32@SERVER>", id="dict"
+        ),
+        pytest.param(
+            lambda x, y: values.Struct([("z", x), (None, y)]),
+            "<z=int32,int32@SERVER>",
+            id="struct",
+        ),
+    ],
+)
+def test_collections_of_embedded_values_are_structs(
+    executor: FederatingExecutor, make: Callable[..., Any], expected: str
+) -> None:
+    elements = make(embed(executor, 1, INT), embed(executor, 2, AT_SERVER))
+
+    struct = asyncio.run(executor.create_struct(elements))
+
+    assert str(struct.type_signature) == expected
+    assert list(asyncio.run(struct.compute())) == [1, 2]
