@@ -26,7 +26,8 @@ class MergeableCompExecutionContext(flf.SyncContext):
     that retries what fails retries that slice alone. Partials are merged along a
     binary tree, and results of clients returned, in client order, whatever finishes
     first. An argument without clients, or none, goes to all subrounds, whose partials
-    are merged as ever. Calls from several threads, or from a running event loop, are welcome.
+    are merged as ever. Calls from several threads, or from a running event loop, are
+    welcome.
 
     Args:
         async_contexts: run the computations of a form; their `invoke` is a coroutine
