@@ -23,7 +23,9 @@ Messages follow one form: "Expected X, found Y", then what to do. Every error
 survives pickling, because most of them are born on another machine.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Generator
 from typing import Any
 
 from typing_extensions import override
@@ -119,6 +121,33 @@ class ComputationError(UserError, RuntimeError):
         """Return the same error with more of its location known."""
         location = dataclasses.replace(self.location, **fields)
         return ComputationError(self.message, location, self.cause_text)
+
+
+class _Origin(str):
+    """A note on an exception: what raised it."""
+
+    __slots__ = ()
+
+
+@contextlib.contextmanager
+def naming_origin(origin: str) -> Generator[None]:
+    """Note on what is raised inside what raised it, unless that is noted already.
+
+    Args:
+        origin: such as "the computation `train` (model.py:12)".
+    """
+    try:
+        yield
+    except Exception as error:
+        if origin_of(error) is None:
+            error.add_note(_Origin(origin))
+        raise
+
+
+def origin_of(error: BaseException) -> str | None:
+    """Return what `naming_origin` noted on an error; None for another one."""
+    notes = getattr(error, "__notes__", ())
+    return next((str(note) for note in notes if isinstance(note, _Origin)), None)
 
 
 class UpToMergeTypeError(UserError, TypeError):

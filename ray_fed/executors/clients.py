@@ -142,8 +142,9 @@ def describe_failure(
         lines = lines[frames[-1] + 2 :]  # a frame has a second line, which may be empty
     told = [line for line in lines if line and not line.startswith(_BOILERPLATE)]
     summary = _NODE_SUFFIX.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
+    origin = errors.origin_of(error) or "a computation"
     return errors.ComputationError(
-        f"A computation raised {type(error).__name__}: {summary}",
+        f"{origin[0].upper()}{origin[1:]} raised {type(error).__name__}: {summary}",
         errors.Location(client_index=client_index),
         cause_text="".join(traceback.format_exception(error)),
     )

@@ -13,6 +13,7 @@ import tensorflow as tf
 from federated_language.proto import computation_pb2
 
 import ray_fed.tensorflow.datasets as datasets
+import ray_fed.tensorflow.origins as origins
 import ray_fed.tensorflow.specs as specs
 from ray_fed.values import Struct, to_struct
 
@@ -154,10 +155,21 @@ def build_message(
     parameter: Binding | None,
     result: Binding,
     initialize_op: str | None,
+    fn: Callable[..., Any],
 ) -> Any:
-    """Return a traced graph with its bindings as federated_language's message."""
+    """Return a traced graph with its bindings as federated_language's message.
+
+    Args:
+        graph: that was traced.
+        parameter: binding of the parameter, if there is one.
+        result: binding of the result.
+        initialize_op: the name of the op to run first on every call, if any.
+        fn: that the graph was traced from, to be named in errors.
+    """
     message = pb.TensorFlow(parameter=parameter, result=result)
-    message.graph_def.Pack(graph.as_graph_def(), deterministic=True)
+    graph_def = graph.as_graph_def()
+    origins.write(graph_def, fn)
+    message.graph_def.Pack(graph_def, deterministic=True)
     if initialize_op is not None:
         message.initialize_op = initialize_op
     return message
@@ -169,7 +181,18 @@ def build_computation(message: Any, type_spec: fl.FunctionType) -> Any:
 
 
 def graph_of(message: Any) -> Any:
-    """Return the GraphDef inside a message."""
+    """Return the GraphDef inside a message, without what names its origin."""
+    graph_def = _unpack(message)
+    graph_def.ClearField("debug_info")
+    return graph_def
+
+
+def origin_of(message: Any) -> str:
+    """Return what an error calls the computation: its name and line, where known."""
+    return origins.read(_unpack(message))
+
+
+def _unpack(message: Any) -> Any:
     graph_def = tf.compat.v1.GraphDef()
     message.graph_def.Unpack(graph_def)
     return graph_def

@@ -186,7 +186,10 @@ def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Execu
     function_type = cast("fl.FunctionType", type_spec)
     parameter = function_type.parameter
     graph_def = graph.graph_of(message)
-    content = hashlib.sha256(message.graph_def.value).digest()
+    # Not the message's own bytes: draws must not depend on the line of the source.
+    serialised = graph_def.SerializeToString(deterministic=True)
+    content = hashlib.sha256(serialised).digest()
+    origin = graph.origin_of(message)
     states = randomness.key_random_ops(graph_def)
     loader.isolate(graph_def, message.initialize_op or None)
     feeds = graph.bound_names(message.parameter) if parameter is not None else []
@@ -201,7 +204,7 @@ def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Execu
     one_at_a_time = threading.Lock() if states.names else contextlib.nullcontext()
 
     def run(arg: Normal = None) -> Normal:
-        with one_at_a_time, tf.device(device):
+        with one_at_a_time, tf.device(device), errors.naming_origin(origin):
             states.set(content)
             tensors = [tf.constant("") for _ in tokens]
             if parameter is not None:

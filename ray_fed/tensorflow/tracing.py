@@ -151,7 +151,7 @@ def trace(
         result_binding = graph.bind_result(result, result_type, ordered.mark_as_return)
     with traced.as_default():
         initialize_op = _initialize_op()
-    message = graph.build_message(traced, binding, result_binding, initialize_op)
+    message = graph.build_message(traced, binding, result_binding, initialize_op, fn)
     type_spec = fl.FunctionType(parameter, result_type)
     return fl.framework.ConcreteComputation(
         computation_proto=graph.build_computation(message, type_spec),

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import re
 from typing import Any
 
 import federated_language as fl
@@ -76,10 +77,10 @@ class TestDescribeFailure:
         with pytest.raises(errors.ComputationError) as caught:
             asyncio.run(map_clients(positive, [1.0, -1.0], range(5, 7)))
 
-        message = str(caught.value)
+        message = re.sub(r"py:\d+", "py:LINE", str(caught.value))
         assert message == (
-            "A computation raised InvalidArgumentError: assertion failed:"
-            " [not positive] [client 6]"
+            "The computation `positive` (test_clients.py:LINE) raised"
+            " InvalidArgumentError: assertion failed: [not positive] [client 6]"
         )
 
 

@@ -10,6 +10,7 @@ and sequence intrinsics at clients) is marked `needs_lambdas`.
 import collections
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -801,9 +802,10 @@ class TestErrors:
         with pytest.raises(errors.ComputationError) as caught:
             evaluate(executor, make(), [1.0, 1.0, 1.0, -1.0, 1.0])
 
-        assert str(caught.value) == (
-            "A computation raised InvalidArgumentError: assertion failed:"
-            " [not positive] [client 3]"
+        message = re.sub(r"`\w+` \((\w+.py):\d+", r"`NAME` (\1:LINE", str(caught.value))
+        assert message == (
+            "The computation `NAME` (test_contract.py:LINE) raised"
+            " InvalidArgumentError: assertion failed: [not positive] [client 3]"
         )
         assert evaluate(executor, computation_of("map"), [1.0] * 5) == [2.0] * 5
 
