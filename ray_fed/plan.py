@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ray_fed.draws import DrawKey
+from ray_fed.draws import DrawKey, Unkeyed
 
 MAX_CLIENTS_PER_LEAF = 32
 """A leaf is the unit of work that is repeated after a failure: keep it short."""
@@ -178,6 +178,7 @@ class Outcome:
         worker_pid: its process.
         coordinator_pid: the process that drove it.
         node: address of the machine.
+        unkeyed: random ops that ran without a key, in order.
     """
 
     values: tuple[object, ...]
@@ -186,3 +187,4 @@ class Outcome:
     worker_pid: int
     coordinator_pid: int
     node: str
+    unkeyed: tuple[Unkeyed, ...] = ()

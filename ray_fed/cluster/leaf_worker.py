@@ -15,7 +15,7 @@ import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.values as values
-from ray_fed.draws import DrawKey
+from ray_fed.draws import DrawKey, Unkeyed
 from ray_fed.executors import clients, stack
 
 _FREED_SCOPES = 256
@@ -104,12 +104,16 @@ class LeafWorker:
         function: int,
         arg: int | None,
         draw: DrawKey | None,
-    ) -> None:
-        """Call a function of the scope; keep the result under a key."""
+    ) -> list[Unkeyed]:
+        """Call a function of the scope; keep the result under a key.
+
+        Returns what ran without a key, as `map` and `reduce` do.
+        """
         held = self._values(scope)
         argument = None if arg is None else held[arg]
-        with draws.using(draw):
+        with draws.using(draw), draws.noting_unkeyed() as unkeyed:
             held[key] = self._run(self._executor.create_call(held[function], argument))
+        return list(unkeyed)
 
     def combine(self, scope: str, key: int, elements: list[Any]) -> None:
         """Make a struct of values of the scope."""
@@ -158,7 +162,7 @@ class LeafWorker:
         arg: Any,
         chunk: range,
         draw: DrawKey | None,
-    ) -> None:
+    ) -> list[Unkeyed]:
         """Call a function on each client of a chunk, or zip what it would take."""
         held = self._values(scope)
         embedded = None if function is None else held[function]
@@ -166,8 +170,9 @@ class LeafWorker:
         work = clients.map_embedded(
             self._executor, embedded, argument, chunk, lambda: self._check(scope)
         )
-        with draws.using(draw):
+        with draws.using(draw), draws.noting_unkeyed() as unkeyed:
             held[key] = self._run(work)
+        return list(unkeyed)
 
     def _check(self, scope: str) -> None:
         self._values(scope)
@@ -179,20 +184,21 @@ class LeafWorker:
         sources: tuple[int, int, int],
         leaves: list[range],
         draw: DrawKey | None,
-    ) -> None:
+    ) -> list[Unkeyed]:
         """Accumulate each leaf of a chunk; keep the partials under keys.
 
         `sources` are the keys of the chunk, of zero and of the accumulate function.
         """
         held = self._values(scope)
         members, zero, accumulate = (held[source] for source in sources)
-        for key, leaf in zip(keys, leaves, strict=True):
-            self._check(scope)
-            work = clients.accumulate_members(
-                self._executor, zero, members[leaf.start : leaf.stop], accumulate
-            )
-            with draws.using(draw):
+        with draws.using(draw), draws.noting_unkeyed() as unkeyed:
+            for key, leaf in zip(keys, leaves, strict=True):
+                self._check(scope)
+                work = clients.accumulate_members(
+                    self._executor, zero, members[leaf.start : leaf.stop], accumulate
+                )
                 held[key] = self._run(work)
+        return list(unkeyed)
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""

@@ -140,7 +140,8 @@ class RayFederatingStrategy(FederatingStrategy):
                 function_key = (await worker.create_value(function)).key
             key = worker.connection.new_key()
             keys = (key, function_key, argument)
-            await worker.connection.call("map", *keys, chunk, draws.current())
+            arguments = (*keys, chunk, draws.current())
+            draws.note_unkeyed(await worker.connection.call("map", *arguments))
             return RemoteValue(worker.connection, key, member)
 
         chunks = await self._on_each_chunk(map_chunk)
@@ -177,7 +178,7 @@ class RayFederatingStrategy(FederatingStrategy):
             keys = [worker.connection.new_key() for _ in leaves]
             sources = (chunks[index].key, start.key, function.key)
             arguments = (keys, sources, leaves, draws.current())
-            await worker.connection.call("reduce", *arguments)
+            draws.note_unkeyed(await worker.connection.call("reduce", *arguments))
             result = values.function_type(function.type_signature).result
             return [RemoteValue(worker.connection, key, result) for key in keys]
 

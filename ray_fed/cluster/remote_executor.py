@@ -174,7 +174,7 @@ class RemoteExecutor(flf.Executor):
         key = self.connection.new_key()
         argument_key = None if argument is None else argument.key
         keys = (key, function.key, argument_key)
-        await self.connection.call("invoke", *keys, draws.current())
+        draws.note_unkeyed(await self.connection.call("invoke", *keys, draws.current()))
         return RemoteValue(self.connection, key, type_spec.result)
 
     @override

@@ -65,6 +65,7 @@ class RayRunner(fl.framework.AsyncContext):
             outcome.worker_pid,
             outcome.coordinator_pid,
             outcome.node,
+            outcome.unkeyed,
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plan as plan
 from ray_fed.cluster import failures
@@ -82,13 +83,15 @@ async def _run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
     connection = WorkerConnection(handle, name, worker)
     try:
         await connection.call("begin")
-        results = await _evaluate(connection, comp, arg)
+        with draws.noting_unkeyed() as unkeyed:
+            results = await _evaluate(connection, comp, arg)
     except LostWorkerError as error:
         detail = f"`{worker}` on node {node}: {failures.describe(error.error)}"
         await pool.lost.remote(name, failures.classify(error.error), detail)
         raise errors.WorkerLost(detail) from None
     pool.release.remote(name)
-    outcome = plan.Outcome((), attempt, worker, pid, os.getpid(), node)
+    noted = tuple(sorted(unkeyed))
+    outcome = plan.Outcome((), attempt, worker, pid, os.getpid(), node, noted)
     return (outcome, *results)
 
 

@@ -24,7 +24,7 @@ import ray_fed.values as values
 from ray_fed.compiler.form import MergeableCompChain, Stage
 from ray_fed.contexts import partition
 from ray_fed.contexts.policy import CohortCut, RoundPolicy
-from ray_fed.draws import DrawKey
+from ray_fed.draws import DrawKey, Unkeyed
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.observability import events
 
@@ -47,6 +47,7 @@ class Rounds:
             self._free.put_nowait(runner)
         self._policy = policy
         self._round_index = 0
+        self._unkeyed: dict[int, set[Unkeyed]] = {}
 
     async def run_chain(self, chain: MergeableCompChain, arg: Any) -> Any:
         """Return the result of a chain of stages, in the form that runners return.
@@ -96,7 +97,17 @@ class Rounds:
                 round_index, num_clients, len(cut.leaves), len(cut.runs)
             )
         )
-        yield round_index
+        unkeyed = self._unkeyed[round_index] = set()
+        try:
+            yield round_index
+        finally:
+            del self._unkeyed[round_index]
+        for ops in sorted(unkeyed):
+            self._emit(
+                events.RandomOpsUnkeyed(
+                    round_index, ops.computation, ops.content, ops.ops
+                )
+            )
         self._emit(events.RoundFinished(round_index, time.monotonic() - started))
 
     def _draw(self, round_index: int) -> DrawKey:
@@ -237,6 +248,7 @@ class Rounds:
             outcome: plan.Outcome = await runner.invoke(comp, arg)
         finally:
             self._free.put_nowait(runner)
+        self._unkeyed[round_index].update(outcome.unkeyed)
         leaves: Iterable[range] = getattr(comp, "leaves", ())
         self._emit(
             events.SubroundFinished(

@@ -16,6 +16,7 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.blocks as blocks
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plan as plan
 from ray_fed.executors import clients, evaluation, stack
@@ -108,10 +109,16 @@ class LocalRunner(flf.AsyncContext):
             )
 
         try:
-            results = await evaluation.evaluate_plan(comp, arg, stack_for, self._leaf)
+            with draws.noting_unkeyed() as unkeyed:
+                results = await evaluation.evaluate_plan(
+                    comp, arg, stack_for, self._leaf
+                )
         except errors.RayFedError:
             raise
         except Exception as error:
             raise clients.describe_failure(error, None) from error
         pid = os.getpid()
-        return plan.Outcome(tuple(results), 1, self._name, pid, pid, platform.node())
+        noted = tuple(sorted(unkeyed))
+        return plan.Outcome(
+            tuple(results), 1, self._name, pid, pid, platform.node(), noted
+        )

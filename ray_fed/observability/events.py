@@ -49,6 +49,25 @@ class SubroundFinished:
 
 
 @dataclasses.dataclass(frozen=True)
+class RandomOpsUnkeyed:
+    """Random ops of a computation ran that seed, call and client do not decide.
+
+    They come once a round for each such computation, before its `RoundFinished`.
+
+    Attributes:
+        round_index: of the round.
+        computation: what an error would call it: name and source line where known.
+        content: starts the hash of the computation.
+        ops: name and kind of each op; it drew anew on every attempt.
+    """
+
+    round_index: int
+    computation: str
+    content: str
+    ops: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundFinished:
     """A call returned.
 
@@ -61,7 +80,7 @@ class RoundFinished:
     seconds: float
 
 
-Event = RoundStarted | SubroundFinished | RoundFinished
+Event = RoundStarted | SubroundFinished | RandomOpsUnkeyed | RoundFinished
 
 
 class EventSink(Protocol):

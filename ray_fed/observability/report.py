@@ -32,6 +32,8 @@ class RoundReport(pydantic.BaseModel):
         num_leaves: leaves of the merge tree.
         subrounds: in order; what merged and finished the round is the last.
         seconds: from the call to its result.
+        unkeyed_ops: computations with random ops that seed, call and client do not
+            decide, and those ops; what they drew differs on a retry.
     """
 
     model_config = pydantic.ConfigDict(frozen=True)
@@ -41,6 +43,7 @@ class RoundReport(pydantic.BaseModel):
     num_leaves: int
     subrounds: tuple[SubroundReport, ...]
     seconds: float
+    unkeyed_ops: tuple[str, ...] = ()
 
     @property
     def retries(self) -> int:
@@ -102,17 +105,20 @@ class ReportBuilder:
     def __init__(self) -> None:
         self._started: events.RoundStarted | None = None
         self._subrounds: list[SubroundReport] = []
+        self._unkeyed: list[str] = []
         self.last: RoundReport | None = None
 
     def on_event(self, event: events.Event) -> None:
         """Add an event to the report of its round."""
         match event:
             case events.RoundStarted():
-                self._started, self._subrounds = event, []
+                self._started, self._subrounds, self._unkeyed = event, [], []
             case events.SubroundFinished():
                 fields = vars(event).copy()
                 fields.pop("round_index")
                 self._subrounds.append(SubroundReport(**fields))
+            case events.RandomOpsUnkeyed():
+                self._unkeyed.append(f"{event.computation}: {', '.join(event.ops)}")
             case events.RoundFinished():
                 self._finish(event)
 
@@ -126,4 +132,5 @@ class ReportBuilder:
             num_leaves=self._started.num_leaves,
             subrounds=tuple(self._subrounds),
             seconds=event.seconds,
+            unkeyed_ops=tuple(self._unkeyed),
         )

@@ -19,6 +19,7 @@ from typing import Any, cast
 import federated_language as fl
 import tensorflow as tf
 
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.rows as rows
@@ -165,14 +166,29 @@ def compute(value: Normal, type_spec: fl.Type) -> Any:
             )
 
 
-def _device_for(result: fl.Type, device: str | None) -> str | None:
-    """Return the device of a function: datasets exist on CPUs only."""
-    makes_dataset = fl.framework.type_contains(
+def _makes_dataset(result: fl.Type) -> bool:
+    return fl.framework.type_contains(
         result, lambda found: isinstance(found, fl.SequenceType)
     )
-    if device is not None and "CPU" not in device and makes_dataset:
+
+
+def _device_for(result: fl.Type, device: str | None) -> str | None:
+    """Return the device of a function: datasets exist on CPUs only."""
+    if device is not None and "CPU" not in device and _makes_dataset(result):
         return "/device:CPU:0"
     return device
+
+
+def _unkeyed(
+    states: randomness.RandomStates, result: fl.Type, origin: str, content: bytes
+) -> list[draws.Unkeyed]:
+    """Return what a call of a loaded function has to note, at most one."""
+    ops = [*states.unkeyed]
+    if _makes_dataset(result):  # read after the call, when another may have set states
+        ops += states.in_functions
+    if not ops:
+        return []
+    return [draws.Unkeyed(origin, content.hex()[:12], tuple(ops))]
 
 
 def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Executable:
@@ -201,11 +217,13 @@ def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Execu
     with tf.device(device):
         function = loader.import_function(graph_def, feeds + tokens, fetches)
         states.create()
+    unkeyed = _unkeyed(states, function_type.result, origin, content)
     one_at_a_time = threading.Lock() if states.names else contextlib.nullcontext()
 
     def run(arg: Normal = None) -> Normal:
         with one_at_a_time, tf.device(device), errors.naming_origin(origin):
             states.set(content)
+            draws.note_unkeyed(unkeyed)
             tensors = [tf.constant("") for _ in tokens]
             if parameter is not None:
                 taken = list(flatten(arg, parameter))

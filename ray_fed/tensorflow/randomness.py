@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 import ray_fed.draws as draws
+import ray_fed.tensorflow.draw_order as draw_order
 import ray_fed.tensorflow.loader as loader
 
 _PHILOX = 1
@@ -29,14 +30,37 @@ _TWINS: Mapping[str, tuple[str, str, str]] = {
 }
 """By op: its twin, its attribute of the result's dtype, and that of the shape's."""
 
-_SEEDED = frozenset(
-    {"ShuffleDataset", "ShuffleDatasetV3", "ShuffleAndRepeatDataset",
-     "ShuffleAndRepeatDatasetV2", "AnonymousSeedGenerator", "RandomDataset"}
-)  # fmt: skip
+_SEEDED: Mapping[str, int] = {
+    "AnonymousRandomSeedGenerator": 0,
+    "AnonymousSeedGenerator": 0,
+    "ExperimentalRandomDataset": 0,
+    "GlobalShuffleDataset": 1,
+    "RandomDataset": 0,
+    "RandomDatasetV2": 0,
+    "SamplingDataset": 2,
+    "ShuffleAndRepeatDataset": 2,
+    "ShuffleAndRepeatDatasetV2": 2,
+    "ShuffleDataset": 2,
+    "ShuffleDatasetV3": 2,
+}
+"""By op of datasets: the input that takes the first of its two seeds."""
+
+_SHAPED: Mapping[str, tuple[str, str, str]] = {
+    "RandomGamma": ("StatelessRandomGammaV2", "T", "dtype"),
+    "RandomPoisson": ("StatelessRandomPoisson", "dtype", "Rtype"),
+    "RandomPoissonV2": ("StatelessRandomPoisson", "R", "Rtype"),
+}
+"""By op of one parameter: its stateless kind, and on either side the attribute of the
+parameter's dtype. A stateless op takes the shape of its result, these that of what
+each element of the parameter gives."""
+
 _UNKEYED = frozenset(
-    {"RandomGamma", "RandomPoisson", "RandomPoissonV2", "StatefulRandomBinomial",
-     "ParameterizedTruncatedNormal", "SampleDistortedBoundingBox",
-     "SampleDistortedBoundingBoxV2", "RandomDatasetV2"}
+    {"AllCandidateSampler", "FixedUnigramCandidateSampler", "FractionalAvgPool",
+     "FractionalMaxPool", "LearnedUnigramCandidateSampler",
+     "LogUniformCandidateSampler", "ParameterizedTruncatedNormal", "RandomCrop",
+     "RandomShuffleQueue", "RandomShuffleQueueV2", "RecordInput", "RiscRandomUniform",
+     "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2",
+     "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler"}
 )  # fmt: skip
 """Random ops that are left as they are, and draw anew on every attempt."""
 
@@ -46,12 +70,15 @@ class RandomStates:
 
     Attributes:
         names: of the variables, in the order of their ops.
-        unkeyed: names of random ops that could not be rewritten.
+        unkeyed: names and kinds of random ops that could not be rewritten.
+        in_functions: of those that were, in library functions: what such a function
+            of a dataset draws, it draws when the dataset is read.
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.unkeyed: list[str] = []
+        self.in_functions: list[str] = []
         self._handles: list[Any] = []
 
     def create(self) -> None:
@@ -92,17 +119,8 @@ def key_random_ops(graph_def: Any) -> RandomStates:
     for function in graph_def.library.function:
         _Rewriter(function.node_def, states, in_function=True).run()
     if states.names:
-        _run_iterations_in_order(graph_def)
+        draw_order.run_in_order(graph_def, datasets=bool(states.in_functions))
     return states
-
-
-def _run_iterations_in_order(graph_def: Any) -> None:
-    """Let no iteration of a loop draw before the one before it has ended."""
-    bodies = (function.node_def for function in graph_def.library.function)
-    for nodes in (graph_def.node, *bodies):
-        for node in nodes:
-            if "parallel_iterations" in node.attr:
-                node.attr["parallel_iterations"].i = 1
 
 
 class _Rewriter:
@@ -117,14 +135,18 @@ class _Rewriter:
         rules: dict[str, Callable[[Any], None]] = {
             **dict.fromkeys(_TWINS, self._replace_by_twin),
             **dict.fromkeys(_SEEDED, self._seed),
+            **dict.fromkeys(_SHAPED, self._key_shaped),
             "Multinomial": self._key_multinomial,
             "RandomShuffle": self._sort_by_draws,
         }
         for node in list(self._nodes):
+            shown = f"{node.name} ({node.op})"
             if node.op in rules:
                 rules[node.op](node)
+                if self._in_function:
+                    self._states.in_functions.append(shown)
             elif node.op in _UNKEYED:
-                self._states.unkeyed.append(node.name)
+                self._states.unkeyed.append(shown)
 
     def _add(self, like: Any, suffix: str, op: str, inputs: list[str]) -> Any:
         node = self._nodes.add(name=f"{like.name}/ray_fed_{suffix}", op=op)
@@ -182,15 +204,35 @@ class _Rewriter:
         node.attr["Tseed"].type = tf.int64.as_datatype_enum
         del node.attr["seed"], node.attr["seed2"]
 
+    def _key_shaped(self, node: Any) -> None:
+        shape, parameter = node.input[:2]
+        op, parameter_dtype, stateless_dtype = _SHAPED[node.op]
+        dtype, shape_dtype = node.attr[parameter_dtype].type, node.attr["S"].type
+        inner = self._add(node, "inner", "Shape", [parameter])
+        inner.attr["T"].type = dtype
+        inner.attr["out_type"].type = shape_dtype
+        axis = self._constant(node, "axis", 0, tf.int32)
+        inputs = [shape, self._output(inner), axis]
+        whole = self._add(node, "whole", "ConcatV2", inputs)
+        whole.attr["N"].i = 2
+        whole.attr["T"].type = shape_dtype
+        whole.attr["Tidx"].type = tf.int32.as_datatype_enum
+        seeds = self._draw_integers(node, "", [2])
+        result = node.attr["dtype"].type if "dtype" in node.attr else dtype
+        for attribute in ("seed", "seed2", "S", "T", "R"):
+            if attribute in node.attr:
+                del node.attr[attribute]
+        node.op = op
+        node.input[0] = self._output(whole)
+        node.input.insert(1, seeds)
+        node.attr["T"].type = shape_dtype
+        node.attr["Tseed"].type = tf.int64.as_datatype_enum
+        node.attr[stateless_dtype].type = dtype
+        node.attr["dtype"].type = result
+
     def _seed(self, node: Any) -> None:
         """Draw the two seeds that a shuffle, or what seeds one, takes as inputs."""
-        first = {
-            "ShuffleDataset": 2,
-            "ShuffleDatasetV3": 2,
-            "ShuffleAndRepeatDataset": 2,
-            "ShuffleAndRepeatDatasetV2": 2,
-        }
-        position = first.get(node.op, 0)
+        position = _SEEDED[node.op]
         for offset in range(2):
             node.input[position + offset] = self._draw_integers(node, str(offset), [])
 

@@ -15,6 +15,7 @@ from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.draws import DrawKey, using
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.stack import local_stack
+from ray_fed.observability import events
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -201,6 +202,58 @@ def test_normal_draws_are_normal(local_contexts: ContextFactory) -> None:
     sample = np.concatenate(result)
     assert abs(sample.mean()) < 0.03
     assert abs(sample.std() - 1.0) < 0.03
+
+
+@rtf.computation
+def sampled() -> Any:
+    return tf.random.log_uniform_candidate_sampler(
+        tf.constant([[1]], tf.int64), 1, 4, unique=True, range_max=50, name="sample"
+    ).sampled_candidates
+
+
+class Notes:
+    """A sink that keeps the events of random ops without a key, and of rounds."""
+
+    def __init__(self) -> None:
+        self.events: list[events.Event] = []
+
+    def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.RandomOpsUnkeyed | events.RoundFinished):
+            self.events.append(event)
+
+
+def check_notes(context: ExecutionContext) -> None:
+    notes = Notes()
+    context.subscribe(notes)
+    comp = at_clients(sampled)
+    for _ in range(2):
+        draws(context, comp, 5)
+    report = context.last_report
+    draws(context, at_clients(normal))
+
+    kinds = [type(event).__name__ for event in notes.events]
+    assert kinds == ["RandomOpsUnkeyed", "RoundFinished"] * 2 + ["RoundFinished"]
+    noted = [e for e in notes.events if isinstance(e, events.RandomOpsUnkeyed)]
+    assert [event.round_index for event in noted] == [0, 1]
+    assert {event.ops for event in noted} == {("sample (LogUniformCandidateSampler)",)}
+    assert noted[0].computation.startswith("the computation `sampled` (test_draws.py:")
+    assert report is not None
+    assert report.unkeyed_ops == (
+        f"{noted[0].computation}: sample (LogUniformCandidateSampler)",
+    )
+    assert context.last_report is not None
+    assert context.last_report.unkeyed_ops == ()
+
+
+def test_ops_without_a_key_are_told_once_a_round(
+    local_contexts: ContextFactory,
+) -> None:
+    check_notes(local_contexts(workers=2, subrounds=3))
+
+
+@pytest.mark.ray
+def test_ops_without_a_key_are_told_by_workers(ray_contexts: ContextFactory) -> None:
+    check_notes(ray_contexts(workers=2, subrounds=3))
 
 
 @pytest.mark.ray
