@@ -47,7 +47,6 @@ class Rounds:
             self._free.put_nowait(runner)
         self._policy = policy
         self._round_index = 0
-        self._unkeyed: dict[int, set[Unkeyed]] = {}
 
     async def run_chain(self, chain: MergeableCompChain, arg: Any) -> Any:
         """Return the result of a chain of stages, in the form that runners return.
@@ -62,10 +61,12 @@ class Rounds:
         )
         weights = partition.weigh_clients(arg, parameter)
         cut = CohortCut.of(num_clients, self._policy, parameter, weights)
-        async with self._round(num_clients, cut) as round_index:
-            argument = [] if parameter is None else [self._share(arg, parameter)]
-            slices = [self._slice(argument, parameter, cut, run) for run in cut.runs]
-            call = _Call(round_index, cut, argument, slices)
+        async with self._round(num_clients, cut) as call:
+            if parameter is not None:
+                call.argument = [self._share(arg, parameter)]
+            call.slices = [
+                self._slice(call.argument, parameter, cut, run) for run in cut.runs
+            ]
             *earlier, last = chain.stages
             for stage in earlier:
                 partials = await self._run_up_to_merge(stage, call)
@@ -82,33 +83,31 @@ class Rounds:
         )
         cut = CohortCut.of(num_clients, self._policy, parameter)
         whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,))
-        async with self._round(num_clients, whole) as round_index:
-            argument = [] if parameter is None else [self._share(arg, parameter)]
-            call = _Call(round_index, whole, argument, [[argument]])
+        async with self._round(num_clients, whole) as call:
+            if parameter is not None:
+                call.argument = [self._share(arg, parameter)]
+            call.slices = [[call.argument]]
             ((result,),) = await self._run_leaves(comp, None, call)
             return result
 
     @contextlib.asynccontextmanager
-    async def _round(self, num_clients: int, cut: CohortCut) -> AsyncGenerator[int]:
-        round_index, started = self._round_index, time.monotonic()
+    async def _round(self, num_clients: int, cut: CohortCut) -> AsyncGenerator["_Call"]:
+        call, started = _Call(self._round_index, cut), time.monotonic()
         self._round_index += 1
         self._emit(
             events.RoundStarted(
-                round_index, num_clients, len(cut.leaves), len(cut.runs)
+                call.round_index, num_clients, len(cut.leaves), len(cut.runs)
             )
         )
-        unkeyed = self._unkeyed[round_index] = set()
-        try:
-            yield round_index
-        finally:
-            del self._unkeyed[round_index]
-        for ops in sorted(unkeyed):
+        yield call
+        for ops in sorted(call.unkeyed):
             self._emit(
                 events.RandomOpsUnkeyed(
-                    round_index, ops.computation, ops.content, ops.ops
+                    call.round_index, ops.computation, ops.content, ops.ops
                 )
             )
-        self._emit(events.RoundFinished(round_index, time.monotonic() - started))
+        seconds = time.monotonic() - started
+        self._emit(events.RoundFinished(call.round_index, seconds))
 
     def _draw(self, round_index: int) -> DrawKey:
         return DrawKey(self._policy.seed, round_index)
@@ -248,7 +247,7 @@ class Rounds:
             outcome: plan.Outcome = await runner.invoke(comp, arg)
         finally:
             self._free.put_nowait(runner)
-        self._unkeyed[round_index].update(outcome.unkeyed)
+        call.unkeyed.update(outcome.unkeyed)
         leaves: Iterable[range] = getattr(comp, "leaves", ())
         self._emit(
             events.SubroundFinished(
@@ -277,14 +276,16 @@ class _Call:
         slices: the same for each leaf, run by run.
         merged: by each stage that is done.
         next_index: of the next subround.
+        unkeyed: random ops that ran without a key.
     """
 
     round_index: int
     cut: CohortCut
-    argument: list[Any]
-    slices: Sequence[Sequence[list[Any]]]
+    argument: list[Any] = dataclasses.field(default_factory=list[Any])
+    slices: Sequence[Sequence[list[Any]]] = ()
     merged: list[Any] = dataclasses.field(default_factory=list[Any])
     next_index: int = 0
+    unkeyed: set[Unkeyed] = dataclasses.field(default_factory=set[Unkeyed])
 
     def take_indices(self, count: int) -> int:
         """Return the first of so many new subround indices."""

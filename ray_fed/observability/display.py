@@ -67,7 +67,7 @@ class RoundProgress:
                 done, total = self._subrounds
                 self._subrounds = (min(done + 1, total), total)
                 self.retries += event.attempts - 1
-            case events.RoundFinished():
+            case _:
                 return
         done, total = self._subrounds
         if total > 1:

@@ -208,7 +208,7 @@ def test_normal_draws_are_normal(local_contexts: ContextFactory) -> None:
 def sampled() -> Any:
     return tf.random.log_uniform_candidate_sampler(
         tf.constant([[1]], tf.int64), 1, 4, unique=True, range_max=50, name="sample"
-    ).sampled_candidates
+    )[0]
 
 
 class Notes:
