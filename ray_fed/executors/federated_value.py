@@ -1,6 +1,7 @@
 """Values of a `FederatingExecutor`, and work of theirs that needs no clients."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import federated_language as fl
@@ -16,12 +17,30 @@ from ray_fed.executors.strategy import FederatingStrategy
 flf = fl.framework
 
 
+class Deferred:
+    """A value without placement that is embedded when it is first needed.
+
+    Args:
+        embed: embeds it in the unplaced executor.
+    """
+
+    def __init__(self, embed: Callable[[], Coroutine[Any, Any, flf.ExecutorValue]]):
+        self._embed = embed
+        self._embedded: asyncio.Future[flf.ExecutorValue] | None = None
+
+    async def get(self) -> flf.ExecutorValue:
+        """Return the value embedded in the unplaced executor."""
+        if self._embedded is None:
+            self._embedded = asyncio.ensure_future(self._embed())
+        return await self._embedded
+
+
 class FederatedValue(EmbeddedValue):
     """A value embedded in a `FederatingExecutor`.
 
     Its reference is, by type: a `Placed` at clients; a value of the unplaced executor
-    at the server and without placement; a Struct of such values; a building block or
-    closure for a function.
+    at the server and without placement, perhaps `Deferred`; a Struct of such values; a
+    building block or closure for a function.
     """
 
     @override
@@ -42,6 +61,8 @@ class FederatedValue(EmbeddedValue):
             if values.is_at_clients(self._type_signature):
                 return _at_clients(computed, self._type_signature)
             return computed
+        if isinstance(reference, Deferred):
+            reference = await reference.get()
         if isinstance(reference, flf.ExecutorValue):
             return await reference.compute()
         raise errors.ValueMismatchError(
@@ -74,6 +95,8 @@ async def unplaced_value(
     match value.reference:
         case flf.ExecutorValue():
             return value.reference
+        case Deferred():
+            return await value.reference.get()
         case values.Struct():
             elements = [
                 (name, await unplaced_value(interpreter, member))

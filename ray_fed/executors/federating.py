@@ -21,7 +21,7 @@ import ray_fed.errors as errors
 import ray_fed.values as values
 from ray_fed.executors import interpretation
 from ray_fed.executors.closure import Closure
-from ray_fed.executors.federated_value import FederatedValue, unplaced_value
+from ray_fed.executors.federated_value import Deferred, FederatedValue, unplaced_value
 from ray_fed.executors.strategy import FederatingStrategy
 
 flf = fl.framework
@@ -59,7 +59,8 @@ class FederatingExecutor(flf.Executor):
     async def create_value(self, value: Any, type_spec: Any = None) -> FederatedValue:
         """Embed an intrinsic, placement, computation, or a value of any type.
 
-        Computations (lambda, tensorflow) are held as they are until they are used.
+        Computations (lambda, tensorflow) and data are held as they are until they are
+        used.
 
         Raises:
             TypeError: value and type do not match, or an intrinsic has no type.
@@ -103,14 +104,18 @@ class FederatingExecutor(flf.Executor):
             case flf.Placement():
                 literal = flf.uri_to_placement_literal(block.uri)
                 return FederatedValue(literal, declared)
-            case flf.Literal() | flf.Data():
+            case flf.Literal():
                 embedded = await self.unplaced.create_value(block, declared)
                 return FederatedValue(embedded, declared)
+            case flf.Data() if not flf.contains_federated_types(declared):
+                deferred = Deferred(lambda: self.unplaced.create_value(block, declared))
+                return FederatedValue(deferred, declared)
             case _:
                 raise errors.UnsupportedError(
                     "Expected an intrinsic, lambda, TensorFlow computation, placement,"
-                    f" literal or data, found `{blocks.show_block(block)}`: put a"
-                    " ReferenceResolvingExecutor above this executor."
+                    " literal or unplaced data, found"
+                    f" `{blocks.show_block(block)}`: put a ReferenceResolvingExecutor"
+                    " above this executor."
                 )
 
     async def _embed_value(self, value: Any, type_spec: fl.Type) -> FederatedValue:
@@ -234,12 +239,15 @@ class FederatingExecutor(flf.Executor):
         type_spec = cast("fl.StructType", struct.type_signature)
         if isinstance(struct.reference, values.Struct):
             return cast("FederatedValue", struct.reference[position])
-        if not isinstance(struct.reference, flf.ExecutorValue):
+        inner = struct.reference
+        if isinstance(inner, Deferred):
+            inner = await inner.get()
+        if not isinstance(inner, flf.ExecutorValue):
             raise errors.UnsupportedError(
                 "Expected a struct of embedded values, found one that is a"
-                f" `{type(struct.reference).__name__}`."
+                f" `{type(inner).__name__}`."
             )
-        selected = await self.unplaced.create_selection(struct.reference, position)
+        selected = await self.unplaced.create_selection(inner, position)
         return FederatedValue(selected, type_spec[position])
 
 
