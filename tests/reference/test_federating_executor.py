@@ -204,7 +204,7 @@ def test_strategy_takes_part_in_a_stack(
 ) -> None:
     federating = FederatingExecutor(lambda _: ForeignStrategy(client_target), unplaced)
     stack = ReferenceResolvingExecutor(federating)
-    twice = fl.federated_computation(  # pyright: ignore[reportCallIssue]
+    twice = fl.federated_computation(
         lambda x: fl.federated_map(increment, fl.federated_map(increment, x)),
         AT_CLIENTS,
     )
@@ -232,7 +232,7 @@ def test_elements_are_embedded_with_their_own_types(
     assert struct.type_signature == fl.to_type(type_spec)
     assert all(isinstance(element, FederatedValue) for element in elements)
     assert [element.type_signature for element in elements] == [
-        found for _, found in struct.type_signature.items()
+        found for _, found in values.struct_type(fl.to_type(type_spec)).items()
     ]
     assert asyncio.run(elements[1].compute()) == 2
 

@@ -1,0 +1,233 @@
+"""Claims of the debugging factory's document that no other test holds."""
+
+# pyright: reportUnknownLambdaType=false
+
+import asyncio
+import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+from typing_extensions import override
+
+from ray_fed import framework
+from ray_fed import tensorflow as rtf
+from ray_fed.executors import eager_tf
+from ray_fed.executors.local_strategy import LocalStrategy
+from ray_fed.framework import (
+    EagerTFExecutor,
+    FederatingExecutor,
+    ReferenceResolvingExecutor,
+    ThreadDelegatingExecutor,
+    thread_debugging_executor_factory,
+)
+
+flf = fl.framework
+Build = Callable[..., flf.ExecutorFactory]
+federated_computation = cast("Callable[..., Any]", fl.federated_computation)
+
+AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
+AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
+
+
+@rtf.computation(np.float32)
+def half(x: Any) -> Any:
+    return x / 2
+
+
+@pytest.fixture
+def build() -> Iterator[Build]:
+    factories: list[flf.ExecutorFactory] = []
+
+    def make(*args: Any, **kwargs: Any) -> flf.ExecutorFactory:
+        factories.append(thread_debugging_executor_factory(*args, **kwargs))
+        return factories[-1]
+
+    yield make
+    for factory in factories:
+        factory.clean_up_executor({})
+        for number in range(8):
+            factory.clean_up_executor({fl.CLIENTS: number})
+
+
+def invoke(factory: flf.ExecutorFactory, comp: Any, *args: Any) -> Any:
+    context = flf.AsyncExecutionContext(factory)
+    packed = None if not args else args[0] if len(args) == 1 else list(args)
+    return asyncio.run(context.invoke(comp, packed))
+
+
+@pytest.mark.claim("debugging.01", "debugging.02")
+def test_factory_has_the_documented_arguments(build: Build) -> None:
+    parameters = inspect.signature(thread_debugging_executor_factory).parameters
+
+    assert [(name, p.default) for name, p in parameters.items()] == [
+        ("num_clients", None),
+        ("clients_per_thread", 1),
+    ]
+    assert isinstance(build(), flf.ExecutorFactory)
+    assert isinstance(build(2, 2), flf.ExecutorFactory)
+
+
+def targets_of(executor: Any) -> list[Any]:
+    """Return the executors of a stack below its FederatingExecutor, server's last."""
+    assert type(executor) is ReferenceResolvingExecutor
+    federating = part(executor, "_target")
+    assert type(federating) is FederatingExecutor
+    strategy = federating.strategy
+    assert type(strategy) is LocalStrategy
+    return [*part(strategy, "_targets"), federating.unplaced]
+
+
+def part(owner: object, name: str) -> Any:
+    return getattr(owner, name)
+
+
+@pytest.mark.claim("debugging.08", "debugging.09", "debugging.10", "debugging.17")
+@pytest.mark.parametrize(
+    ("num_clients", "clients_per_thread", "num_leaves"),
+    [(0, 1, 0), (1, 1, 1), (5, 1, 5), (5, 2, 3), (4, 9, 1)],
+)
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["inferred", "fixed"])
+def test_every_stack_has_the_documented_structure(
+    build: Build,
+    num_clients: int,
+    clients_per_thread: int,
+    num_leaves: int,
+    is_fixed: bool,
+) -> None:
+    number = num_clients if is_fixed and num_clients else None
+    factory = build(number, clients_per_thread)
+
+    targets = targets_of(factory.create_executor({fl.CLIENTS: num_clients}))
+
+    assert len(targets) == num_leaves + 1
+    assert {type(target) for target in targets} == {ThreadDelegatingExecutor}
+    assert {type(part(target, "_target")) for target in targets} == {EagerTFExecutor}
+    assert len({id(part(target, "_thread")) for target in targets}) == len(targets)
+
+
+@pytest.mark.claim("debugging.06", "debugging.07")
+@pytest.mark.parametrize("clients_per_thread", [1, 2])
+def test_each_call_of_the_computation_is_one_call_of_tensorflow(
+    build: Build, clients_per_thread: int
+) -> None:
+    calls: list[float] = []
+
+    def note(x: Any) -> Any:
+        calls.append(float(x))
+        return x
+
+    @rtf.computation(np.float32)
+    def watched(x: Any) -> Any:
+        return tf.ensure_shape(tf.numpy_function(note, [x], tf.float32), [])
+
+    comp = federated_computation(
+        lambda x: fl.federated_map(watched, fl.federated_map(watched, x)), AT_CLIENTS
+    )
+    factory = build(clients_per_thread=clients_per_thread)
+
+    results = [invoke(factory, comp, [5.0, 5.0, 7.0]) for _ in range(2)]
+
+    assert results == [[5.0, 5.0, 7.0]] * 2
+    assert sorted(calls) == [5.0] * 8 + [7.0] * 4
+
+
+class EmbeddingExecutor(EagerTFExecutor):
+    """Notes the computations that it is asked to run."""
+
+    embedded: list[bytes] = []  # noqa: RUF012 (one list for all leaves)
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+        function = getattr(value, "computation", None)
+        if function is not None:
+            self.embedded.append(function)
+        return await super().create_value(value, type_spec)
+
+
+@pytest.mark.claim("debugging.06")
+def test_clients_are_given_the_computation_as_it_was_written(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eager_tf, "EagerTFExecutor", EmbeddingExecutor)
+    monkeypatch.setattr(EmbeddingExecutor, "embedded", [])
+    comp = federated_computation(lambda x: fl.federated_map(half, x), AT_CLIENTS)
+
+    invoke(build(), comp, [1.0, 2.0])
+
+    written = half.to_proto().SerializeToString(deterministic=True)
+    assert EmbeddingExecutor.embedded == [written] * 2
+
+
+@pytest.mark.claim("debugging.03")
+def test_everything_runs_in_this_process(build: Build) -> None:
+    pids: list[int] = []
+
+    def note(x: Any) -> Any:
+        pids.append(os.getpid())
+        return x
+
+    @rtf.computation(np.float32)
+    def watched(x: Any) -> Any:
+        return tf.ensure_shape(tf.numpy_function(note, [x], tf.float32), [])
+
+    @federated_computation(AT_CLIENTS, AT_SERVER)
+    def both(clients: Any, server: Any) -> Any:
+        return fl.federated_map(watched, clients), fl.federated_map(watched, server)
+
+    invoke(build(), both, [1.0, 2.0], 3.0)
+
+    assert pids == [os.getpid()] * 3
+
+
+@pytest.mark.claim("debugging.12")
+def test_independent_parts_run_at_the_same_time_and_dependent_ones_do_not(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    meeting = threading.Barrier(2)
+
+    class MeetingExecutor(eager_tf.EagerTFExecutor):
+        @override
+        async def create_call(self, comp: Any, arg: Any = None) -> Any:
+            value = float(arg.reference)
+            if value in (1.0, 100.0):  # the first client's and the server's work
+                meeting.wait(20)
+            result = await super().create_call(comp, arg)
+            order.append(f"{value} -> {float(result.reference)}")
+            return result
+
+    monkeypatch.setattr(eager_tf, "EagerTFExecutor", MeetingExecutor)
+
+    @federated_computation(AT_CLIENTS, AT_SERVER)
+    def work(clients: Any, server: Any) -> Any:
+        halves = fl.federated_map(half, fl.federated_map(half, clients))
+        return halves, fl.federated_map(half, server)
+
+    result = invoke(build(), work, [1.0], 100.0)
+
+    assert result == ([0.25], 50.0)
+    assert order.index("1.0 -> 0.5") < order.index("0.5 -> 0.25")
+
+
+@pytest.mark.claim("semantics.62")
+def test_stack_does_not_follow_cardinalities_that_change_later(build: Build) -> None:
+    factory = build()
+    cardinalities: Any = {fl.CLIENTS: 2}
+    executor = factory.create_executor(cardinalities)
+
+    cardinalities[fl.CLIENTS] = 5
+
+    assert factory.create_executor({fl.CLIENTS: 2}) is executor
+    assert len(targets_of(factory.create_executor(cardinalities))) == 6
+    assert len(targets_of(executor)) == 3
+
+
+@pytest.mark.claim("debugging.02")
+def test_is_part_of_the_framework() -> None:
+    assert "thread_debugging_executor_factory" in framework.__all__
