@@ -5,7 +5,7 @@ from typing import Any
 
 import federated_language as fl
 from federated_language.proto import computation_pb2
-from google.protobuf import message
+from google.protobuf import any_pb2, message, wrappers_pb2
 
 import ray_fed.errors as errors
 from ray_fed.values import MAX_SHOWN, Plain
@@ -72,6 +72,33 @@ def serialise_type(type_spec: fl.Type) -> bytes:
 def parse_type(serialised: bytes) -> fl.Type:
     """Return the type that `serialise_type` wrote."""
     return fl.Type.from_proto(pb.Type.FromString(serialised))
+
+
+def data_block(uri: str, type_spec: fl.Type) -> fl.framework.Data:
+    """Return the building block of a file: its URI as a `google.protobuf.StringValue`.
+
+    Args:
+        uri: names the file; what follows a `#` names a column of it.
+        type_spec: of the value that it holds.
+    """
+    content = any_pb2.Any()
+    content.Pack(wrappers_pb2.StringValue(value=uri), deterministic=True)
+    return fl.framework.Data(content, type_spec)
+
+
+def data_uri(block: fl.framework.Data) -> str:
+    """Return the URI that a data block holds.
+
+    Raises:
+        UnsupportedError: it holds something else.
+    """
+    packed = wrappers_pb2.StringValue()
+    if not block.content.Unpack(packed):
+        raise errors.UnsupportedError(
+            "Expected data that names a file by a google.protobuf.StringValue, found"
+            f" `{block.content.type_url}`: make it with ray_fed.tensorflow.data."
+        )
+    return packed.value
 
 
 def to_block(value: object) -> fl.framework.ComputationBuildingBlock | None:

@@ -7,6 +7,7 @@
     │   ├── UnsupportedError             (ValueError)  a kind that an executor lacks
     │   ├── MissingIntrinsicError        (NotImplementedError) an intrinsic it lacks
     │   ├── CardinalityError             (ValueError)  the wrong number of clients
+    │   ├── MissingFileError             (FileNotFoundError) a data file that is named
     │   ├── ContextStateError            (RuntimeError) init, shutdown out of order
     │   ├── ComputationError             (RuntimeError) the user's computation raised
     │   ├── UpToMergeTypeError           (TypeError)   \
@@ -60,6 +61,10 @@ class MissingIntrinsicError(UserError, NotImplementedError):
 
 class CardinalityError(UserError, ValueError):
     """The number of clients is not one that the computation can run with."""
+
+
+class MissingFileError(UserError, FileNotFoundError):
+    """A file that a computation or an argument names is not where it is read."""
 
 
 class ContextStateError(UserError, RuntimeError):

@@ -7,6 +7,8 @@ Python hands in structures of many containers; the inside knows one *plain* form
     SequenceType    `Rows`
     FederatedType   the member's form; a list of it where clients differ
 
+Anywhere in it, `External` may stand for the value that a file holds.
+
 Plain values pickle, need neither names nor TensorFlow, and are read-only by
 convention.
 """
@@ -17,9 +19,20 @@ from typing import Any, cast
 import federated_language as fl
 import numpy as np
 
+import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.rows as rows
-from ray_fed.values import Plain, Stored, StoredClients, Struct, show, struct_elements
+from ray_fed.values import (
+    External,
+    Plain,
+    Stored,
+    StoredClients,
+    Struct,
+    check_assignable,
+    differs_by_client,
+    show,
+    struct_elements,
+)
 
 
 def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Plain:
@@ -40,7 +53,9 @@ def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Pla
         ValueMismatchError: the value is not of the type. Nothing is cast, but Python
             numbers take the dtype that is declared when they fit it exactly.
     """
-    if isinstance(value, Stored):
+    if isinstance(value, fl.framework.Data) and not differs_by_client(type_spec):
+        value = _plain_data(value, type_spec, label)
+    if isinstance(value, Stored | External):
         return value
     match type_spec:
         case fl.TensorType():
@@ -60,6 +75,16 @@ def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Pla
             raise errors.ValueMismatchError(
                 f"Expected {label} to be of a type with values, found `{type_spec}`."
             )
+
+
+def _plain_data(value: fl.framework.Data, type_spec: fl.Type, label: str) -> External:
+    if isinstance(type_spec, fl.FederatedType):
+        type_spec = type_spec.member
+    found = value.type_signature
+    if isinstance(found, fl.FederatedType) and not differs_by_client(found):
+        found = found.member
+    check_assignable(type_spec, found, label)
+    return External(blocks.data_uri(value))
 
 
 def _plain_federated(value: object, type_spec: fl.FederatedType, label: str) -> Plain:

@@ -38,6 +38,17 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True)
+class External:
+    """Stands for the value that a file holds, until an executor reads it.
+
+    Attributes:
+        uri: names the file in the executor's file system.
+    """
+
+    uri: str
+
+
+@dataclasses.dataclass(frozen=True)
 class StoredClients(Sequence[Any]):
     """A contiguous run of client values that lives in an object store as one list.
 

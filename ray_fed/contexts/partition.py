@@ -56,7 +56,7 @@ def weigh_clients(arg: Any, type_spec: fl.Type | None) -> list[int] | None:
         In client order: rows of the client's sequences, and a base cost. None where no
         sequence is placed at clients, or its size is not known here.
     """
-    rows: list[list[int]] = []
+    rows: list[list[int | None]] = []
     if type_spec is None:
         return None
 
@@ -64,13 +64,14 @@ def weigh_clients(arg: Any, type_spec: fl.Type | None) -> list[int] | None:
         if values.differs_by_client(part_type) and isinstance(part, list | tuple):
             member = values.member_type(part_type)
             counts = [_count_rows(value, member) for value in part]
-            rows.append([count for count in counts if count is not None])
+            rows.append(counts)
         return part
 
     values.map_placed(note, arg, type_spec)
-    known = [counts for counts in rows if counts]
-    if not known or len({len(counts) for counts in known}) > 1:
-        return None
+    told = [counts for counts in rows if any(count is not None for count in counts)]
+    known = [[count for count in counts if count is not None] for counts in told]
+    if not known or [len(counts) for counts in known] != [len(c) for c in told]:
+        return None  # some clients' data are in files, say
     return [_BASE_WEIGHT + sum(counts) for counts in zip(*known, strict=True)]
 
 

@@ -1,9 +1,9 @@
 """The leaf of every stack: runs TensorFlow, eagerly and synchronously, and only that.
 
 It understands tensors, sequences, structures and functions; of computations,
-TensorFlow graphs, external data and the arithmetic of `tensorflow.operators`. It knows
-neither placements nor lambdas. A value is normalised once, when it is embedded, to the
-form that `tensorflow.normal` describes; results of calls are in that form already.
+TensorFlow graphs and the arithmetic of `tensorflow.operators`. It knows neither
+placements nor lambdas. A value is normalised once, when it is embedded, to the form
+that `tensorflow.normal` describes; results of calls are in that form already.
 """
 
 import collections
@@ -18,7 +18,6 @@ from typing_extensions import override
 import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.plain as plain
-import ray_fed.tensorflow.external as external
 import ray_fed.tensorflow.normal as normal
 import ray_fed.tensorflow.operators as operators
 import ray_fed.tensorflow.specs as specs
@@ -106,9 +105,6 @@ class EagerTFExecutor(fl.framework.Executor):
             )
         if isinstance(type_spec, fl.StructType) and _contains_functions(type_spec):
             return await self._embed_struct(value, type_spec)
-        return self._embed_plain(value, type_spec)
-
-    def _embed_plain(self, value: Any, type_spec: fl.Type) -> EagerValue:
         with tf.device(self._device):
             return EagerValue(normal.normalise(value, type_spec), type_spec)
 
@@ -132,9 +128,12 @@ class EagerTFExecutor(fl.framework.Executor):
             case fl.framework.Intrinsic() if block.uri in operators.OPERATORS:
                 return _retyped(EagerValue(self._operate(block), found), declared)
             case fl.framework.Literal():
-                return self._embed_plain(block.value, declared)
+                with tf.device(self._device):
+                    return EagerValue(normal.normalise(block.value, declared), declared)
             case fl.framework.Data():
-                return self._embed_plain(external.read_data(block, declared), declared)
+                with tf.device(self._device):
+                    value = normal.normalise(block, found)
+                return _retyped(EagerValue(value, found), declared)
             case _:
                 raise errors.UnsupportedError(
                     "Expected a TensorFlow computation, found"

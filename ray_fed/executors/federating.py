@@ -18,6 +18,7 @@ from typing_extensions import override
 
 import ray_fed.blocks as blocks
 import ray_fed.errors as errors
+import ray_fed.plain as plain
 import ray_fed.values as values
 from ray_fed.executors import interpretation
 from ray_fed.executors.closure import Closure
@@ -81,6 +82,9 @@ class FederatingExecutor(flf.Executor):
 
     async def _embed(self, value: Any, type_spec: fl.Type | None) -> FederatedValue:
         block = blocks.to_block(value)
+        if isinstance(block, flf.Data):
+            declared = type_spec or block.type_signature
+            return await self._embed_value(plain.to_plain(block, declared), declared)
         if block is not None:
             return await self._embed_block(block, type_spec)
         if type_spec is None:

@@ -17,6 +17,7 @@ from typing_extensions import override
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
 import ray_fed.errors as errors
+import ray_fed.plain as plain
 import ray_fed.values as values
 from ray_fed.executors.closure import Closure, split_captures
 from ray_fed.executors.scopes import ResolvedValue, Scope, ScopedLambda, constant
@@ -53,6 +54,9 @@ class ReferenceResolvingExecutor(flf.Executor):
         if isinstance(value, blocks.Function):
             value = value.building_block()
         block = blocks.to_block(value)
+        if isinstance(block, flf.Data):
+            type_spec = type_spec or block.type_signature
+            value, block = plain.to_plain(block, type_spec), None
         if block is None:
             embedded = await self._target.create_value(value, type_spec)
             return ResolvedValue(embedded, embedded.type_signature)
@@ -63,8 +67,8 @@ class ReferenceResolvingExecutor(flf.Executor):
 
     async def _embed_function(self, function: blocks.Function) -> ResolvedValue:
         scope = Scope()
-        for name, type_bytes, plain in function.captured:
-            embedded = await self.create_value(plain, blocks.parse_type(type_bytes))
+        for name, type_bytes, value in function.captured:
+            embedded = await self.create_value(value, blocks.parse_type(type_bytes))
             scope.bind(name, constant(embedded))
         return await self._evaluate(function.building_block(), scope)
 

@@ -8,5 +8,6 @@ from ray_fed.tensorflow.quiet import import_tensorflow
 import_tensorflow()
 
 from ray_fed.tensorflow.computation import computation  # noqa: E402
+from ray_fed.tensorflow.external import data  # noqa: E402
 
-__all__ = ["computation"]
+__all__ = ["computation", "data"]

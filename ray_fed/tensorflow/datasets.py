@@ -27,7 +27,7 @@ def from_rows(sequence: rows.Rows, element: fl.Type) -> "tf.data.Dataset[Any]":
         flat = tf.data.Dataset.from_tensor_slices(_tensors(sequence, element))
         return flat.batch(batch_size)
     return tf.data.Dataset.from_generator(
-        lambda: (_build(tensors, element) for tensors in sequence),
+        lambda: (build(tensors, element) for tensors in sequence),
         output_signature=specs.element_spec(element),
     )
 
@@ -44,7 +44,7 @@ def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
     def read() -> Any:
         for index, member in enumerate(iterable):
             checked = plain.to_plain(member, element, f"element {index}")
-            yield _build(plain.flatten(checked, element), element)
+            yield build(plain.flatten(checked, element), element)
 
     return tf.data.Dataset.from_generator(
         read, output_signature=specs.element_spec(element)
@@ -109,9 +109,10 @@ def _is_fixed(type_spec: fl.TensorType) -> bool:
 
 
 def _tensors(sequence: rows.Rows, element: fl.Type) -> Any:
-    return _build([column.rows for column in sequence.columns], element)
+    return build([column.rows for column in sequence.columns], element)
 
 
-def _build(tensors: Any, element: fl.Type) -> Any:
+def build(tensors: Any, element: fl.Type) -> Any:
+    """Return tensors, in the order of an element's type, in canonical containers."""
     packed = plain.pack(iter(tensors), element)
     return specs.to_containers(packed, element, canonical=True)

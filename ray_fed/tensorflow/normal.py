@@ -24,6 +24,7 @@ import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.rows as rows
 import ray_fed.tensorflow.datasets as datasets
+import ray_fed.tensorflow.external as external
 import ray_fed.tensorflow.graph as graph
 import ray_fed.tensorflow.loader as loader
 import ray_fed.tensorflow.randomness as randomness
@@ -55,6 +56,10 @@ def normalise(value: Any, type_spec: fl.Type) -> Normal:
     Raises:
         ValueMismatchError: the value is not of the type, or the type is placed.
     """
+    if isinstance(value, fl.framework.Data):
+        value = plain.to_plain(value, type_spec)
+    if isinstance(value, values.External):
+        value = external.read(value.uri, type_spec)
     match type_spec:
         case fl.TensorType():
             return _normalise_tensor(value, type_spec)

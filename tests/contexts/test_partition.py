@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ray_fed import errors, plain, plan
 from ray_fed.contexts import partition
 from ray_fed.contexts.policy import CohortCut, RoundPolicy
-from ray_fed.values import StoredClients
+from ray_fed.values import External, StoredClients
 
 INT = fl.TensorType(np.int32)
 AT_CLIENTS = fl.FederatedType(INT, fl.CLIENTS)
@@ -164,6 +164,7 @@ def as_plain(value: Any, type_spec: fl.Type) -> Any:
             id="beside a number",
         ),
         pytest.param([1, 2], AT_CLIENTS, None, id="no sequence"),
+        pytest.param([[1], External("a.npz"), [1]], DATA, None, id="a file among them"),
         pytest.param([], DATA, None, id="no clients"),
     ],
 )

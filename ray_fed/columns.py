@@ -1,0 +1,221 @@
+"""Tables in files as columns of numpy arrays: parquet, arrow and npz.
+
+A file is opened and its schema read first; rows follow in chunks, when asked for.
+Strings are objects of bytes, as everywhere in plain values.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+import ray_fed.files as files
+from ray_fed.files import DataFile
+from ray_fed.rows import Dims
+
+Cells: TypeAlias = Any
+"""One value a row: an array whose first dimension is rows, or a list of arrays."""
+
+CHUNK_ROWS = 4096
+"""Rows in memory at a time, of parquet; other formats say themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnSpec:
+    """What a file says of a column before its rows are read.
+
+    Attributes:
+        dtype: of the cells; object for strings; None for what no tensor holds.
+        shape: rows first, None where unknown.
+        is_flat: cells are lists, to be laid in the declared shape in row-major order.
+        label: what the file calls the column's type.
+    """
+
+    dtype: np.dtype[Any] | None
+    shape: Dims
+    is_flat: bool
+    label: str
+
+
+class Table(Protocol):
+    """A file of columns."""
+
+    @property
+    def specs(self) -> Mapping[str, ColumnSpec]:
+        """What the file says of each column, by name."""
+        ...
+
+    def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
+        """Open the file anew and yield chunks: the cells of each column named."""
+        ...
+
+
+class NpzTable:
+    """Arrays of an npz file; the first dimension is rows, all are one chunk."""
+
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+        with file.open() as opened, _loaded(file, opened) as arrays:
+            self.specs = {name: _npz_spec(file, arrays, name) for name in arrays.files}
+
+    def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
+        """Yield the arrays named."""
+        with self._file.open() as opened, _loaded(self._file, opened) as arrays:
+            yield [_without_unicode(arrays[name]) for name in names]
+
+
+def _loaded(file: DataFile, opened: Any) -> Any:
+    try:
+        arrays = np.load(opened, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise file.mismatch("arrays of numpy", f"{type(error).__name__}") from error
+    if not hasattr(arrays, "files"):
+        raise file.mismatch("several arrays, by name", "one array")
+    return arrays
+
+
+def _npz_spec(file: DataFile, arrays: Any, name: str) -> ColumnSpec:
+    """Read the header of one array, and no more."""
+    with arrays.zip.open(f"{name}.npy") as member:
+        version = np.lib.format.read_magic(member)
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(member)
+    if dtype.kind == "O":
+        raise file.mismatch(f"numbers or strings as `{name}`", "pickled objects")
+    is_string = dtype.kind in "US"
+    dtype = np.dtype(object) if is_string else dtype
+    return ColumnSpec(dtype, shape, is_flat=False, label=f"{dtype}{list(shape)}")
+
+
+def _without_unicode(array: Any) -> Any:
+    if array.dtype.kind not in "US":
+        return array
+    if array.dtype.kind == "U":
+        array = np.char.encode(array, "utf-8")
+    return array.astype(object)
+
+
+class ArrowTable:
+    """Record batches of a parquet, arrow or feather file.
+
+    Elements of struct columns are columns, named with dots.
+    """
+
+    def __init__(self, file: DataFile, *, is_parquet: bool) -> None:
+        self._file = file
+        self._is_parquet = is_parquet
+        with file.open() as opened:
+            source = self._source(opened)
+            schema = source.schema_arrow if is_parquet else source.schema
+            pyarrow: Any = files.import_extra("pyarrow")
+            empty = _flat_table(pyarrow.Table.from_batches([], schema))
+        self.specs = {field.name: _arrow_spec(field.type) for field in empty.schema}
+
+    def _source(self, opened: Any) -> Any:
+        pyarrow: Any = files.import_extra("pyarrow")
+        try:
+            if self._is_parquet:
+                return files.import_extra("pyarrow.parquet").ParquetFile(opened)
+            return files.import_extra("pyarrow.ipc").open_file(opened)
+        except pyarrow.ArrowInvalid as error:
+            label = "parquet" if self._is_parquet else "an arrow file"
+            raise self._file.mismatch(label, f"another format ({error})") from error
+
+    def _batches(self, source: Any, names: Sequence[str]) -> Iterator[Any]:
+        if self._is_parquet:
+            yield from source.iter_batches(CHUNK_ROWS, columns=list(names))
+        else:
+            for index in range(source.num_record_batches):
+                yield source.get_batch(index)
+
+    def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
+        """Yield the columns named of each record batch."""
+        pyarrow: Any = files.import_extra("pyarrow")
+        with self._file.open() as opened:
+            for batch in self._batches(self._source(opened), names):
+                table = _flat_table(pyarrow.Table.from_batches([batch]))
+                columns = [table.column(name).combine_chunks() for name in names]
+                yield [
+                    self._cells(column, name)
+                    for column, name in zip(columns, names, strict=True)
+                ]
+
+    def _cells(self, array: Any, name: str) -> Cells:
+        """Return an arrow array as one value a row."""
+        if array.null_count:
+            raise self._file.mismatch(f"a value in every row of `{name}`", "nulls")
+        if not _is_list(array.type):
+            return _values(array)
+        values = self._cells(array.flatten(), name)
+        size = getattr(array.type, "list_size", None)
+        if size is not None:
+            return values.reshape(len(array), size)
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        splits = np.cumsum([0, *lengths], dtype=np.int64)
+        return [values[a:b] for a, b in itertools.pairwise(splits)]
+
+
+def _flat_table(table: Any) -> Any:
+    """Return a table whose struct columns are taken apart, at all depths."""
+    while any(
+        hasattr(field.type, "num_fields") and _is_struct(field.type)
+        for field in table.schema
+    ):
+        table = table.flatten()
+    return table
+
+
+def _is_struct(arrow_type: Any) -> bool:
+    return files.import_extra("pyarrow.types").is_struct(arrow_type)
+
+
+def _is_list(arrow_type: Any) -> bool:
+    types = files.import_extra("pyarrow.types")
+    return (
+        types.is_list(arrow_type)
+        or types.is_large_list(arrow_type)
+        or types.is_fixed_size_list(arrow_type)
+    )
+
+
+def _arrow_spec(arrow_type: Any) -> ColumnSpec:
+    if not _is_list(arrow_type):
+        dtype = _dtype(arrow_type)
+        return ColumnSpec(dtype, (None,), is_flat=False, label=str(arrow_type))
+    size = getattr(arrow_type, "list_size", None)
+    dtype = _dtype(arrow_type.value_type)
+    return ColumnSpec(dtype, (None, size), is_flat=True, label=str(arrow_type))
+
+
+def _dtype(arrow_type: Any) -> np.dtype[Any] | None:
+    types = files.import_extra("pyarrow.types")
+    if _is_bytes(arrow_type):
+        return np.dtype(object)
+    if types.is_integer(arrow_type) or types.is_floating(arrow_type):
+        return np.dtype(arrow_type.to_pandas_dtype())
+    return np.dtype(np.bool_) if types.is_boolean(arrow_type) else None
+
+
+def _is_bytes(arrow_type: Any) -> bool:
+    types = files.import_extra("pyarrow.types")
+    return (
+        types.is_string(arrow_type)
+        or types.is_large_string(arrow_type)
+        or types.is_binary(arrow_type)
+        or types.is_large_binary(arrow_type)
+    )
+
+
+def _values(array: Any) -> Any:
+    if not _is_bytes(array.type):
+        return array.to_numpy(zero_copy_only=False)
+    pyarrow: Any = files.import_extra("pyarrow")
+    values = np.empty(len(array), object)
+    values[:] = array.cast(pyarrow.large_binary()).to_pylist()
+    return values

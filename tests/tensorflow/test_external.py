@@ -1,0 +1,415 @@
+"""External data: files of every format, read as the declared type says."""
+
+import asyncio
+import collections
+import importlib
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import federated_language as fl
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import tensorflow as tf
+
+from ray_fed import blocks, columns, errors, values
+from ray_fed import tensorflow as rtf
+from ray_fed.executors.eager_tf import EagerTFExecutor
+
+Write = Callable[[str, Mapping[str, Any]], None]
+
+POINTS = {
+    "label": np.array([3, 1, 2], np.int64),
+    "x": np.array([[1, 2], [3, 4], [5, 6]], np.float32),
+    "word": np.array([b"a", b"", "ü".encode()], object),
+}
+POINT = fl.StructType(
+    [("x", fl.TensorType(np.float32, (2,))), ("word", np.str_), ("label", np.int64)]
+)
+POINT_ROWS = [
+    collections.OrderedDict(x=x, word=word, label=label)
+    for x, word, label in zip(POINTS["x"], POINTS["word"], POINTS["label"], strict=True)
+]
+
+
+def _open(uri: str) -> Any:
+    return fsspec.open(uri, "wb")
+
+
+def _to_table(arrays: Mapping[str, Any]) -> Any:
+    return pa.table({name: list(array) for name, array in arrays.items()})
+
+
+def _write_npz(uri: str, arrays: Mapping[str, Any]) -> None:
+    stored = {
+        name: np.array([item.decode() for item in array])
+        if array.dtype == object
+        else array
+        for name, array in arrays.items()
+    }
+    with _open(uri) as file:
+        np.savez_compressed(file, **cast("Any", stored))
+
+
+def _write_parquet(uri: str, arrays: Mapping[str, Any]) -> None:
+    with _open(uri) as file:
+        pyarrow.parquet.write_table(_to_table(arrays), file)
+
+
+def _write_arrow(uri: str, arrays: Mapping[str, Any]) -> None:
+    table = _to_table(arrays)
+    with _open(uri) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+def _example(row: Mapping[str, Any]) -> bytes:
+    features = tf.train.Features(
+        feature={name: _feature(value) for name, value in row.items()}
+    )
+    return tf.train.Example(features=features).SerializeToString()
+
+
+def _feature(value: Any) -> Any:
+    match np.asarray(value).dtype.kind:
+        case "i":
+            return tf.train.Feature(
+                int64_list=tf.train.Int64List(value=np.ravel(value))
+            )
+        case "f":
+            return tf.train.Feature(
+                float_list=tf.train.FloatList(value=np.ravel(value))
+            )
+        case _:
+            return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
+
+
+def _write_records(uri: str, arrays: Mapping[str, Any]) -> None:
+    path = f"{os.getpid()}.tfrecord" if "://" in uri else uri
+    target = pathlib.Path(path)
+    with tf.io.TFRecordWriter(path) as writer:
+        for cells in zip(*arrays.values(), strict=True):
+            row = dict(zip(arrays, cells, strict=True))
+            writer.write(_example(row))
+    if path != uri:
+        with _open(uri) as file:
+            file.write(target.read_bytes())
+        target.unlink()
+
+
+WRITERS: Mapping[str, Write] = {
+    "npz": _write_npz,
+    "parquet": _write_parquet,
+    "arrow": _write_arrow,
+    "feather": _write_arrow,
+    "tfrecord": _write_records,
+}
+FORMATS = pytest.mark.parametrize("suffix", WRITERS)
+
+
+@pytest.fixture
+def write(tmp_path: pathlib.Path) -> Callable[..., str]:
+    """Writes columns to a file of a format; returns its path."""
+
+    def write(suffix: str, arrays: Mapping[str, Any]) -> str:
+        path = str(tmp_path / f"data.{suffix}")
+        WRITERS[suffix](path, arrays)
+        return path
+
+    return write
+
+
+async def _read(value: Any, type_spec: Any) -> Any:
+    executor = EagerTFExecutor()
+    embedded = await executor.create_value(value, type_spec)
+    return await embedded.compute()
+
+
+def _compute(uri: str, type_spec: Any) -> Any:
+    block = rtf.data(uri, type_spec)
+    computed = asyncio.run(_read(block, None))
+    return fl.framework.type_to_py_container(computed, block.type_signature)
+
+
+@FORMATS
+def test_sequence_has_one_element_a_row(write: Callable[..., str], suffix: str) -> None:
+    path = write(suffix, POINTS)
+
+    elements = _compute(path, fl.SequenceType(POINT))
+
+    assert len(elements) == 3
+    for element, expected in zip(elements, POINT_ROWS, strict=True):
+        assert list(element) == ["x", "word", "label"]
+        assert element["x"].dtype == np.float32
+        assert element["label"].dtype == np.int64
+        np.testing.assert_array_equal(element["x"], expected["x"])
+        assert element["word"] == expected["word"]
+        assert element["label"] == expected["label"]
+
+
+@FORMATS
+def test_structure_has_whole_columns(write: Callable[..., str], suffix: str) -> None:
+    path = write(suffix, POINTS)
+    type_spec = fl.StructType(
+        [
+            ("label", fl.TensorType(np.int64, (3,))),
+            ("x", fl.TensorType(np.float32, (None, 2))),
+        ]
+    )
+
+    found = _compute(path, type_spec)
+
+    np.testing.assert_array_equal(found["label"], POINTS["label"])
+    np.testing.assert_array_equal(found["x"], POINTS["x"])
+
+
+@FORMATS
+def test_fragment_selects_a_column(write: Callable[..., str], suffix: str) -> None:
+    path = write(suffix, POINTS)
+
+    found = _compute(f"{path}#word", fl.TensorType(np.str_, (None,)))
+
+    assert found.tolist() == POINTS["word"].tolist()
+
+
+@FORMATS
+def test_only_column_needs_no_name(write: Callable[..., str], suffix: str) -> None:
+    path = write(suffix, {"label": POINTS["label"]})
+
+    assert _compute(path, fl.SequenceType(np.int64)) == [3, 1, 2]
+
+
+@FORMATS
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_uri_names_any_filesystem(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
+    scheme: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    uri = f"{scheme}://{tmp_path}/data.{suffix}"
+    WRITERS[suffix](uri.removeprefix("file://"), POINTS)
+
+    found = _compute(uri, fl.SequenceType(POINT))
+
+    assert [element["label"] for element in found] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "tfrecord"])
+def test_lists_of_any_length_are_vectors(
+    write: Callable[..., str], suffix: str
+) -> None:
+    cells = np.empty(3, object)
+    cells[:] = [np.arange(n, dtype=np.int64) for n in (2, 0, 3)]
+    path = write(suffix, {"x": cells})
+
+    found = _compute(path, fl.SequenceType(fl.TensorType(np.int64, (None,))))
+
+    assert [element.tolist() for element in found] == [[0, 1], [], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "tfrecord"])
+def test_lists_are_laid_in_the_declared_shape(
+    write: Callable[..., str], suffix: str
+) -> None:
+    path = write(suffix, {"x": np.arange(8, dtype=np.float32).reshape(2, 4)})
+
+    found = _compute(path, fl.SequenceType(fl.TensorType(np.float32, (2, 2))))
+
+    np.testing.assert_array_equal(found, np.arange(8).reshape(2, 2, 2))
+
+
+def test_nested_structures_are_columns_with_dots(write: Callable[..., str]) -> None:
+    rows = [{"a": {"b": 1, "c": 2.0}}, {"a": {"b": 3, "c": 4.0}}]
+    path = write("parquet", {"outer": np.array(rows, object)})
+    element = fl.StructType(
+        [("outer", fl.StructType([("a", fl.StructType([("b", np.int64)]))]))]
+    )
+
+    found = _compute(path, fl.SequenceType(element))
+
+    assert [element["outer"]["a"]["b"] for element in found] == [1, 3]
+
+
+def test_many_rows_come_in_chunks(
+    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "CHUNK_ROWS", 10)
+    path = write("parquet", {"x": np.arange(105, dtype=np.int64)})
+
+    assert _compute(path, fl.SequenceType(np.int64)) == list(range(105))
+    whole = _compute(path, fl.TensorType(np.int64, (105,)))
+    np.testing.assert_array_equal(whole, np.arange(105))
+
+
+@FORMATS
+def test_file_of_no_rows_is_an_empty_sequence(
+    write: Callable[..., str], suffix: str
+) -> None:
+    table = pa.table({"x": pa.array([], pa.int64())})
+    if suffix in ("parquet", "arrow", "feather"):
+        path = write(suffix, POINTS)
+        with open(path, "wb") as file:  # noqa: PTH123 (pyarrow wants the file)
+            if suffix == "parquet":
+                pyarrow.parquet.write_table(table, file)
+            else:
+                pa.ipc.new_file(file, table.schema).close()
+    else:
+        path = write(suffix, {"x": np.array([], np.int64)})
+
+    assert _compute(f"{path}#x", fl.SequenceType(np.int64)) == []
+    assert _compute(f"{path}#x", fl.TensorType(np.int64, (None,))).shape == (0,)
+
+
+def test_sequence_is_read_when_iterated_and_anew(write: Callable[..., str]) -> None:
+    path = write("parquet", {"x": np.arange(3, dtype=np.int64)})
+    block = rtf.data(path, fl.SequenceType(np.int64))
+
+    async def embed() -> Any:
+        executor = EagerTFExecutor()
+        embedded = await executor.create_value(block)
+        write("parquet", {"x": np.arange(5, dtype=np.int64)})
+        return await embedded.compute(), await embedded.compute()
+
+    first, second = asyncio.run(embed())
+
+    assert first == second == list(range(5))
+
+
+@FORMATS
+def test_missing_file_is_named_with_the_executor(suffix: str) -> None:
+    block = rtf.data(f"/no/such/file.{suffix}", fl.SequenceType(np.int64))
+
+    with pytest.raises(errors.MissingFileError) as caught:
+        asyncio.run(_read(block, None))
+
+    assert f"`/no/such/file.{suffix}`" in str(caught.value)
+    assert f"process {os.getpid()} on node `{platform.node()}`" in str(caught.value)
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    ("column", "type_spec", "found"),
+    [
+        pytest.param("label", fl.SequenceType(np.int32), "", id="other dtype"),
+        pytest.param("label", fl.SequenceType(np.str_), "", id="no string"),
+        pytest.param("y", fl.SequenceType(np.int64), "label", id="no such column"),
+        pytest.param(
+            "x", fl.SequenceType(fl.TensorType(np.float32, (3,))), "", id="other shape"
+        ),
+        pytest.param("", fl.SequenceType(np.int64), "word", id="many columns"),
+        pytest.param(
+            "", fl.SequenceType(fl.StructType([np.int64])), "int64", id="no names"
+        ),
+        pytest.param(
+            "label", fl.TensorType(np.int64, (4,)), "3", id="other number of rows"
+        ),
+    ],
+)
+def test_mismatch_names_the_file_and_the_executor(
+    write: Callable[..., str], suffix: str, column: str, type_spec: Any, found: str
+) -> None:
+    path = write(suffix, POINTS)
+    block = rtf.data(f"{path}#{column}" if column else path, type_spec)
+
+    with pytest.raises((errors.ValueMismatchError, tf.errors.OpError)) as caught:
+        asyncio.run(_read(block, None))
+
+    assert path in str(caught.value)
+    assert f"process {os.getpid()}" in str(caught.value)
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet", "arrow"])
+def test_file_of_another_format_is_refused(
+    write: Callable[..., str], tmp_path: pathlib.Path, suffix: str
+) -> None:
+    path = tmp_path / f"other.{suffix}"
+    path.write_bytes(b"neither this nor that, and not short")
+
+    with pytest.raises(errors.ValueMismatchError, match=f"other.{suffix}"):
+        _compute(str(path), fl.SequenceType(np.int64))
+
+
+def test_cut_record_is_refused(write: Callable[..., str]) -> None:
+    path = pathlib.Path(write("tfrecord", POINTS))
+    path.write_bytes(path.read_bytes()[:20])
+
+    with pytest.raises(errors.ValueMismatchError, match="cut short"):
+        _compute(str(path), fl.SequenceType(POINT))
+
+
+def test_nulls_are_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "nulls.parquet"
+    pyarrow.parquet.write_table(pa.table({"x": [1, None]}), path)
+
+    with pytest.raises(errors.ValueMismatchError, match=r"nulls\.parquet.*nulls"):
+        _compute(str(path), fl.TensorType(np.int64, (None,)))
+
+
+def test_unknown_suffix_lists_those_that_are_read() -> None:
+    with pytest.raises(errors.UnsupportedError, match=r"\.npz.*\.tfrecord.*data\.csv"):
+        _compute("data.csv", fl.SequenceType(np.int64))
+
+
+def test_unknown_scheme_is_refused() -> None:
+    with pytest.raises(errors.UnsupportedError, match=r"nosuch://a/data\.npz"):
+        _compute("nosuch://a/data.npz", fl.SequenceType(np.int64))
+
+
+def test_missing_extra_is_named(
+    write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("npz", POINTS)
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+
+    with pytest.raises(errors.UnsupportedError, match=r"ray-fed\[data\]"):
+        _compute(path, fl.SequenceType(POINT))
+
+
+def test_other_content_is_refused() -> None:
+    block = blocks.data_block("a.npz", fl.TensorType(np.int64))
+    block.content.type_url = "type.googleapis.com/google.protobuf.Duration"
+
+    with pytest.raises(errors.UnsupportedError, match=r"StringValue.*Duration"):
+        asyncio.run(_read(block, None))
+
+
+def test_data_of_another_type_than_declared_is_refused() -> None:
+    block = rtf.data("a.npz", fl.SequenceType(np.int64))
+
+    with pytest.raises(errors.ValueMismatchError, match=r"int32\*"):
+        asyncio.run(_read(block, fl.SequenceType(np.int32)))
+
+
+def test_data_is_read_inside_of_a_structure(write: Callable[..., str]) -> None:
+    path = write("npz", POINTS)
+    type_spec = fl.StructType([("n", np.int32), ("data", fl.SequenceType(np.int64))])
+    value = {"n": 7, "data": rtf.data(f"{path}#label", type_spec["data"])}
+
+    found = asyncio.run(_read(value, type_spec))
+
+    assert found.n == 7
+    assert found.data == [3, 1, 2]
+
+
+def test_plain_reference_reads_as_the_block_does(write: Callable[..., str]) -> None:
+    path = write("npz", POINTS)
+    external = values.External(f"{path}#label")
+
+    assert asyncio.run(_read(external, fl.SequenceType(np.int64))) == [3, 1, 2]
+
+
+def test_importing_the_front_end_loads_no_extra() -> None:
+    code = "import sys, ray_fed.tensorflow; print('fsspec' in sys.modules)"
+    found = importlib.import_module("subprocess").run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout.split() == ["False"]
