@@ -105,6 +105,9 @@ class EagerTFExecutor(fl.framework.Executor):
             )
         if isinstance(type_spec, fl.StructType) and _contains_functions(type_spec):
             return await self._embed_struct(value, type_spec)
+        return self._embed_plain(value, type_spec)
+
+    def _embed_plain(self, value: Any, type_spec: fl.Type) -> EagerValue:
         with tf.device(self._device):
             return EagerValue(normal.normalise(value, type_spec), type_spec)
 
@@ -128,12 +131,9 @@ class EagerTFExecutor(fl.framework.Executor):
             case fl.framework.Intrinsic() if block.uri in operators.OPERATORS:
                 return _retyped(EagerValue(self._operate(block), found), declared)
             case fl.framework.Literal():
-                with tf.device(self._device):
-                    return EagerValue(normal.normalise(block.value, declared), declared)
+                return self._embed_plain(block.value, declared)
             case fl.framework.Data():
-                with tf.device(self._device):
-                    value = normal.normalise(block, found)
-                return _retyped(EagerValue(value, found), declared)
+                return _retyped(self._embed_plain(block, found), declared)
             case _:
                 raise errors.UnsupportedError(
                     "Expected a TensorFlow computation, found"

@@ -111,13 +111,10 @@ class FederatingExecutor(flf.Executor):
             case flf.Literal():
                 embedded = await self.unplaced.create_value(block, declared)
                 return FederatedValue(embedded, declared)
-            case flf.Data() if not flf.contains_federated_types(declared):
-                deferred = Deferred(lambda: self.unplaced.create_value(block, declared))
-                return FederatedValue(deferred, declared)
             case _:
                 raise errors.UnsupportedError(
                     "Expected an intrinsic, lambda, TensorFlow computation, placement,"
-                    " literal or unplaced data, found"
+                    " literal or data, found"
                     f" `{blocks.show_block(block)}`: put a ReferenceResolvingExecutor"
                     " above this executor."
                 )
@@ -145,6 +142,9 @@ class FederatingExecutor(flf.Executor):
             return FederatedValue(
                 values.Struct(zip(names, members, strict=True)), type_spec
             )
+        if isinstance(value, values.External):  # may be large, and never needed
+            read = self.unplaced.create_value
+            return FederatedValue(Deferred(lambda: read(value, type_spec)), type_spec)
         embedded = await self._embed_unplaced(value, type_spec)
         return FederatedValue(embedded, type_spec)
 
