@@ -104,6 +104,9 @@ class Config(_Frozen):
             decides the bits of a sum. None: a sixteenth of the cohort, 1 to 32.
         default_num_clients: the cohort of a computation without client arguments.
         seed: of all random numbers that computations draw.
+        debug: with the local backend: clients run one after another on the thread that
+            calls, Python functions inside of TensorFlow graphs included, so that
+            breakpoints stop there; the bits are the same.
         retry: budgets of failures.
         runtime_env: Ray's runtime environment of the job, when this process connects.
 
@@ -117,12 +120,19 @@ class Config(_Frozen):
     clients_per_leaf: Count | None = None
     default_num_clients: Annotated[int, pydantic.Field(ge=0)] = 0
     seed: int = 0
+    debug: bool = False
     retry: Retry = Retry()
     runtime_env: Mapping[str, Any] | None = None
 
     def __init__(self, **data: Any) -> None:
         """Take fields or short forms; a signature of fields would forbid those."""
         super().__init__(**data)
+        if self.debug and self.backend != "local":
+            raise errors.ConfigError(
+                'Expected backend="local" with `debug`, found'
+                f' backend="{self.backend}": clients on actors cannot run on the'
+                " thread that calls."
+            )
 
     @pydantic.field_validator(*_COUNTED, mode="before")
     @classmethod

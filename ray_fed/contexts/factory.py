@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
 
 import federated_language as fl
@@ -17,6 +17,7 @@ from ray_fed.config import Config
 from ray_fed.contexts.rounds import RoundPolicy, Rounds
 from ray_fed.contexts.runners import LocalRunner
 from ray_fed.executors import stack
+from ray_fed.executors.calling_thread import CallingThread
 from ray_fed.executors.threads import LoopThread, wait_for
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
@@ -67,7 +68,9 @@ class ExecutionContext(flf.SyncContext):
                 sinks=(self._sinks,),
             ),
         )
-        self._thread: LoopThread | None = LoopThread("ray_fed rounds")
+        self._thread: LoopThread | CallingThread | None = (
+            CallingThread() if config.debug else LoopThread("ray_fed rounds")
+        )
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +118,7 @@ class ExecutionContext(flf.SyncContext):
         argument = None
         if type_spec.parameter is not None:
             argument = plain.to_plain(arg, type_spec.parameter, "the argument")
-        result = wait_for(self._thread, self._invoke(comp, argument))
+        result = _wait_for(self._thread, self._invoke(comp, argument))
         return plain.from_plain(result, type_spec.result)
 
     async def _invoke(self, comp: Any, arg: Any) -> Any:
@@ -161,6 +164,14 @@ class ExecutionContext(flf.SyncContext):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _wait_for(
+    thread: LoopThread | CallingThread, coroutine: Coroutine[Any, Any, Any]
+) -> Any:
+    if isinstance(thread, CallingThread):
+        return thread.run(coroutine)
+    return wait_for(thread, coroutine)
 
 
 class _Closed(flf.SyncContext):
@@ -219,14 +230,22 @@ def _build_local(address: str | None, config: Config) -> ExecutionContext:
     from ray_fed.tensorflow import devices
 
     devices.set_threads(max(1, int(config.workers.num_cpus)))
-    count = config.workers.count or os.cpu_count() or 1
-    runners = [
-        LocalRunner(leaf, f"thread {index}")
-        for index, leaf in enumerate(stack.threaded_leaves(count))
-    ]
+    runners = _debugging_runners() if config.debug else _threaded_runners(config)
 
     def close() -> None:
         for runner in runners:
             runner.close()
 
-    return ExecutionContext(config, runners, count, lambda value: value, close)
+    return ExecutionContext(config, runners, len(runners), lambda value: value, close)
+
+
+def _threaded_runners(config: Config) -> list[LocalRunner]:
+    count = config.workers.count or os.cpu_count() or 1
+    return [
+        LocalRunner(leaf, f"thread {index}")
+        for index, leaf in enumerate(stack.threaded_leaves(count))
+    ]
+
+
+def _debugging_runners() -> list[LocalRunner]:
+    return [LocalRunner(stack.leaf_stack(), "calling thread", stepwise=True)]

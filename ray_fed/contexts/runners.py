@@ -8,6 +8,7 @@
 return an `Outcome`.
 """
 
+import contextlib
 import os
 import platform
 from typing import Any
@@ -20,6 +21,7 @@ import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plan as plan
 from ray_fed.executors import clients, evaluation, stack
+from ray_fed.executors.fanout import gather_by_index, run_in_order
 
 flf = fl.framework
 
@@ -85,17 +87,29 @@ class SequentialRunner(flf.AsyncContext):
         return await self._context.invoke(comp, arg)
 
 
+def _on_calling_thread() -> contextlib.AbstractContextManager[None]:
+    from ray_fed.tensorflow import callbacks
+
+    return callbacks.on_calling_thread()
+
+
 class LocalRunner(flf.AsyncContext):
     """Runs plans on a leaf stack of this process, on one thread.
 
     Args:
         leaf: runs clients, merges and everything else; owned.
         name: of the runner in reports.
+        stepwise: runs one client after another, and Python functions inside of graphs
+            on the thread that invokes; for a leaf without a thread of its own.
     """
 
-    def __init__(self, leaf: flf.Executor, name: str) -> None:
+    def __init__(
+        self, leaf: flf.Executor, name: str, *, stepwise: bool = False
+    ) -> None:
         self._leaf = leaf
         self._name = name
+        self._gather = run_in_order if stepwise else gather_by_index
+        self._callbacks = _on_calling_thread if stepwise else contextlib.nullcontext
 
     def close(self) -> None:
         """Close the leaf stack."""
@@ -109,9 +123,9 @@ class LocalRunner(flf.AsyncContext):
             )
 
         try:
-            with draws.noting_unkeyed() as unkeyed:
+            with self._callbacks(), draws.noting_unkeyed() as unkeyed:
                 results = await evaluation.evaluate_plan(
-                    comp, arg, stack_for, self._leaf
+                    comp, arg, stack_for, self._leaf, self._gather
                 )
         except errors.RayFedError:
             raise

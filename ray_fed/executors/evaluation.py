@@ -4,7 +4,7 @@ Whoever coordinates calls this: a thread of the local backend, or a Ray task ove
 remote executors. So both do the same, in the same order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -24,6 +24,9 @@ flf = fl.framework
 
 StackFactory = Callable[[int], flf.Executor]
 """From a number of clients to a stack over them; all share one unplaced executor."""
+
+Gather = Callable[[Iterable[Coroutine[Any, Any, Any]]], Coroutine[Any, Any, list[Any]]]
+"""Runs coroutines and returns their results by index: one of `fanout`."""
 
 
 async def _call(
@@ -55,6 +58,7 @@ async def evaluate_plan(
     arg: Any,
     stack_for: StackFactory,
     unplaced: flf.Executor,
+    gather: Gather = gather_by_index,
 ) -> list[Plain]:
     """Run a subround over the arguments of its leaves, or a finish.
 
@@ -63,10 +67,11 @@ async def evaluate_plan(
         arg: the arguments of the leaves; for a finish, (partials, before).
         stack_for: builds the stack over so many clients.
         unplaced: the unplaced executor of those stacks.
+        gather: runs the leaves.
     """
     with draws.using(comp.draw):
         if isinstance(comp, plan.Subround):
-            return await evaluate_subround(comp, arg, stack_for, unplaced)
+            return await evaluate_subround(comp, arg, stack_for, unplaced, gather)
         partials, before = arg
         return [await evaluate_finish(comp, partials, before, stack_for, unplaced)]
 
@@ -76,6 +81,7 @@ async def evaluate_subround(
     args: Sequence[Any],
     stack_for: StackFactory,
     unplaced: flf.Executor,
+    gather: Gather = gather_by_index,
 ) -> list[Plain]:
     """Run a computation on each leaf, merge inside the largest whole subtrees.
 
@@ -84,6 +90,7 @@ async def evaluate_subround(
         args: of each leaf, in order; all None for a computation of no argument.
         stack_for: builds the stack of a leaf.
         unplaced: runs the merges; the one that the stacks share.
+        gather: runs the leaves.
 
     Returns:
         The partial of each of `subround.nodes`, plain; without a merge the result of
@@ -104,7 +111,7 @@ async def evaluate_subround(
                 raise
             raise error.located(client_index=leaf.start + index) from error
 
-    leaves = await gather_by_index(
+    leaves = await gather(
         evaluate_leaf(leaf, arg)
         for leaf, arg in zip(subround.leaves, args, strict=True)
     )

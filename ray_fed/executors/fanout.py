@@ -1,4 +1,4 @@
-"""Run coroutines at the same time; results by index, and nothing left behind."""
+"""Run many coroutines; results by index, and nothing left behind."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
@@ -30,3 +30,8 @@ async def gather_by_index(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+async def run_in_order(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Return the results in the order given, where each begins as its former ended."""
+    return [await coroutine for coroutine in coroutines]

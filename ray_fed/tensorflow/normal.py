@@ -23,6 +23,7 @@ import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.rows as rows
+import ray_fed.tensorflow.callbacks as callbacks
 import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.external as external
 import ray_fed.tensorflow.graph as graph
@@ -164,7 +165,7 @@ def compute(value: Normal, type_spec: fl.Type) -> Any:
                 )
             )
         case fl.SequenceType():
-            return datasets.to_elements(value, type_spec.element)
+            return callbacks.call(datasets.to_elements, value, type_spec.element)
         case _:
             raise errors.ValueMismatchError(
                 f"Expected a value to compute, found a function `{type_spec}`: call it."
@@ -233,7 +234,9 @@ def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Execu
             if parameter is not None:
                 taken = list(flatten(arg, parameter))
                 tensors = graph.to_bound(taken, message.parameter) + tensors
-            results = graph.from_bound(function(tensors), message.result)
+            results = graph.from_bound(
+                callbacks.call(function, tensors), message.result
+            )
         return unflatten(iter(results), function_type.result)
 
     executable = Executable(run)

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.plain as plain
+import ray_fed.tensorflow.callbacks as callbacks
 import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.equality as equality
 import ray_fed.tensorflow.graph as graph
@@ -127,6 +128,7 @@ def trace(
         TypeError: a parameter or result is not made of tensors and sequences.
         ValueError: `fn` returns None.
     """
+    outer = tf.compat.v1.get_default_graph()
     traced = equality.TracedGraph()
     stack = fl.framework.get_context_stack()
     ordered = AutomaticControlDependencies()
@@ -151,6 +153,7 @@ def trace(
         result_binding = graph.bind_result(result, result_type, ordered.mark_as_return)
     with traced.as_default():
         initialize_op = _initialize_op()
+    callbacks.keep(traced, outer)
     message = graph.build_message(traced, binding, result_binding, initialize_op, fn)
     type_spec = fl.FunctionType(parameter, result_type)
     return fl.framework.ConcreteComputation(

@@ -1,7 +1,8 @@
 """Which random ops a key decides, and that no other stays unnamed."""
 
 # pyright: reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportPrivateUsage=false
+# pyright: reportOperatorIssue=false
 
 import operator
 from collections.abc import Callable

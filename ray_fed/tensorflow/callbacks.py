@@ -1,0 +1,174 @@
+"""Runs Python functions inside of graphs on the thread that called the graph.
+
+TensorFlow calls a `tf.py_function` or `tf.numpy_function` from a thread of its pool. To
+be stepped through, such a function must run where its caller waits:
+
+    calling thread                        thread of the call
+        | starts it                           |
+        | waits, calls what arrives  <------- the graph runs, on TensorFlow's threads
+        | returns the graph's result <------- |
+
+The graph is executed as ever, so its bits are the same.
+"""
+
+import contextlib
+import contextvars
+import functools
+import queue
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from tensorflow.python.ops import script_ops  # no public name
+from typing_extensions import override
+
+import ray_fed.errors as errors
+
+_T = TypeVar("_T")
+
+_JOIN_TIMEOUT_S = 10.0
+_CHECK_PERIOD_S = 0.1
+
+_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "ray_fed_callbacks", default=False
+)
+_one_graph = threading.RLock()
+"""Held while functions are redirected: TensorFlow's table of them is the process's."""
+
+
+@contextlib.contextmanager
+def on_calling_thread() -> Generator[None]:
+    """Have Python functions of graphs that are called inside run on this thread."""
+    token = _wanted.set(True)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def call(function: Callable[..., _T], *args: Any) -> _T:
+    """Call what runs a graph, under `on_calling_thread` as that says."""
+    if not _wanted.get():
+        return function(*args)
+    desk = _Desk()
+    with _one_graph, _redirected(desk):
+        return desk.serve(lambda: function(*args))
+
+
+def keep(traced: Any, owner: Any) -> None:
+    """Let the Python functions of a traced graph live as long as another graph.
+
+    TensorFlow forgets them with the graph that they were written in, which the message
+    made of it outlives.
+    """
+    kept = getattr(owner, "_py_funcs_used_in_graph", [])
+    kept.extend(getattr(traced, "_py_funcs_used_in_graph", []))
+    owner._py_funcs_used_in_graph = kept  # noqa: SLF001 (where TensorFlow keeps its)
+
+
+class _Order:
+    """One call of a Python function that a graph asks for."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._function = function
+        self._args = args
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def perform(self) -> None:
+        """Call the function, as TensorFlow would: in a context of its own.
+
+        Raises:
+            BaseException: an interrupt, which is for whoever waits, too.
+        """
+        try:
+            self.result = contextvars.Context().run(self._function, *self._args)
+        except Exception as error:  # noqa: BLE001 (the graph ends with it)
+            self.error = error
+        except BaseException as error:
+            self.error = _Interrupted("Expected an answer, found an interrupt.")
+            raise error from None
+        finally:
+            self.done.set()
+
+
+class _Interrupted(errors.UserError):
+    """Whoever called the graph waits for it no longer."""
+
+
+class _Desk:
+    """Where a thread waits for one piece of work, and does what that asks for."""
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._is_open = True
+
+    def serve(self, work: Callable[[], _T]) -> _T:
+        """Run the work on another thread, and here what it orders, until it ends."""
+        results: list[_T] = []
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                results.append(work())
+            except Exception as error:  # noqa: BLE001 (raised again by who waits)
+                failures.append(error)
+            finally:
+                self._orders.put(None)
+
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(run,), daemon=True)
+        thread.start()
+        try:
+            while (order := self._orders.get()) is not None:
+                order.perform()
+        finally:
+            self._is_open = False
+            thread.join(_JOIN_TIMEOUT_S)  # interrupted, it ends with the next order
+        if failures:
+            raise failures[0]
+        return results[0]
+
+    def order(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Have a function run where `serve` waits, and return its result."""
+        order = _Order(function, args)
+        self._orders.put(order)
+        while not order.done.wait(timeout=_CHECK_PERIOD_S):
+            if not self._is_open:
+                raise _Interrupted("Expected an answer, found nobody who waits.")
+        if order.error is not None:
+            raise order.error
+        return order.result
+
+
+class _Redirected(script_ops.EagerFunc):
+    """A `tf.py_function` that runs at a desk; what it converts, it converts there."""
+
+    def __init__(self, target: Callable[..., Any], desk: _Desk) -> None:
+        self._target = target
+        self._desk = desk
+
+    @override
+    def __call__(self, device: Any, token: Any, args: Any) -> Any:
+        return self._desk.order(self._target, device, token, args)
+
+
+@contextlib.contextmanager
+def _redirected(desk: _Desk) -> Generator[None]:
+    registry: Any = script_ops._py_funcs  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    find = registry.get
+
+    def get(token: Any, default: Any = None) -> Any:
+        target = find(token, default)
+        if target is None:
+            return None
+        if isinstance(target, script_ops.EagerFunc):
+            return _Redirected(target, desk)
+        return functools.partial(desk.order, target)
+
+    registry.get = get
+    try:
+        yield
+    finally:
+        registry.get = find
