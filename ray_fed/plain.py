@@ -27,6 +27,7 @@ from ray_fed.values import (
     Plain,
     Stored,
     StoredClients,
+    StoredParts,
     Struct,
     check_assignable,
     differs_by_client,
@@ -38,7 +39,7 @@ from ray_fed.values import (
 def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Plain:
     """Check a Python value against its type and return its plain form.
 
-    What is stored already (`Stored`, `StoredClients`) is passed on unread.
+    What is stored already (`Stored` and its kin) is passed on unread.
 
     Args:
         value: what a caller gave: numbers, numpy arrays, eager tensors, datasets,
@@ -55,7 +56,7 @@ def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Pla
     """
     if isinstance(value, fl.framework.Data) and not differs_by_client(type_spec):
         value = _plain_data(value, type_spec, label)
-    if isinstance(value, Stored | External):
+    if isinstance(value, Stored | StoredParts | External):
         return value
     match type_spec:
         case fl.TensorType():

@@ -133,6 +133,7 @@ class Subround:
         draw: key of the random numbers of this call.
         nodes: the subtrees to return, by index among all leaves; empty without
             `merge`, where every leaf's result is returned as it is.
+        parts_type: see `Finish`; of every leaf's result.
     """
 
     computation: bytes
@@ -142,6 +143,7 @@ class Subround:
     leaves: tuple[range, ...]
     draw: DrawKey
     nodes: tuple[Node, ...]
+    parts_type: bytes | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +158,8 @@ class Finish:
         num_clients: the cohort's size, for a computation that asks for it.
         clients_per_leaf: of the cohort.
         draw: key of the random numbers of this call.
+        parts_type: serialised type of a result that is returned in parts, each kept
+            where results are stored; None returns it whole.
     """
 
     merge: bytes | None
@@ -165,6 +169,7 @@ class Finish:
     num_clients: int
     clients_per_leaf: int
     draw: DrawKey
+    parts_type: bytes | None = None
 
 
 @dataclasses.dataclass(frozen=True)

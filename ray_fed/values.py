@@ -37,6 +37,19 @@ class Stored:
     reference: object
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredParts:
+    """Stands for a plain value some of whose parts live in an object store.
+
+    Equal to nothing but itself, so that an executor can tell that it has embedded it.
+
+    Attributes:
+        parts: `Stored` or plain, in the order of `ray_fed.parts`.
+    """
+
+    parts: tuple[object, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class External:
     """Stands for the value that a file holds, until an executor reads it.
@@ -325,6 +338,14 @@ def struct_type(type_spec: fl.Type) -> fl.StructType:
 def function_type(type_spec: fl.Type) -> fl.FunctionType:
     """Return a type that is known to be a function's as one."""
     return cast("fl.FunctionType", type_spec)
+
+
+def holds_stored(value: Any) -> bool:
+    """Return whether a `Stored` is an element of nested tuples."""
+    return isinstance(value, tuple) and any(
+        isinstance(element, Stored) or holds_stored(element)
+        for element in cast("tuple[Any, ...]", value)
+    )
 
 
 def count_bytes(value: Any) -> int:

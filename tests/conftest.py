@@ -61,7 +61,12 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
         runners = session.runners()
         latest.append(
             ExecutionContext(
-                config, runners, session.num_workers, session.store, lambda: None
+                config,
+                runners,
+                session.num_workers,
+                session.store,
+                lambda: None,
+                session.fetch,
             )
         )
         return latest[0]

@@ -13,6 +13,7 @@ import ray
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
 import ray_fed.errors as errors
+import ray_fed.parts as parts
 import ray_fed.plain as plain
 import ray_fed.values as values
 from ray_fed.draws import DrawKey, Unkeyed
@@ -96,6 +97,11 @@ class LeafWorker:
         type_spec = None if type_bytes is None else blocks.parse_type(type_bytes)
         created = self._run(self._executor.create_value(value, type_spec))
         self._values(scope)[key] = created
+
+    def embed_parts(self, scope: str, key: int, type_bytes: bytes, *held: Any) -> None:
+        """Embed a value whose parts come one by one."""
+        value = parts.join(held, blocks.parse_type(type_bytes))
+        self.embed(scope, key, value, type_bytes)
 
     def invoke(
         self,

@@ -21,7 +21,7 @@ import ray_fed.plain as plain
 import ray_fed.values as values
 from ray_fed.blocks import Function
 from ray_fed.cluster import failures
-from ray_fed.values import Stored
+from ray_fed.values import Stored, StoredParts
 
 flf = fl.framework
 _NAME = "RemoteExecutor"
@@ -101,6 +101,10 @@ class RemoteValue(flf.ExecutorValue):
         return await self.connection.call("compute", self.key)
 
 
+def _unwrap(value: Any) -> Any:
+    return value.reference if isinstance(value, Stored) else value
+
+
 class RemoteExecutor(flf.Executor):
     """Delegates every verb to the leaf stack of one worker.
 
@@ -121,10 +125,8 @@ class RemoteExecutor(flf.Executor):
         type_spec = None if type_spec is None else fl.to_type(type_spec)
         if isinstance(value, RemoteValue):
             return value
-        if isinstance(value, Stored):
-            return await self._once(
-                (value.reference, type_spec), self._embed(value.reference, type_spec)
-            )
+        if isinstance(value, Stored | StoredParts):
+            return await self._once((value, type_spec), self._embed(value, type_spec))
         block = blocks.to_block(value)
         if block is not None:
             value = Function(blocks.serialise(block))
@@ -156,7 +158,12 @@ class RemoteExecutor(flf.Executor):
         if type_spec is None:
             raise errors.UnsupportedError("Expected a type for a stored value.")
         serialised = blocks.serialise_type(type_spec)
-        await self.connection.call("embed", key, value, serialised)
+        # References at the top level of a call: Ray brings them to the worker itself.
+        if isinstance(value, StoredParts):
+            held = [_unwrap(part) for part in value.parts]
+            await self.connection.call("embed_parts", key, serialised, *held)
+        else:
+            await self.connection.call("embed", key, _unwrap(value), serialised)
         return RemoteValue(self.connection, key, type_spec)
 
     @override

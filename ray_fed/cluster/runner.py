@@ -2,6 +2,9 @@
 
 import asyncio
 import itertools
+import math
+import threading
+import time
 import uuid
 from typing import Any
 
@@ -10,11 +13,16 @@ import ray
 import ray.exceptions
 from typing_extensions import override
 
+import ray_fed.blocks as blocks
 import ray_fed.errors as errors
+import ray_fed.parts as parts
 import ray_fed.plan as plan
 from ray_fed.cluster import failures, workers
 from ray_fed.config import Config
 from ray_fed.values import Stored
+
+_LOOK_UP_S = 1.0
+"""How often a thread that waits in Ray looks whether its call was cancelled."""
 
 
 class RayRunner(fl.framework.AsyncContext):
@@ -54,7 +62,9 @@ class RayRunner(fl.framework.AsyncContext):
         finally:
             self._pool.end.remote(name)
         results: list[Any] = refs[1:]
-        if isinstance(comp, plan.Subround) and comp.merge is not None:
+        if comp.parts_type is not None:
+            await _bring_home(results, self._config.subrounds.timeout_s)
+        if _stays_stored(comp):
             held: list[Any] = [Stored(ref) for ref in results]
         else:
             held = [await ref for ref in results]
@@ -71,8 +81,46 @@ class RayRunner(fl.framework.AsyncContext):
 
 def _num_values(comp: plan.Subround | plan.Finish) -> int:
     if isinstance(comp, plan.Finish):
-        return 1
-    return len(comp.leaves) if comp.merge is None else len(comp.nodes)
+        count = 1
+    else:
+        count = len(comp.leaves) if comp.merge is None else len(comp.nodes)
+    if comp.parts_type is None:
+        return count
+    return count * len(parts.part_types(blocks.parse_type(comp.parts_type)))
+
+
+def _stays_stored(comp: plan.Subround | plan.Finish) -> bool:
+    is_partial = isinstance(comp, plan.Subround) and comp.merge is not None
+    return is_partial or comp.parts_type is not None
+
+
+async def _bring_home(refs: list[Any], timeout_s: float | None) -> None:
+    """Copy results to the store of this node: what only a worker's holds dies with it.
+
+    Raises:
+        DeadlineError: it took longer than `timeout_s`.
+    """
+    cancelled = threading.Event()
+
+    def wait() -> list[Any]:
+        missing, ends = refs, time.monotonic() + (timeout_s or math.inf)
+        while missing and not cancelled.is_set() and time.monotonic() < ends:
+            _, missing = ray.wait(
+                missing, num_returns=len(missing), timeout=_LOOK_UP_S, fetch_local=True
+            )
+        return missing
+
+    try:
+        missing = await asyncio.to_thread(wait)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
+    if missing:
+        raise errors.DeadlineError(
+            f"Expected a result on the driver's node within {timeout_s} s"
+            f" (`subrounds.timeout_s`), found {len(missing)} of {len(refs)} parts"
+            " missing."
+        )
 
 
 def _translate(error: BaseException, config: Config) -> BaseException:

@@ -1,5 +1,6 @@
 """The home of Ray: connect or start, see what there is, leave it as it was found."""
 
+import asyncio
 import logging
 import math
 from typing import Any, cast
@@ -9,7 +10,7 @@ import ray.exceptions
 
 import ray_fed.errors as errors
 import ray_fed.values as values
-from ray_fed.cluster import workers
+from ray_fed.cluster import failures, workers
 from ray_fed.cluster.inventory import expect_listener
 from ray_fed.cluster.runner import RayRunner
 from ray_fed.config import Config
@@ -73,6 +74,30 @@ class Session:
         if isinstance(value, list):
             return values.StoredClients(reference, 0, len(cast("list[Any]", value)))
         return values.Stored(reference)
+
+    async def fetch(self, value: Any) -> Any:
+        """Return a value that runners kept: read from the object store, if it is there.
+
+        Raises:
+            ClusterError: the object store has lost it.
+            DeadlineError: it did not come within `subrounds.timeout_s`.
+        """
+        if not isinstance(value, values.Stored):
+            return value
+        try:
+            reference = cast("Any", value.reference)
+            return await asyncio.wait_for(reference, self._config.subrounds.timeout_s)
+        except TimeoutError as error:
+            raise errors.DeadlineError(
+                "Expected a stored value within"
+                f" {self._config.subrounds.timeout_s} s (`subrounds.timeout_s`), found"
+                " it still on its way."
+            ) from error
+        except ray.exceptions.RayError as error:
+            raise errors.ClusterError(
+                "Expected a value in the object store, found it lost: go on from state"
+                f" that was saved. {failures.describe(error)}"
+            ) from error
 
     def close(self) -> None:
         """End the workers, then the Ray that was started here, if it was."""

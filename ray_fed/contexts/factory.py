@@ -1,8 +1,9 @@
 """The context that `init` and `create_context` build, on either backend."""
 
+import concurrent.futures
 import logging
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self
 
 import federated_language as fl
@@ -14,7 +15,8 @@ import ray_fed.plan as plan
 from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
-from ray_fed.contexts.rounds import RoundPolicy, Rounds
+from ray_fed.contexts.policy import CallSpec, RoundPolicy
+from ray_fed.contexts.rounds import Rounds
 from ray_fed.contexts.runners import LocalRunner
 from ray_fed.executors import stack
 from ray_fed.executors.calling_thread import CallingThread
@@ -41,6 +43,7 @@ class ExecutionContext(flf.SyncContext):
         num_workers: subrounds of a round where `config.subrounds` leaves it open.
         store: see `RoundPolicy`.
         on_close: releases what the runners run on.
+        fetch: reads what `store`, or a runner, left in a store; passes on the rest.
     """
 
     def __init__(
@@ -50,9 +53,11 @@ class ExecutionContext(flf.SyncContext):
         num_workers: int,
         store: Callable[[Any], Any],
         on_close: Callable[[], None],
+        fetch: Callable[[Any], Awaitable[Any]] | None = None,
     ) -> None:
         self._config = config
         self._on_close = on_close
+        self._fetch = fetch
         self._report = ReportBuilder()
         self._warned = False
         self._sinks = _Sinks([self._report])
@@ -87,6 +92,19 @@ class ExecutionContext(flf.SyncContext):
         """What the latest call cost; None before the first one returns."""
         return self._report.last
 
+    @property
+    def num_calls(self) -> int:
+        """Calls so far: the next one's random numbers are keyed by it."""
+        return self._rounds.num_calls
+
+    def resume_at(self, num_calls: int) -> None:
+        """Number the next call as a run that was interrupted would have.
+
+        Args:
+            num_calls: of that run, when it saved its state; >= 0.
+        """
+        self._rounds.num_calls = num_calls
+
     def subscribe(self, sink: events.EventSink) -> None:
         """Send the events of all later rounds to a sink, on ray_fed's own thread."""
         self._sinks.add(sink)
@@ -106,10 +124,7 @@ class ExecutionContext(flf.SyncContext):
             RetryBudgetError: workers died more often than `config.retry` allows.
             ContextStateError: the context was closed.
         """
-        if self._thread is None:
-            raise errors.ContextStateError(
-                "Expected an open context, found it closed: call ray_fed.init again."
-            )
+        thread = self._open_thread()
         type_spec = comp.type_signature
         if not isinstance(type_spec, fl.FunctionType):
             raise errors.ValueMismatchError(
@@ -118,16 +133,65 @@ class ExecutionContext(flf.SyncContext):
         argument = None
         if type_spec.parameter is not None:
             argument = plain.to_plain(arg, type_spec.parameter, "the argument")
-        result = _wait_for(self._thread, self._invoke(comp, argument))
+        spec = self._rounds.new_call()
+        result = _wait_for(thread, self._invoke(comp, argument, spec))
         return plain.from_plain(result, type_spec.result)
 
-    async def _invoke(self, comp: Any, arg: Any) -> Any:
+    def start(
+        self,
+        comp: Any,
+        prepare: Callable[[], Awaitable[Any]],
+        deliver: Callable[[Sequence[Any]], None],
+    ) -> concurrent.futures.Future[None]:
+        """Start a call whose result stays, part by part, where it was made.
+
+        Args:
+            comp: a computation whose result holds nothing placed at clients.
+            prepare: returns its argument in plain form; parts of it may be stored.
+            deliver: takes the parts of the result, in the order of `ray_fed.parts`:
+                each plain or stored, for `fetch`.
+
+        Returns:
+            A future of the call, with its failure. All that is given here, and
+            `fetch`, runs on ray_fed's own thread.
+
+        Raises:
+            ContextStateError: the context was closed.
+        """
+        thread = self._open_thread()
+        spec = self._rounds.new_call(in_parts=True)
+
+        async def run() -> None:
+            deliver(await self._invoke(comp, await prepare(), spec))
+
+        return thread.submit(run())
+
+    def fetch(self, part: Any) -> concurrent.futures.Future[Any]:
+        """Read a part that a call delivered, into this process.
+
+        Raises:
+            ContextStateError: the context was closed.
+        """
+
+        async def run() -> Any:
+            return part if self._fetch is None else await self._fetch(part)
+
+        return self._open_thread().submit(run())
+
+    def _open_thread(self) -> LoopThread | CallingThread:
+        if self._thread is None:
+            raise errors.ContextStateError(
+                "Expected an open context, found it closed: call ray_fed.init again."
+            )
+        return self._thread
+
+    async def _invoke(self, comp: Any, arg: Any, spec: CallSpec) -> Any:
         if isinstance(comp, MergeableCompForm):
-            return await self._rounds.run_chain(MergeableCompChain.of(comp), arg)
+            return await self._rounds.run_chain(MergeableCompChain.of(comp), arg, spec)
         chain = self._to_chain(comp)
         if chain is None:
-            return await self._rounds.run_whole(comp, arg)
-        return await self._rounds.run_chain(chain, arg)
+            return await self._rounds.run_whole(comp, arg, spec)
+        return await self._rounds.run_chain(chain, arg, spec)
 
     def _to_chain(self, comp: flf.ConcreteComputation) -> MergeableCompChain | None:
         if comp not in self._chains:
@@ -218,7 +282,12 @@ def build_context(address: str | None, config: Config) -> ExecutionContext:
 
     session = Session(address, config)
     return ExecutionContext(
-        config, session.runners(), session.num_workers, session.store, session.close
+        config,
+        session.runners(),
+        session.num_workers,
+        session.store,
+        session.close,
+        session.fetch,
     )
 
 

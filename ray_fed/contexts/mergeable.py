@@ -100,7 +100,8 @@ class MergeableCompExecutionContext(flf.SyncContext):
 
     async def _invoke(self, comp: Any, arg: Any) -> Any:
         form, result_type = self._to_form(comp)
-        result = await self._rounds.run_chain(MergeableCompChain.of(form), arg)
+        chain = MergeableCompChain.of(form)
+        result = await self._rounds.run_chain(chain, arg, self._rounds.new_call())
         return _to_containers(result, result_type)
 
     def _to_form(self, comp: Any) -> tuple[MergeableCompForm, fl.Type]:

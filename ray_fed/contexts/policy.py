@@ -6,6 +6,8 @@ from typing import Any
 
 import federated_language as fl
 
+import ray_fed.blocks as blocks
+import ray_fed.parts as parts
 import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.contexts import partition
@@ -34,6 +36,26 @@ class RoundPolicy:
     seed: int = 0
     store: Callable[[Any], Any] = lambda value: value
     sinks: tuple[events.EventSink, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSpec:
+    """What is decided of a call before it begins.
+
+    Attributes:
+        round_index: calls before this one; keys its random numbers.
+        in_parts: whether the result is returned part by part, each kept where runners
+            store values, instead of whole.
+    """
+
+    round_index: int
+    in_parts: bool = False
+
+    def parts_type(self, result: fl.Type) -> bytes | None:
+        """Return what a plan says of the parts of a result."""
+        if not self.in_parts or not parts.part_types(result):
+            return None
+        return blocks.serialise_type(result)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ are kept by index, never by arrival.
 import asyncio
 import contextlib
 import dataclasses
+import threading
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
@@ -19,11 +20,12 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.blocks as blocks
+import ray_fed.parts as parts
 import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.compiler.form import MergeableCompChain, Stage
 from ray_fed.contexts import partition
-from ray_fed.contexts.policy import CohortCut, RoundPolicy
+from ray_fed.contexts.policy import CallSpec, CohortCut, RoundPolicy
 from ray_fed.draws import DrawKey, Unkeyed
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.observability import events
@@ -46,14 +48,24 @@ class Rounds:
         for runner in runners:
             self._free.put_nowait(runner)
         self._policy = policy
-        self._round_index = 0
+        self._lock = threading.Lock()
+        self.num_calls = 0
 
-    async def run_chain(self, chain: MergeableCompChain, arg: Any) -> Any:
+    def new_call(self, *, in_parts: bool = False) -> CallSpec:
+        """Number a call; those of several threads in the order in which they ask."""
+        with self._lock:
+            self.num_calls += 1
+            return CallSpec(self.num_calls - 1, in_parts)
+
+    async def run_chain(
+        self, chain: MergeableCompChain, arg: Any, spec: CallSpec
+    ) -> Any:
         """Return the result of a chain of stages, in the form that runners return.
 
         Args:
             chain: what to run.
-            arg: None without a parameter.
+            arg: None without a parameter; parts of it may be stored.
+            spec: from `new_call`; with `in_parts` a sequence of parts is returned.
         """
         parameter = chain.parameter
         num_clients = partition.count_clients(
@@ -61,7 +73,7 @@ class Rounds:
         )
         weights = partition.weigh_clients(arg, parameter)
         cut = CohortCut.of(num_clients, self._policy, parameter, weights)
-        async with self._round(num_clients, cut) as call:
+        async with self._round(spec, num_clients, cut) as call:
             if parameter is not None:
                 call.argument = [self._share(arg, parameter)]
             call.slices = [
@@ -70,12 +82,13 @@ class Rounds:
             *earlier, last = chain.stages
             for stage in earlier:
                 partials = await self._run_up_to_merge(stage, call)
-                merged = await self._finish(stage, partials, None, call)
-                call.merged.append(self._policy.store(merged))
+                call.merged.append(await self._merge(stage, partials, call))
             partials = await self._run_up_to_merge(last, call)
             return await self._run_after_merge(last, partials, chain.after_merge, call)
 
-    async def run_whole(self, comp: flf.ConcreteComputation, arg: Any) -> Any:
+    async def run_whole(
+        self, comp: flf.ConcreteComputation, arg: Any, spec: CallSpec
+    ) -> Any:
         """Return the result of a computation that is not cut into subrounds."""
         parameter = comp.type_signature.parameter
         num_clients = partition.count_clients(
@@ -83,34 +96,37 @@ class Rounds:
         )
         cut = CohortCut.of(num_clients, self._policy, parameter)
         whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,))
-        async with self._round(num_clients, whole) as call:
+        async with self._round(spec, num_clients, whole) as call:
             if parameter is not None:
                 call.argument = [self._share(arg, parameter)]
             call.slices = [[call.argument]]
-            ((result,),) = await self._run_leaves(comp, None, call)
-            return result
+            parts_type = spec.parts_type(comp.type_signature.result)
+            (held,) = await self._run_leaves(comp, None, call, parts_type)
+            return held[0] if parts_type is None else held
 
     @contextlib.asynccontextmanager
-    async def _round(self, num_clients: int, cut: CohortCut) -> AsyncGenerator["_Call"]:
-        call, started = _Call(self._round_index, cut), time.monotonic()
-        self._round_index += 1
+    async def _round(
+        self, spec: CallSpec, num_clients: int, cut: CohortCut
+    ) -> AsyncGenerator["_Call"]:
+        call, started = _Call(spec, cut), time.monotonic()
+        round_index = spec.round_index
         self._emit(
             events.RoundStarted(
-                call.round_index, num_clients, len(cut.leaves), len(cut.runs)
+                round_index, num_clients, len(cut.leaves), len(cut.runs)
             )
         )
         yield call
         for ops in sorted(call.unkeyed):
             self._emit(
                 events.RandomOpsUnkeyed(
-                    call.round_index, ops.computation, ops.content, ops.ops
+                    round_index, ops.computation, ops.content, ops.ops
                 )
             )
         seconds = time.monotonic() - started
-        self._emit(events.RoundFinished(call.round_index, seconds))
+        self._emit(events.RoundFinished(round_index, seconds))
 
-    def _draw(self, round_index: int) -> DrawKey:
-        return DrawKey(self._policy.seed, round_index)
+    def _draw(self, call: "_Call") -> DrawKey:
+        return DrawKey(self._policy.seed, call.spec.round_index)
 
     def _emit(self, event: events.Event) -> None:
         for sink in self._policy.sinks:
@@ -122,11 +138,12 @@ class Rounds:
             return None
 
         def share(part_type: fl.Type, part: Any) -> Any:
-            return (
-                part
-                if values.differs_by_client(part_type)
-                else self._policy.store(part)
-            )
+            if values.differs_by_client(part_type):
+                return part
+            if values.holds_stored(part):
+                held = parts.split(part, part_type)
+                return values.StoredParts(tuple(map(self._policy.store, held)))
+            return self._policy.store(part)
 
         return values.map_placed(share, arg, parameter)
 
@@ -172,6 +189,7 @@ class Rounds:
         comp: flf.ConcreteComputation,
         merge: flf.ConcreteComputation | None,
         call: "_Call",
+        parts_type: bytes | None = None,
     ) -> list[tuple[object, ...]]:
         """Return what each subround returned, in order."""
         computation = blocks.serialise(_block(comp))
@@ -186,8 +204,9 @@ class Rounds:
                 call.cut.size,
                 leaves.start,
                 tuple(call.cut.leaves[leaf] for leaf in leaves),
-                self._draw(call.round_index),
+                self._draw(call),
                 () if merge is None else tuple(whole),
+                parts_type,
             )
             args = call.leaf_args(index)
             return (await self._dispatch(subround, args, first + index, call)).values
@@ -205,6 +224,12 @@ class Rounds:
         call: "_Call",
     ) -> Any:
         """Return what a stage merged; with a computation, its result."""
+        result_type = (
+            values.member_type(stage.up_to_merge.type_signature.result)
+            if computation is None
+            else computation.type_signature.result
+        )
+        parts_type = call.spec.parts_type(result_type)
         finish = plan.Finish(
             merge=blocks.serialise(_block(stage.merge)) if partials else None,
             nodes=tuple(call.cut.nodes),
@@ -216,11 +241,20 @@ class Rounds:
             else blocks.serialise(_block(computation)),
             num_clients=call.cut.leaves[-1].stop,
             clients_per_leaf=call.cut.size,
-            draw=self._draw(call.round_index),
+            draw=self._draw(call),
+            parts_type=parts_type,
         )
         arg = (partials, [*call.argument, *call.merged])
         outcome = await self._dispatch(finish, arg, call.take_indices(1), call)
-        return outcome.values[0]
+        return outcome.values[0] if parts_type is None else outcome.values
+
+    async def _merge(self, stage: Stage, partials: list[Any], call: "_Call") -> Any:
+        """Return what a stage merged, to be passed along."""
+        merged = await self._finish(stage, partials, None, call)
+        result_type = values.member_type(stage.up_to_merge.type_signature.result)
+        if call.spec.parts_type(result_type) is not None:
+            merged = parts.join(merged, result_type)
+        return self._share(merged, result_type)
 
     async def _run_after_merge(
         self,
@@ -232,8 +266,7 @@ class Rounds:
         result_type = after_merge.type_signature.result
         if not flf.type_contains(result_type, values.differs_by_client):
             return await self._finish(stage, partials, after_merge, call)
-        merged = await self._finish(stage, partials, None, call)
-        call.merged.append(self._policy.store(merged))
+        call.merged.append(await self._merge(stage, partials, call))
         outcomes = await self._run_leaves(after_merge, None, call)
         results = [result for outcome in outcomes for result in outcome]
         return partition.join_results(results, result_type)
@@ -251,7 +284,7 @@ class Rounds:
         leaves: Iterable[range] = getattr(comp, "leaves", ())
         self._emit(
             events.SubroundFinished(
-                round_index=call.round_index,
+                round_index=call.spec.round_index,
                 subround_index=subround_index,
                 num_clients=sum(len(leaf) for leaf in leaves),
                 attempts=outcome.attempts,
@@ -270,7 +303,7 @@ class _Call:
     """What one call has so far.
 
     Attributes:
-        round_index: calls of the context before this one.
+        spec: what was decided of it.
         cut: of its cohort.
         argument: the argument, if the computation takes one; at most one element.
         slices: the same for each leaf, run by run.
@@ -279,7 +312,7 @@ class _Call:
         unkeyed: random ops that ran without a key.
     """
 
-    round_index: int
+    spec: CallSpec
     cut: CohortCut
     argument: list[Any] = dataclasses.field(default_factory=list[Any])
     slices: Sequence[Sequence[list[Any]]] = ()

@@ -1,6 +1,7 @@
 """An event loop that runs on whichever thread calls, for as long as the call."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Coroutine, Generator
@@ -41,6 +42,17 @@ class CallingThread:
                     return self._loop.run_until_complete(coroutine)
                 finally:
                     self._loop.run_until_complete(_cancel_others())
+
+    def submit(
+        self, coroutine: Coroutine[Any, Any, _T]
+    ) -> concurrent.futures.Future[_T]:
+        """Run a coroutine to its end, and return a future of how it ended."""
+        future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        try:
+            future.set_result(self.run(coroutine))
+        except Exception as error:  # noqa: BLE001 (told by the future)
+            future.set_exception(error)
+        return future
 
     def close(self) -> None:
         """Close the loop."""

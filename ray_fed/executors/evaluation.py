@@ -12,6 +12,7 @@ import federated_language as fl
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
 import ray_fed.errors as errors
+import ray_fed.parts as parts
 import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
@@ -68,12 +69,22 @@ async def evaluate_plan(
         stack_for: builds the stack over so many clients.
         unplaced: the unplaced executor of those stacks.
         gather: runs the leaves.
+
+    Returns:
+        What the plan asks for, in order; with a `parts_type`, part by part.
     """
     with draws.using(comp.draw):
         if isinstance(comp, plan.Subround):
-            return await evaluate_subround(comp, arg, stack_for, unplaced, gather)
-        partials, before = arg
-        return [await evaluate_finish(comp, partials, before, stack_for, unplaced)]
+            results = await evaluate_subround(comp, arg, stack_for, unplaced, gather)
+        else:
+            partials, before = arg
+            results = [
+                await evaluate_finish(comp, partials, before, stack_for, unplaced)
+            ]
+    if comp.parts_type is None:
+        return results
+    type_spec = blocks.parse_type(comp.parts_type)
+    return [part for result in results for part in parts.split(result, type_spec)]
 
 
 async def evaluate_subround(

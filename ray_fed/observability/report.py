@@ -1,11 +1,14 @@
 """What one round cost: gathered from its events, drawn in a notebook."""
 
+import dataclasses
 import html
 
 import pydantic
 from typing_extensions import override
 
 from ray_fed.observability import events
+
+_OPEN_ROUNDS = 256
 
 
 class SubroundReport(pydantic.BaseModel):
@@ -100,37 +103,55 @@ class RoundReport(pydantic.BaseModel):
 
 
 class ReportBuilder:
-    """An event sink that keeps the report of the latest round."""
+    """An event sink that keeps the report of the round that returned last.
+
+    Rounds may overlap. Of those that never return, it remembers a few.
+    """
 
     def __init__(self) -> None:
-        self._started: events.RoundStarted | None = None
-        self._subrounds: list[SubroundReport] = []
-        self._unkeyed: list[str] = []
+        self._open: dict[int, _OpenRound] = {}
         self.last: RoundReport | None = None
 
     def on_event(self, event: events.Event) -> None:
         """Add an event to the report of its round."""
+        if isinstance(event, events.RoundStarted):
+            if len(self._open) >= _OPEN_ROUNDS:
+                self._open.pop(next(iter(self._open)))
+            self._open[event.round_index] = _OpenRound(event)
+            return
+        found = self._open.get(event.round_index)
+        if found is None:
+            return
         match event:
-            case events.RoundStarted():
-                self._started, self._subrounds, self._unkeyed = event, [], []
             case events.SubroundFinished():
                 fields = vars(event).copy()
                 fields.pop("round_index")
-                self._subrounds.append(SubroundReport(**fields))
+                found.subrounds.append(SubroundReport(**fields))
             case events.RandomOpsUnkeyed():
-                self._unkeyed.append(f"{event.computation}: {', '.join(event.ops)}")
+                found.unkeyed.append(f"{event.computation}: {', '.join(event.ops)}")
             case events.RoundFinished():
-                self._finish(event)
+                del self._open[event.round_index]
+                self.last = found.report(event.seconds)
 
-    def _finish(self, event: events.RoundFinished) -> None:
-        if self._started is None:
-            return
-        self._subrounds.sort(key=lambda subround: subround.subround_index)
-        self.last = RoundReport(
-            round_index=event.round_index,
-            num_clients=self._started.num_clients,
-            num_leaves=self._started.num_leaves,
-            subrounds=tuple(self._subrounds),
-            seconds=event.seconds,
-            unkeyed_ops=tuple(self._unkeyed),
+
+@dataclasses.dataclass
+class _OpenRound:
+    """What is known of a round that has not returned."""
+
+    started: events.RoundStarted
+    subrounds: list[SubroundReport] = dataclasses.field(
+        default_factory=list[SubroundReport]
+    )
+    unkeyed: list[str] = dataclasses.field(default_factory=list[str])
+
+    def report(self, seconds: float) -> RoundReport:
+        """Return its report, now that it has returned."""
+        subrounds = sorted(self.subrounds, key=lambda report: report.subround_index)
+        return RoundReport(
+            round_index=self.started.round_index,
+            num_clients=self.started.num_clients,
+            num_leaves=self.started.num_leaves,
+            subrounds=tuple(subrounds),
+            seconds=seconds,
+            unkeyed_ops=tuple(self.unkeyed),
         )

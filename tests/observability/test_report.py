@@ -1,5 +1,6 @@
 """The report of a round, gathered from its events."""
 
+import dataclasses
 import xml.etree.ElementTree as ET
 
 import pydantic
@@ -129,13 +130,32 @@ def test_report_of_the_last_round_stays_until_the_next_is_done() -> None:
     builder = ReportBuilder()
     for index in range(2):
         builder.on_event(events.RoundStarted(index, 1, 1, 1))
-        builder.on_event(_subround(0))
+        builder.on_event(dataclasses.replace(_subround(0), round_index=index))
         builder.on_event(events.RoundFinished(index, 1.0))
     builder.on_event(events.RoundStarted(2, 1, 1, 1))
 
     assert builder.last is not None
     assert builder.last.round_index == 1
     assert len(builder.last.subrounds) == 1
+
+
+def test_rounds_that_overlap_keep_their_own_subrounds() -> None:
+    builder = ReportBuilder()
+    builder.on_event(events.RoundStarted(3, 7, 1, 1))
+    builder.on_event(events.RoundStarted(4, 10, 3, 2))
+    builder.on_event(dataclasses.replace(_subround(0), round_index=3))
+    builder.on_event(_subround(0))
+    builder.on_event(_subround(1))
+
+    builder.on_event(events.RoundFinished(4, 1.0))
+    later = builder.last
+    builder.on_event(events.RoundFinished(3, 2.0))
+    earlier = builder.last
+
+    assert later is not None
+    assert (later.num_clients, len(later.subrounds)) == (10, 2)
+    assert earlier is not None
+    assert (earlier.num_clients, len(earlier.subrounds)) == (7, 1)
 
 
 def test_end_of_a_round_that_never_started_is_ignored() -> None:
