@@ -10,6 +10,7 @@
     │   ├── MissingFileError             (FileNotFoundError) a data file that is named
     │   ├── ContextStateError            (RuntimeError) init, shutdown out of order
     │   ├── ComputationError             (RuntimeError) the user's computation raised
+    │   ├── SavedStateError              (ValueError)  a file of saved state is damaged
     │   ├── UpToMergeTypeError           (TypeError)   \
     │   ├── MergeTypeNotAssignableError  (TypeError)    } MergeableCompForm refuses
     │   └── AfterMergeStructureError     (ValueError)  /
@@ -153,6 +154,10 @@ def origin_of(error: BaseException) -> str | None:
     """Return what `naming_origin` noted on an error; None for another one."""
     notes = getattr(error, "__notes__", ())
     return next((str(note) for note in notes if isinstance(note, _Origin)), None)
+
+
+class SavedStateError(UserError, ValueError):
+    """A file of saved program state is damaged, or of another format."""
 
 
 class UpToMergeTypeError(UserError, TypeError):

@@ -29,7 +29,9 @@ class RayRunner(fl.framework.AsyncContext):
     """Runs one plan at a time as a Ray task.
 
     Ray repeats a task whose worker died (`WorkerLost`), and one whose own process or
-    node died, within the budgets that the pool counts.
+    node died, within the budgets that the pool counts. What keeps its result in parts
+    is repeated here instead: of what it can repeat, Ray remembers how it was made, back
+    to the first of all calls where each takes the former's result.
 
     Args:
         pool: handle of the `PoolHost`; not owned.
@@ -45,23 +47,15 @@ class RayRunner(fl.framework.AsyncContext):
     @override
     async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
         name = f"{self._prefix}-{next(self._names)}"
-        count = _num_values(comp)
-        retry = self._config.retry
-        task: Any = workers.run_plan.options(
-            num_returns=1 + count,
-            max_retries=retry.crash + retry.preemption + retry.memory,
-            retry_exceptions=[errors.WorkerLost],
-            name=f"ray_fed {type(comp).__name__.lower()}",
-        )
-        refs: list[Any] = task.remote(self._pool, name, comp, arg)
+        running = self._repeat if comp.parts_type is not None else self._run
         try:
-            outcome = await asyncio.wait_for(refs[0], self._config.subrounds.timeout_s)
-        except BaseException as error:  # noqa: BLE001 (a cancelled call ends its task too)
-            ray.cancel(refs[0], force=False)
+            outcome, results = await asyncio.wait_for(
+                running(name, comp, arg), self._config.subrounds.timeout_s
+            )
+        except BaseException as error:  # noqa: BLE001 (whatever ends a call is told)
             raise _translate(error, self._config) from None
         finally:
             self._pool.end.remote(name)
-        results: list[Any] = refs[1:]
         if comp.parts_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
         if _stays_stored(comp):
@@ -77,6 +71,44 @@ class RayRunner(fl.framework.AsyncContext):
             outcome.node,
             outcome.unkeyed,
         )
+
+    @property
+    def _max_retries(self) -> int:
+        retry = self._config.retry
+        return retry.crash + retry.preemption + retry.memory
+
+    async def _run(self, name: str, comp: Any, arg: Any, **options: Any) -> Any:
+        """Run the task of a plan; return its outcome and references to its values."""
+        task: Any = workers.run_plan.options(
+            num_returns=1 + _num_values(comp),
+            name=f"ray_fed {type(comp).__name__.lower()}",
+            **{
+                "max_retries": self._max_retries,
+                "retry_exceptions": [errors.WorkerLost],
+                **options,
+            },
+        )
+        refs: list[Any] = task.remote(self._pool, name, comp, arg)
+        try:
+            return await refs[0], refs[1:]
+        except BaseException:  # a cancelled call ends its task too
+            ray.cancel(refs[0], force=False)
+            raise
+
+    async def _repeat(self, name: str, comp: Any, arg: Any) -> Any:
+        """Run the task of a plan until its worker lives to the end."""
+        num_lost = 0
+        while True:
+            try:
+                return await self._run(name, comp, arg, max_retries=0)
+            except ray.exceptions.RayTaskError as error:
+                # The pool counts these, and has the last word.
+                if not isinstance(failures.unwrap(error), errors.WorkerLost):
+                    raise
+            except failures.LOST_ERRORS:
+                num_lost += 1
+                if num_lost > self._max_retries:
+                    raise
 
 
 def _num_values(comp: plan.Subround | plan.Finish) -> int:

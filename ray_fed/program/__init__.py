@@ -1,0 +1,21 @@
+"""Federated programs: a context that keeps state in the object store, saved state.
+
+    with ray_fed.program.RayFederatedContext() as context:
+        fl.framework.set_default_context(context)
+        state = initialize()                      # references, at once
+        for clients in cohorts:
+            state, metrics = next(state, clients)     # state never comes here
+            await manager.release(metrics, key)       # metrics do
+
+Release managers are federated_language's own.
+"""
+
+from ray_fed.program.context import RayFederatedContext
+from ray_fed.program.managers import FileProgramStateManager
+from ray_fed.program.references import RayValueReference
+
+__all__ = [
+    "FileProgramStateManager",
+    "RayFederatedContext",
+    "RayValueReference",
+]

@@ -1,0 +1,124 @@
+"""A file of values: a zip of arrays with checksums, written whole or not at all.
+
+    manifest.json     what each value is, by name; small values themselves
+    0.npy, 1.npy ...  arrays and bytes, read without pickle
+
+All checksums of a file are checked before anything of it is read.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import IO, Any
+
+import ray_fed.errors as errors
+import ray_fed.program.state_encoding as state_encoding
+
+TEMPORARY_SUFFIX = ".tmp"
+_FORMAT = 1
+_MANIFEST = "manifest.json"
+_DAMAGES = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What zipfile, numpy and json raise for content that they cannot read."""
+
+
+def write_values(path: pathlib.Path, values: Mapping[str, object]) -> None:
+    """Write named values to a file, which appears complete or not at all.
+
+    Args:
+        path: replaced if it is there; its folder exists.
+        values: of the kinds that `state_encoding.Encoder` takes.
+
+    Raises:
+        ValueMismatchError: a value is of another kind.
+    """
+    handle, name = tempfile.mkstemp(
+        prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX, dir=path.parent
+    )
+    temporary = pathlib.Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with zipfile.ZipFile(file, "w") as archive:
+                _write(archive, values)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _write(archive: zipfile.ZipFile, values: Mapping[str, object]) -> None:
+    encoder = state_encoding.Encoder(archive)
+    described = [
+        {"name": name, "value": encoder.describe(value, f"`{name}`")}
+        for name, value in values.items()
+    ]
+    manifest = {"format": _FORMAT, "values": described}
+    archive.writestr(_MANIFEST, json.dumps(manifest))
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    """Have the rename survive a power failure, where the file system can do that."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def read_values(path: pathlib.Path) -> dict[str, Any]:
+    """Return the values of a file by name; a `SavedObject` for each serialised object.
+
+    Raises:
+        SavedStateError: the file is damaged, or of another format.
+        FileNotFoundError: there is no such file.
+    """
+    with path.open("rb") as file:
+        try:
+            return _read(file, path)
+        except errors.SavedStateError:
+            raise
+        except _DAMAGES as error:
+            raise errors.SavedStateError(
+                f"Expected whole saved state in `{path}`, found it damaged ({error}):"
+                " delete it, or load another version."
+            ) from error
+
+
+def _read(file: IO[bytes], path: pathlib.Path) -> dict[str, Any]:
+    with zipfile.ZipFile(file) as archive:
+        damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"bad checksum of `{damaged}`")
+        manifest = json.loads(archive.read(_MANIFEST))
+        _check_format(manifest["format"], path)
+        return {
+            described["name"]: state_encoding.decode(archive, described["value"])
+            for described in manifest["values"]
+        }
+
+
+def _check_format(found: object, path: pathlib.Path) -> None:
+    if found != _FORMAT:
+        raise errors.SavedStateError(
+            f"Expected saved state of format {_FORMAT} in `{path}`, found format"
+            f" {found}: read it with the version of ray_fed that wrote it."
+        )

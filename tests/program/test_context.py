@@ -1,0 +1,487 @@
+"""What `RayFederatedContext` takes and returns, local and on real Ray."""
+
+import asyncio
+import collections
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tree
+from typing_extensions import override
+
+import ray_fed
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.program import RayFederatedContext, RayValueReference
+
+import tensorflow as tf  # isort: skip
+
+BOTH = ["local", pytest.param("ray", marks=pytest.mark.ray)]
+AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
+AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@pytest.fixture(params=BOTH)
+def context(request: pytest.FixtureRequest) -> Iterator[RayFederatedContext]:
+    """A context on the backend, installed."""
+    factory = request.getfixturevalue(f"{request.param}_contexts")
+    with RayFederatedContext(factory(workers=2)) as context:
+        fl.framework.set_default_context(context)
+        yield context
+
+
+@pytest.fixture
+def local_context(local_contexts: Any) -> Iterator[RayFederatedContext]:
+    """A context on threads of this process, installed."""
+    with RayFederatedContext(local_contexts(workers=2)) as context:
+        fl.framework.set_default_context(context)
+        yield context
+
+
+def read(structure: Any) -> Any:
+    return asyncio.run(fl.program.materialize_value(structure))
+
+
+@rtf.computation(np.float32, np.float32)
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@rtf.computation(np.float32)
+def slowly(x: Any) -> Any:
+    total = x
+    for _ in tf.range(200_000):
+        total = total + 1.0
+    return total - 200_000.0
+
+
+@rtf.computation(np.float32)
+def below_ten(x: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.assert_less(x, 10.0)]):
+        return tf.identity(x)
+
+
+@fl.federated_computation(AT_SERVER, AT_CLIENTS)
+def add_sum(state: Any, values: Any) -> Any:
+    checked = fl.federated_map(below_ten, values)
+    return fl.federated_map(add, (state, fl.federated_sum(checked)))
+
+
+@fl.federated_computation(AT_SERVER)
+def add_slowly(state: Any) -> Any:
+    return fl.federated_map(add, (state, fl.federated_map(slowly, state)))
+
+
+@rtf.computation
+def structured() -> Any:
+    return collections.OrderedDict(
+        by_name=collections.OrderedDict(b=1.0, a=2.0),
+        in_order=(3.0, [4.0, 5.0]),
+        pair=Pair(6.0, collections.OrderedDict(x=7.0)),
+    )
+
+
+def test_result_is_references_in_the_containers_of_its_type(
+    context: RayFederatedContext,
+) -> None:
+    result = structured()
+
+    leaves = [
+        *result["by_name"].values(),
+        result["in_order"][0],
+        *result["in_order"][1],
+        result["pair"].first,
+        result["pair"].second["x"],
+    ]
+    assert all(isinstance(leaf, RayValueReference) for leaf in leaves)
+    assert {leaf.type_signature for leaf in leaves} == {fl.TensorType(np.float32)}
+    value = read(result)
+    assert value == collections.OrderedDict(
+        by_name=collections.OrderedDict(b=1.0, a=2.0),
+        in_order=(3.0, [4.0, 5.0]),
+        pair=Pair(6.0, collections.OrderedDict(x=7.0)),
+    )
+    assert isinstance(value["pair"], Pair)
+    assert isinstance(value["in_order"][1], list)
+
+
+@pytest.mark.parametrize(
+    ("type_spec", "expected"),
+    [
+        pytest.param(
+            fl.StructType([("b", np.float32), ("a", np.float32)]),
+            collections.OrderedDict(b=1.0, a=2.0),
+            id="all named",
+        ),
+        pytest.param(fl.StructType([np.float32, np.float32]), (1.0, 2.0), id="unnamed"),
+    ],
+)
+def test_struct_without_a_container(
+    local_context: RayFederatedContext, type_spec: fl.Type, expected: Any
+) -> None:
+    @fl.federated_computation(fl.FederatedType(type_spec, fl.SERVER))
+    def same(value: Any) -> Any:
+        return value
+
+    result = same(expected)
+
+    assert type(result) is type(expected)
+    assert read(result) == expected
+
+
+def test_strings_and_sequences(context: RayFederatedContext) -> None:
+    @rtf.computation(fl.SequenceType(np.int32), np.str_)
+    def double(values: Any, text: Any) -> Any:
+        doubled: Any = values.map(lambda x: x * 2)  # pyright: ignore[reportUnknownLambdaType]
+        return doubled, text + "!"
+
+    sequence, text = double([1, 2, 3], "ab")
+    again, _ = double(sequence, text)
+
+    assert sequence.type_signature == fl.SequenceType(np.int32)
+    assert read(text) == b"ab!"
+    assert read([sequence]) == [[2, 4, 6]]
+    assert read([again]) == [[4, 8, 12]]
+
+
+def test_result_without_values_is_an_empty_container(
+    local_context: RayFederatedContext,
+) -> None:
+    @fl.federated_computation
+    def nothing() -> Any:
+        return ()
+
+    assert local_context.invoke(nothing) == ()
+
+
+@pytest.mark.parametrize(
+    ("parameter", "arg"),
+    [
+        pytest.param(AT_CLIENTS, [1.0], id="at clients"),
+        pytest.param([AT_SERVER, AT_CLIENTS], (1.0, [1.0]), id="some at clients"),
+        pytest.param(
+            fl.FederatedType(np.float32, fl.CLIENTS, all_equal=True),
+            1.0,
+            id="equal at clients",
+        ),
+        pytest.param(fl.FunctionType(None, np.float32), add, id="a function"),
+        pytest.param(
+            fl.StructType([("a", np.float32), np.float32]),
+            (1.0, 2.0),
+            id="half named",
+        ),
+    ],
+)
+def test_other_results_are_refused_before_anything_runs(
+    local_context: RayFederatedContext, parameter: Any, arg: Any
+) -> None:
+    def same(value: Any) -> Any:
+        return value
+
+    with pytest.raises(ValueError, match=r"Expected a result|mix of named"):
+        local_context.invoke(fl.federated_computation(same, parameter), arg)
+    assert local_context.num_invocations == 0
+
+
+@fl.federated_computation
+def no_argument() -> Any:
+    return fl.federated_value(np.float32(1), fl.SERVER)
+
+
+@pytest.mark.parametrize(
+    ("comp", "arg", "message"),
+    [
+        pytest.param(add_sum, (np.int32(1), [1.0]), "float32", id="plain value"),
+        pytest.param(add_sum, ("int", [1.0]), "found `int32`", id="reference"),
+        pytest.param(
+            add_sum,
+            ("float", ["float"]),
+            "reference to float32",
+            id="reference among clients",
+        ),
+        pytest.param(
+            add_sum,
+            ("float", "float"),
+            "a value for each client",
+            id="reference as clients",
+        ),
+        pytest.param(add_sum, ("float",), "2 elements", id="too few"),
+        pytest.param(no_argument, "float", "no argument", id="none is taken"),
+    ],
+)
+def test_arguments_are_checked_at_once(
+    local_context: RayFederatedContext,
+    comp: Any,
+    arg: Any,
+    message: str,
+) -> None:
+    @rtf.computation
+    def values() -> Any:
+        return {"int": tf.constant(1), "float": tf.constant(1.0)}
+
+    references = values()
+
+    def replace(name: Any) -> Any:
+        return references.get(name, name) if isinstance(name, str) else name
+
+    arg = tree.map_structure(replace, arg)
+
+    with pytest.raises(TypeError, match=message):
+        local_context.invoke(comp, arg)
+
+
+def test_invoke_returns_at_once_and_takes_what_is_not_there_yet(
+    context: RayFederatedContext,
+) -> None:
+    state: Any = 1.0
+    started = time.monotonic()
+    for _ in range(5):
+        state = add_slowly(state)
+    returned = time.monotonic() - started
+
+    value = read(state)
+
+    assert value == 32.0
+    assert returned < (time.monotonic() - started) / 2
+
+
+def test_references_and_plain_values_mix_in_one_struct(
+    context: RayFederatedContext,
+) -> None:
+    vector = fl.TensorType(np.float32, [50_000])
+    pair = fl.StructType([("x", vector), ("y", vector)])
+
+    @rtf.computation
+    def ones() -> Any:
+        return tf.ones([50_000])
+
+    @rtf.computation(pair, np.float32)
+    def work(pair: Any, scale: Any) -> Any:
+        return tf.reduce_sum(pair["x"] - pair["y"]) * scale
+
+    @fl.federated_computation(fl.FederatedType(pair, fl.SERVER), AT_CLIENTS)
+    def differences(pair: Any, scales: Any) -> Any:
+        placed = fl.federated_broadcast(pair)
+        return fl.federated_sum(fl.federated_map(work, (placed, scales)))
+
+    halves = np.full(50_000, 0.5, np.float32)
+
+    total = differences({"x": ones(), "y": halves}, [1.0, 2.0, 3.0])
+
+    assert read(total) == 150_000.0
+
+
+def test_failure_is_located_and_reaches_those_who_depend_on_it(
+    context: RayFederatedContext,
+) -> None:
+    failed = add_sum(0.0, [1.0, 2.0, 11.0, 3.0])
+    dependent = add_slowly(failed)
+    fine = add_sum(0.0, [1.0, 2.0])
+
+    for reference in (failed, dependent):
+        with pytest.raises(errors.ComputationError, match="client 2") as caught:
+            read(reference)
+        assert caught.value.location.client_index == 2
+    assert read(fine) == 3.0
+
+
+def test_wrong_number_of_clients_is_told_by_the_result(
+    local_context: RayFederatedContext,
+) -> None:
+    @fl.federated_computation(AT_CLIENTS, AT_CLIENTS)
+    def total(x: Any, y: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(add, (x, y)))
+
+    result = total([1.0], [1.0, 2.0])
+
+    with pytest.raises(errors.CardinalityError, match="as many values"):
+        read(result)
+
+
+def test_release_manager_of_federated_language(context: RayFederatedContext) -> None:
+    manager: Any = fl.program.MemoryReleaseManager()
+
+    async def program() -> None:
+        for index in range(3):
+            await manager.release({"sum": add_sum(1.0, [float(index)])}, index)
+
+    asyncio.run(program())
+
+    assert manager.values() == {0: {"sum": 1.0}, 1: {"sum": 2.0}, 2: {"sum": 3.0}}
+
+
+def test_interrupted_read_leaves_the_value(context: RayFederatedContext) -> None:
+    result = add_slowly(1.0)
+
+    async def interrupt() -> None:
+        reading = asyncio.ensure_future(result.get_value())
+        await asyncio.sleep(0)
+        reading.cancel()
+        await reading
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(interrupt())
+
+    assert read(result) == 2.0
+
+
+def test_many_may_read_at_once_from_any_thread(context: RayFederatedContext) -> None:
+    result = add_slowly(1.0)
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(read([result, result])))
+        for _ in range(3)
+    ]
+
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert found == [[2.0, 2.0]] * 3
+
+
+class _Elsewhere(fl.program.MaterializableValueReference):
+    """A reference that another platform made."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    @property
+    @override
+    def type_signature(self) -> fl.TensorType:
+        return fl.TensorType(np.float32)
+
+    @override
+    async def get_value(self) -> Any:
+        return self._value
+
+
+def test_reference_of_another_platform_is_read(context: RayFederatedContext) -> None:
+    assert read(add_sum(_Elsewhere(np.float32(2)), [1.0])) == 3.0
+
+
+def test_reference_that_lies_about_its_type_is_told(
+    local_context: RayFederatedContext,
+) -> None:
+    result = add_sum(_Elsewhere(np.int32(2)), [1.0])
+
+    with pytest.raises(TypeError, match="a referenced value"):
+        read(result)
+
+
+def test_arrays_are_read_only(context: RayFederatedContext) -> None:
+    @rtf.computation
+    def ones() -> Any:
+        return tf.ones([3])
+
+    with pytest.raises(ValueError, match="read-only"):
+        read(ones())[0] = 7
+
+
+def test_value_is_let_go_with_its_last_holder(
+    local_context: RayFederatedContext,
+) -> None:
+    @rtf.computation
+    def ones() -> Any:
+        return {"kept": tf.ones([1000]), "dropped": tf.ones([1000])}
+
+    async def hold(reference: RayValueReference) -> weakref.ref[Any]:
+        return weakref.ref(await reference.held())
+
+    result = ones()
+    gc.disable()  # values must not wait for the collector of cycles
+    try:
+        dropped = asyncio.run(hold(result["dropped"]))
+        kept = asyncio.run(hold(result["kept"]))
+        metrics = result.pop("kept")
+        del result
+        deadline = time.monotonic() + 10
+        while dropped() is not None and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        assert dropped() is None
+        assert kept() is not None
+        assert read(metrics).sum() == 1000.0
+    finally:
+        gc.enable()
+
+
+def test_draws_follow_the_order_of_invocations(
+    local_contexts: Any, context: RayFederatedContext
+) -> None:
+    @rtf.computation(np.float32)
+    def draw(x: Any) -> Any:
+        return x * 0.0 + tf.random.uniform([])
+
+    with local_contexts(workers=2) as plain_context:
+        expected = [plain_context.invoke(draw, 1.0) for _ in range(4)]
+    context.resume_at(0)
+
+    first = add_slowly(0.0)  # takes the first number, and ends last
+    drawn = [draw(first), draw(2.0), draw(3.0)]
+
+    assert [read(value) for value in drawn] == expected[1:]
+    assert context.num_invocations == 4
+
+
+def test_closed_context(local_contexts: Any) -> None:
+    context = RayFederatedContext(local_contexts(workers=1))
+    done = context.invoke(add, (1.0, 2.0))
+    read(done)
+    pending = context.invoke(add_slowly, 1.0)
+    for _ in range(20):
+        pending = context.invoke(add_slowly, pending)
+
+    context.close()
+    context.close()
+
+    for reference in (done, pending):
+        with pytest.raises(errors.ContextStateError, match="closed"):
+            read(reference)
+    with pytest.raises(errors.ContextStateError, match="closed"):
+        context.invoke(add, (1.0, 2.0))
+    assert context.execution_context.invoke(add, (1.0, 2.0)) == 3.0
+
+
+def test_context_of_its_own_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_FED_BACKEND", "local")
+    with RayFederatedContext() as context:
+        assert read(context.invoke(add, (1.0, 2.0))) == 3.0
+        inner = context.execution_context
+        pending = context.invoke(add_slowly, 1.0)
+
+    assert not inner.is_open
+    with pytest.raises(errors.ContextStateError):
+        read(pending)
+
+
+def test_inner_context_that_is_closed_first(local_contexts: Any) -> None:
+    inner = local_contexts(workers=1)
+    with RayFederatedContext(inner) as context:
+        pending = context.invoke(add_slowly, 1.0)
+        inner.close()
+
+        with pytest.raises(errors.ContextStateError):
+            read(pending)
+        with pytest.raises(errors.ContextStateError):
+            context.invoke(add, (1.0, 2.0))
+
+
+def test_report_is_that_of_the_context_below(context: RayFederatedContext) -> None:
+    read(add_sum(0.0, [1.0, 2.0]))
+
+    report = context.execution_context.last_report
+
+    assert isinstance(report, ray_fed.RoundReport)
+    assert report.num_clients == 2

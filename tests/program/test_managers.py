@@ -1,0 +1,385 @@
+"""State saved to files: whole or not at all, the same when it comes back."""
+
+import asyncio
+import collections
+import logging
+import math
+import os
+import pathlib
+import random
+import zipfile
+from typing import Any, NamedTuple
+
+import federated_language as fl
+import ml_dtypes
+import numpy as np
+import pytest
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.program import FileProgramStateManager, RayFederatedContext
+from ray_fed.tensorflow import computation
+
+
+class State(NamedTuple):
+    weights: Any
+    count: Any
+
+
+class Cursor(fl.Serializable):
+    """A position in data, as a data source's iterator has."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    @override
+    def to_bytes(self) -> bytes:
+        return str(self.position).encode()
+
+    @classmethod
+    @override
+    def from_bytes(cls, buffer: bytes) -> "Cursor":
+        return cls(int(buffer))
+
+
+class OtherCursor(Cursor):
+    pass
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(coroutine)
+
+
+def same(found: Any, expected: Any) -> bool:
+    if isinstance(expected, np.ndarray):
+        return (
+            isinstance(found, np.ndarray)
+            and found.dtype == expected.dtype
+            and found.shape == expected.shape
+            and found.tolist() == expected.tolist()
+        )
+    if isinstance(expected, float) and math.isnan(expected):
+        return type(found) is float and math.isnan(found)
+    return type(found) is type(expected) and found == expected
+
+
+@pytest.fixture
+def manager(tmp_path: pathlib.Path) -> FileProgramStateManager:
+    return FileProgramStateManager(tmp_path / "states" / "of a program")
+
+
+def strings(*items: bytes) -> Any:
+    array = np.empty(len(items), object)
+    array[:] = items
+    return array
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(np.arange(6, dtype=np.float32).reshape(2, 3), id="array"),
+        pytest.param(np.asfortranarray(np.arange(6.0).reshape(2, 3)), id="by columns"),
+        pytest.param(np.zeros((0, 3), np.int64), id="empty array"),
+        pytest.param(np.array(7, np.uint8), id="array without dimensions"),
+        pytest.param(np.float32(0.1), id="numpy scalar"),
+        pytest.param(np.array([1.5, -2.0], ml_dtypes.bfloat16), id="bfloat16"),
+        pytest.param(ml_dtypes.bfloat16(1.5), id="bfloat16 scalar"),
+        pytest.param(np.array([True, False]), id="bools"),
+        pytest.param(np.complex64(1 + 2j), id="numpy complex"),
+        pytest.param(strings(b"a\0", b"", b"\0\0"), id="strings"),
+        pytest.param(strings(b"a", b"bc", b"d", b"").reshape(2, 2), id="more strings"),
+        pytest.param(b"\0bytes\0", id="bytes"),
+        pytest.param("text \udc80 \N{SNOWMAN}", id="text"),
+        pytest.param(2**80, id="large int"),
+        pytest.param(True, id="bool"),
+        pytest.param(None, id="none"),
+        pytest.param(0.1, id="float"),
+        pytest.param(float("nan"), id="nan"),
+        pytest.param(float("-inf"), id="infinity"),
+        pytest.param(1 - 2j, id="complex"),
+    ],
+)
+def test_value_comes_back_as_it_was(
+    manager: FileProgramStateManager, value: Any
+) -> None:
+    run(manager.save({"value": value}, 1))
+
+    loaded = run(manager.load(1, {"value": 0}))
+
+    assert same(loaded["value"], value)
+
+
+def test_structure_comes_back_with_its_containers(
+    manager: FileProgramStateManager,
+) -> None:
+    state = State(
+        weights=[collections.OrderedDict(b=1.0, a=(2.0, 3.0))], count={"rounds": 4}
+    )
+
+    run(manager.save(state, 3))
+    loaded = run(
+        manager.load(
+            3, State([collections.OrderedDict(b=0, a=(0, 0))], {"rounds": None})
+        )
+    )
+
+    assert loaded == state
+    assert isinstance(loaded, State)
+    assert list(loaded.weights[0]) == ["b", "a"]
+
+
+def test_lone_value_needs_no_container(manager: FileProgramStateManager) -> None:
+    run(manager.save(5, 0))
+
+    assert run(manager.load_latest(None)) == (5, 0)
+
+
+def test_serializable_comes_back_as_its_class(
+    manager: FileProgramStateManager,
+) -> None:
+    run(manager.save({"cursor": Cursor(17)}, 0))
+
+    loaded = run(manager.load(0, {"cursor": Cursor(0)}))
+
+    assert type(loaded["cursor"]) is Cursor
+    assert loaded["cursor"].position == 17
+    with pytest.raises(errors.ValueMismatchError, match="Cursor"):
+        run(manager.load(0, {"cursor": OtherCursor(0)}))
+
+
+def test_references_are_read_and_their_structure_is_enough_to_load(
+    manager: FileProgramStateManager, local_contexts: Any
+) -> None:
+    @computation(fl.SequenceType(np.int32))
+    def work(values: Any) -> Any:
+        return State(np.float32(2.5), values)
+
+    with RayFederatedContext(local_contexts(workers=1)) as context:
+        state = context.invoke(work, [1, 2, 3])
+        run(manager.save(state, 1))
+
+        loaded, version = run(manager.load_latest(state))
+
+        assert loaded == State(np.float32(2.5), [1, 2, 3])
+        assert same(loaded.weights, np.float32(2.5))
+        assert version == 1
+        assert run(context.invoke(work, loaded.count).weights.get_value()) == 2.5
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param({1, 2}, id="set"),
+        pytest.param(object(), id="object"),
+        pytest.param(np.array([object()]), id="array of objects"),
+        pytest.param(np.array(["a", b"b"], object), id="array of text and bytes"),
+        pytest.param(np.zeros(2, [("a", "i4")]), id="array of records"),
+        pytest.param(int, id="class"),
+    ],
+)
+def test_value_that_would_need_pickle_is_refused(
+    manager: FileProgramStateManager, value: Any, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(TypeError, match="`inside/1`"):
+        run(manager.save({"inside": [1, value]}, 1))
+
+    assert run(manager.get_versions()) is None
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_nothing_saved(manager: FileProgramStateManager) -> None:
+    assert run(manager.get_versions()) is None
+    assert run(manager.load_latest({})) == (None, 0)
+    with pytest.raises(fl.program.ProgramStateNotFoundError, match="7"):
+        run(manager.load(7, {}))
+
+
+def test_last_versions_are_kept(tmp_path: pathlib.Path) -> None:
+    manager = FileProgramStateManager(tmp_path, keep_total=3)
+    for version in (0, 1, 5, 9, 10, 11):
+        run(manager.save(version, version))
+
+    assert run(manager.get_versions()) == [9, 10, 11]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_all_versions_are_kept(tmp_path: pathlib.Path) -> None:
+    manager = FileProgramStateManager(tmp_path, keep_total=0)
+    for version in range(12):
+        run(manager.save(version, version))
+
+    assert run(manager.get_versions()) == list(range(12))
+    run(manager.remove_all())
+    assert run(manager.get_versions()) is None
+
+
+def test_version_that_is_there_is_not_overwritten(
+    manager: FileProgramStateManager,
+) -> None:
+    run(manager.save("first", 2))
+
+    with pytest.raises(fl.program.ProgramStateExistsError, match=r"version \[2\]"):
+        run(manager.save("second", 2))
+    assert run(manager.load(2, None)) == "first"
+
+
+def test_negative_version_is_refused(manager: FileProgramStateManager) -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        run(manager.save(1, -1))
+
+
+def test_other_structure_is_told(manager: FileProgramStateManager) -> None:
+    run(manager.save({"a": 1, "b": [2]}, 0))
+
+    with pytest.raises(errors.ValueMismatchError, match=r"\['a', 'b/0'\]"):
+        run(manager.load(0, {"a": 1, "b": 2}))
+
+
+def test_other_files_are_left_alone(tmp_path: pathlib.Path) -> None:
+    names = ["other_1.zip", "program_state_x.zip", "program_state_01.zip", "notes"]
+    for name in names:
+        (tmp_path / name).write_text("not ours")
+    manager = FileProgramStateManager(tmp_path, keep_total=1)
+
+    run(manager.save(1, 1))
+    run(manager.save(2, 2))
+    run(manager.remove_all())
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+CONTENT = {
+    "model": np.linspace(0, 1, 300, dtype=np.float32),
+    "text": "abc",
+    "words": strings(b"x" * 50, b"y"),
+    "count": 3,
+}
+
+
+def save_two(folder: pathlib.Path) -> tuple[FileProgramStateManager, pathlib.Path]:
+    """Save two versions; return the manager and the path of the later one."""
+    manager = FileProgramStateManager(folder)
+    run(manager.save({**CONTENT, "count": 2}, 1))
+    run(manager.save(CONTENT, 2))
+    return manager, folder / "program_state_2.zip"
+
+
+def test_flipped_bit_is_never_read_as_a_value(tmp_path: pathlib.Path) -> None:
+    manager, path = save_two(tmp_path)
+    whole = path.read_bytes()
+    generator = random.Random(0)
+    refused = 0
+
+    for position in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            loaded = run(manager.load(2, CONTENT))
+        except errors.SavedStateError:
+            refused += 1
+        else:
+            assert all(same(loaded[name], value) for name, value in CONTENT.items())
+
+    assert refused > len(whole) / 7 / 2
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.99])
+def test_cut_file_is_passed_over_for_the_one_before(
+    tmp_path: pathlib.Path, fraction: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager, path = save_two(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * fraction)])
+
+    with caplog.at_level(logging.WARNING):
+        loaded, version = run(manager.load_latest(CONTENT))
+
+    assert (version, loaded["count"]) == (1, 2)
+    assert "Version 2 is passed over" in caplog.text
+    with pytest.raises(errors.SavedStateError, match="damaged"):
+        run(manager.load(2, CONTENT))
+
+
+def test_damaged_version_may_be_saved_again(tmp_path: pathlib.Path) -> None:
+    manager, path = save_two(tmp_path)
+    path.write_bytes(b"half")
+
+    run(manager.save({**CONTENT, "count": 4}, 2))
+
+    assert run(manager.load_latest(CONTENT))[0]["count"] == 4
+
+
+def test_nothing_but_damage_is_an_error_not_a_new_start(tmp_path: pathlib.Path) -> None:
+    manager, path = save_two(tmp_path)
+    path.write_bytes(b"")
+    path.with_name("program_state_1.zip").write_bytes(b"")
+
+    with pytest.raises(errors.SavedStateError, match=r"program_state_2\.zip"):
+        run(manager.load_latest(CONTENT))
+
+
+def test_file_of_another_format_is_told(tmp_path: pathlib.Path) -> None:
+    manager, path = save_two(tmp_path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", '{"format": 99, "values": []}')
+
+    with pytest.raises(errors.SavedStateError, match="found format 99"):
+        run(manager.load(2, CONTENT))
+
+
+def test_pickles_are_not_read(tmp_path: pathlib.Path) -> None:
+    manager, path = save_two(tmp_path)
+    ran = tmp_path / "ran"
+
+    class Payload:
+        @override
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(ran),)
+
+    described = {"kind": "array", "member": "0.npy", "dtype": None, "scalar": False}
+    with zipfile.ZipFile(path, "w") as archive:
+        with archive.open("0.npy", "w") as member:
+            array = np.array([Payload()], object)
+            np.lib.format.write_array(member, array, allow_pickle=True)
+        manifest = {"format": 1, "values": [{"name": "", "value": described}]}
+        archive.writestr(
+            "manifest.json",
+            str(manifest)
+            .replace("'", '"')
+            .replace("None", "null")
+            .replace("False", "false"),
+        )
+
+    with pytest.raises(errors.SavedStateError, match="allow_pickle"):
+        run(manager.load(2, None))
+    assert not ran.exists()
+
+
+def test_interrupted_write_leaves_the_former_versions(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, _ = save_two(tmp_path)
+
+    def fail(_: int) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="no space"):
+            run(manager.save(CONTENT, 3))
+
+    assert run(manager.get_versions()) == [1, 2]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_leftover_of_a_killed_program_is_removed(tmp_path: pathlib.Path) -> None:
+    manager, path = save_two(tmp_path)
+    leftover = path.with_name(".program_state_3.zip.abc.tmp")
+    leftover.write_bytes(b"half a state")
+
+    assert run(manager.get_versions()) == [1, 2]
+    run(manager.save(CONTENT, 3))
+
+    assert not leftover.exists()
+    assert run(manager.get_versions()) == [1, 2, 3]
