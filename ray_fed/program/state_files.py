@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import pathlib
-import tempfile
+import uuid
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -47,12 +47,9 @@ def write_values(path: pathlib.Path, values: Mapping[str, object]) -> None:
     Raises:
         ValueMismatchError: a value is of another kind.
     """
-    handle, name = tempfile.mkstemp(
-        prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX, dir=path.parent
-    )
-    temporary = pathlib.Path(name)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             with zipfile.ZipFile(file, "w") as archive:
                 _write(archive, values)
             file.flush()

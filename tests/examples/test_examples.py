@@ -42,6 +42,18 @@ def test_fed_avg_digits_learns() -> None:
     assert "Total params: 9,610" in out
 
 
+@pytest.mark.slow
+def test_fed_avg_program_goes_on_where_it_was_saved(tmp_path: pathlib.Path) -> None:
+    first = run_example("fed_avg_program.py", str(tmp_path), "local", "6")
+    second = run_example("fed_avg_program.py", str(tmp_path), "local", "7")
+
+    whole, resumed = first.splitlines(), second.splitlines()
+    assert whole[-1] == "6 rounds in all"
+    assert resumed[0] == "going on after round 5"
+    assert resumed[1] == whole[5]  # round 6, to the same figures
+    assert resumed[-1] == "7 rounds in all"
+
+
 # Jupyter's client and its event loop raise warnings of their own.
 @pytest.mark.filterwarnings("ignore")
 def test_quickstart_runs_in_a_kernel_and_ends_with_its_curve(
