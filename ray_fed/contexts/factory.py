@@ -12,6 +12,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.plan as plan
+from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
@@ -117,6 +118,8 @@ class ExecutionContext(flf.SyncContext):
     def invoke(self, comp: Any, arg: Any = None) -> Any:
         """Run a computation, or a MergeableCompForm, on its argument.
 
+        Where the parameter's type has functions, the argument has computations.
+
         Raises:
             TypeError: the argument is not of its type.
             CardinalityError: client values in the argument differ in number.
@@ -130,9 +133,10 @@ class ExecutionContext(flf.SyncContext):
             raise errors.ValueMismatchError(
                 f"Expected a computation, found a value of type `{type_spec}`."
             )
-        argument = None
-        if type_spec.parameter is not None:
-            argument = plain.to_plain(arg, type_spec.parameter, "the argument")
+        comp, arg = bind_functions(comp, arg)
+        parameter, argument = comp.type_signature.parameter, None
+        if parameter is not None:
+            argument = plain.to_plain(arg, parameter, "the argument")
         spec = self._rounds.new_call()
         result = _wait_for(thread, self._invoke(comp, argument, spec))
         return plain.from_plain(result, type_spec.result)

@@ -23,6 +23,7 @@ import ray_fed.errors as errors
 import ray_fed.parts as parts
 import ray_fed.program.arguments as arguments
 import ray_fed.values as values
+from ray_fed.compiler.binding import bind_functions
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.contexts.installation import create_context
 from ray_fed.program.references import RayValueReference
@@ -42,9 +43,10 @@ class RayFederatedContext(fl.program.FederatedContext):
         struct, no element named          tuple
 
     Where an argument is placed at the server, or unplaced, it may hold references, also
-    to results that are not there yet, next to plain values; where it is placed at
-    clients, it is a list with what each client has, as from a data source. Calls may
-    come from any thread, with or without a running event loop.
+    to results that are not there yet, next to plain values. Where it is placed at
+    clients, it is a list with what each client has, as from a data source. Where its
+    type has functions, it has computations. Calls may come from any thread, with or
+    without a running event loop.
 
     Args:
         context: runs the computations; not owned. None: what `create_context()` makes,
@@ -101,7 +103,8 @@ class RayFederatedContext(fl.program.FederatedContext):
                 f"Expected a computation, found a value of type `{type_spec}`."
             )
         _check_result(type_spec.result)
-        checked = _check_argument(arg, type_spec.parameter)
+        comp, arg = bind_functions(comp, arg)
+        checked = _check_argument(arg, comp.type_signature.parameter)
         references = [
             RayValueReference(cast("Any", part_type), self._context)
             for part_type in parts.part_types(type_spec.result)

@@ -194,6 +194,28 @@ def test_other_results_are_refused_before_anything_runs(
     assert local_context.num_invocations == 0
 
 
+@rtf.computation(np.float32)
+def triple(x: Any) -> Any:
+    return x * 3.0
+
+
+@fl.federated_computation(
+    fl.FunctionType(np.float32, np.float32), AT_SERVER, AT_CLIENTS
+)
+def add_sum_of(function: Any, state: Any, values: Any) -> Any:
+    total = fl.federated_sum(fl.federated_map(function, values))
+    return fl.federated_map(add, (state, fl.federated_map(function, total)))
+
+
+def test_functions_are_arguments_too(context: RayFederatedContext) -> None:
+    first = add_sum_of(triple, 1.0, [1.0, 2.0])
+    second = context.invoke(add_sum_of, (triple, first, [1.0]))
+
+    assert read([first, second]) == [28.0, 37.0]
+    plainly = context.execution_context.invoke(add_sum_of, (triple, 1.0, [1.0, 2.0]))
+    assert plainly == 28.0
+
+
 @fl.federated_computation
 def no_argument() -> Any:
     return fl.federated_value(np.float32(1), fl.SERVER)

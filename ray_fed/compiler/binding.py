@@ -1,0 +1,108 @@
+"""Functions in an argument become part of the computation that takes them.
+
+    comp: (<f=(a -> b), x=c> -> d),  <f=g, x=1>   ->   (x -> comp(<f=g, x=x>)),  <x=1>
+
+So nothing but values is left to check, store and send.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+
+import ray_fed.blocks as blocks
+import ray_fed.errors as errors
+import ray_fed.values as values
+
+flf = fl.framework
+Block = flf.ComputationBuildingBlock
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bound:
+    """A part of an argument without its functions.
+
+    Attributes:
+        type_spec: of what is left; None where that is nothing.
+        value: what is left.
+        build: from a block for what is left to a block for the part as it was.
+    """
+
+    type_spec: fl.Type | None
+    value: Any
+    build: Callable[[Any], Block]
+
+
+def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:
+    """Return a computation of what is left of an argument without functions, and that.
+
+    Args:
+        comp: a `ConcreteComputation`; anything else is returned as it is.
+        arg: its argument; where a function is declared, it has a computation.
+
+    Raises:
+        ValueMismatchError: there is no computation of the declared type.
+    """
+    if not isinstance(comp, flf.ConcreteComputation):
+        return comp, arg
+    parameter = comp.type_signature.parameter
+    if parameter is None or not _has_functions(parameter):
+        return comp, arg
+    bound = _bind(arg, parameter, "the argument")
+    block = values.narrow(blocks.to_block(comp), Block, "a computation")
+    if bound.type_spec is None:
+        wrapped = flf.Lambda(None, None, flf.Call(block, bound.build(None)))
+    else:
+        rest = flf.Reference("rest", bound.type_spec)
+        call = flf.Call(block, bound.build(rest))
+        wrapped = flf.Lambda(rest.name, rest.type_signature, call)
+    return flf.ConcreteComputation.from_building_block(wrapped), bound.value
+
+
+def _has_functions(type_spec: fl.Type) -> bool:
+    return flf.type_contains(type_spec, lambda t: isinstance(t, fl.FunctionType))
+
+
+def _bind(value: Any, type_spec: fl.Type, label: str) -> _Bound:
+    if isinstance(type_spec, fl.FunctionType):
+        function = _to_function(value, type_spec, label)
+        return _Bound(None, None, lambda _: function)
+    if not isinstance(type_spec, fl.StructType) or not _has_functions(type_spec):
+        return _Bound(type_spec, value, lambda source: source)
+    names = [name for name, _ in type_spec.items()]
+    elements = values.struct_elements(value, type_spec, label)
+    bound = [_bind(element, part, inside) for part, inside, element in elements]
+    kept = [
+        (name, part)
+        for name, part in zip(names, bound, strict=True)
+        if part.type_spec is not None
+    ]
+
+    def build(source: Any) -> Block:
+        left = iter(range(len(kept)))
+        return flf.Struct(
+            (name, part.build(None if part.type_spec is None else _at(source, left)))
+            for name, part in zip(names, bound, strict=True)
+        )
+
+    if not kept:
+        return _Bound(None, None, build)
+    left_type = fl.StructType((name, part.type_spec) for name, part in kept)
+    left_value = values.Struct((name, part.value) for name, part in kept)
+    return _Bound(left_type, left_value, build)
+
+
+def _at(source: Block, left: Any) -> Block:
+    return flf.Selection(source, index=next(left))
+
+
+def _to_function(value: Any, type_spec: fl.FunctionType, label: str) -> Block:
+    block = blocks.to_block(value)
+    if block is None:
+        raise errors.ValueMismatchError(
+            f"Expected {label} to be a computation of type `{type_spec}`, found"
+            f" {values.show(value)}."
+        )
+    values.check_assignable(type_spec, block.type_signature, label)
+    return block
