@@ -345,6 +345,37 @@ def test_after_merge_without_values_of_clients_runs_once(
     assert names.count(after) == 1
 
 
+class SlowFirst(Context):
+    """Takes long for what comes after the merge on the first client's slice."""
+
+    @override
+    async def invoke(self, comp: Any, arg: Any) -> Any:
+        match arg:
+            case ([0.0, *_], _):
+                await asyncio.sleep(0.2)
+            case _:
+                pass
+        return await super().invoke(comp, arg)
+
+
+@pytest.mark.claim("semantics.75", "semantics.81")
+def test_results_of_clients_are_in_order_when_the_first_slice_ends_last() -> None:
+    both = federated_computation(lambda x, y: (x, y), AT_CLIENTS, AT_SERVER)
+    factories = [framework.thread_debugging_executor_factory() for _ in range(3)]
+    slow = [SlowFirst(factory) for factory in factories]
+    context = MergeableCompExecutionContext(slow)
+
+    result = context.invoke(MergeableCompForm(total, add, both), CLIENTS)
+    context.close()
+    for factory in factories:
+        factory.clean_up_executor({fl.CLIENTS: 2})
+        factory.clean_up_executor({})
+
+    after = [arg[0] for c in slow for _, arg in c.calls if isinstance(arg[0], list)]
+    assert sorted(after) == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    assert result == (CLIENTS, 15.0)
+
+
 @pytest.mark.claim("mergeable.09", "mergeable.17")
 def test_structural_arguments_arrive_as_structs(build: Build) -> None:
     seen: list[Any] = []
