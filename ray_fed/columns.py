@@ -1,4 +1,4 @@
-"""Tables in files as columns of numpy arrays: parquet, arrow and npz.
+"""Tables in files as columns of numpy arrays: parquet, arrow, npz and npy.
 
 A file is opened and its schema read first; rows follow in chunks, when asked for.
 Strings are objects of bytes, as everywhere in plain values.
@@ -66,6 +66,21 @@ class NpzTable:
             yield [_without_unicode(arrays[name]) for name in names]
 
 
+class NpyTable:
+    """The one array of an npy file, as a column without a name of its own."""
+
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+        with file.open() as opened:
+            self.specs = {"array": _npy_spec(file, opened, "array")}
+
+    def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
+        """Yield the array."""
+        with self._file.open() as opened:
+            array = np.load(opened, allow_pickle=False)
+            yield [_without_unicode(array) for _ in names]
+
+
 def _loaded(file: DataFile, opened: Any) -> Any:
     try:
         arrays = np.load(opened, allow_pickle=False)
@@ -77,15 +92,22 @@ def _loaded(file: DataFile, opened: Any) -> Any:
 
 
 def _npz_spec(file: DataFile, arrays: Any, name: str) -> ColumnSpec:
-    """Read the header of one array, and no more."""
     with arrays.zip.open(f"{name}.npy") as member:
-        version = np.lib.format.read_magic(member)
+        return _npy_spec(file, member, name)
+
+
+def _npy_spec(file: DataFile, opened: Any, name: str) -> ColumnSpec:
+    """Read the header of one array, and no more."""
+    try:
+        version = np.lib.format.read_magic(opened)
         read = (
             np.lib.format.read_array_header_1_0
             if version == (1, 0)
             else np.lib.format.read_array_header_2_0
         )
-        shape, _, dtype = read(member)
+        shape, _, dtype = read(opened)
+    except ValueError as error:
+        raise file.mismatch("an array of numpy", type(error).__name__) from error
     if dtype.kind == "O":
         raise file.mismatch(f"numbers or strings as `{name}`", "pickled objects")
     is_string = dtype.kind in "US"

@@ -54,8 +54,7 @@ class ReferenceResolvingExecutor(flf.Executor):
         if isinstance(value, blocks.Function):
             value = value.building_block()
         block = blocks.to_block(value)
-        if isinstance(block, flf.Data):
-            type_spec = type_spec or block.type_signature
+        if isinstance(block, flf.Data) and isinstance(type_spec, fl.FederatedType):
             value, block = plain.to_plain(block, type_spec), None
         if block is None:
             embedded = await self._target.create_value(value, type_spec)

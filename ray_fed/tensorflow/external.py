@@ -6,6 +6,7 @@
 
 Elements of structures are columns of their names, nested ones joined by dots; a
 tensor alone is the column after the `#` of the name, else the file's only one.
+Elements without names are `arr_0`, `arr_1` and so on, as `numpy.savez` names them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +23,12 @@ import ray_fed.plain as plain
 import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.records as records
 import ray_fed.tensorflow.specs as specs
-from ray_fed.columns import ColumnSpec, NpzTable, Table
+from ray_fed.columns import ColumnSpec, NpyTable, NpzTable, Table
 from ray_fed.files import DataFile
 from ray_fed.rows import Dims
 
 _TABLES: Mapping[str, Callable[[DataFile], Table]] = {
+    ".npy": NpyTable,
     ".npz": NpzTable,
     ".parquet": lambda file: columns.ArrowTable(file, is_parquet=True),
     ".arrow": lambda file: columns.ArrowTable(file, is_parquet=False),
@@ -42,7 +44,8 @@ def data(uri: str, type_spec: Any) -> fl.framework.Data:
 
     Args:
         uri: a path or a URI that fsspec knows, in the file system of the executor; of
-            a TFRecord, parquet, arrow, feather or npz file; `#name` selects a column.
+            a TFRecord, parquet, arrow, feather, npz or npy file; `#name` selects a
+            column.
         type_spec: anything that converts to the type of the value.
     """
     return blocks.data_block(uri, specs.to_type(type_spec))
@@ -92,12 +95,10 @@ def _leaves(
         case fl.TensorType():
             yield path or file.column or "", type_spec
         case fl.StructType():
-            for name, element in type_spec.items():
-                if name is None:
-                    raise file.mismatch(
-                        "columns for elements with names", f"`{type_spec}`"
-                    )
-                yield from _leaves(file, element, f"{path}.{name}" if path else name)
+            for index, (name, element) in enumerate(type_spec.items()):
+                column = name or f"arr_{index}"  # as numpy.savez names them
+                column = f"{path}.{column}" if path else column
+                yield from _leaves(file, element, column)
         case _:
             raise file.mismatch(
                 "a sequence, a structure of tensors or a tensor", f"`{type_spec}`"

@@ -13,9 +13,10 @@ import federated_language as fl
 import numpy as np
 import pytest
 import tensorflow as tf
+from google.protobuf import any_pb2, wrappers_pb2
 
-from ray_fed import errors, values
 from ray_fed import tensorflow as rtf
+from ray_fed import values
 from ray_fed.executors import stack
 from ray_fed.executors.eager_tf import EagerValue
 from ray_fed.framework import EagerTFExecutor
@@ -240,31 +241,116 @@ def test_a_typed_object_needs_no_type(executor: EagerTFExecutor) -> None:
     assert (again.type_signature, computed(again)) == (INT, 5)
 
 
+def data(path: Any, type_spec: Any) -> flf.Data:
+    content = any_pb2.Any()
+    content.Pack(wrappers_pb2.StringValue(value=str(path)))
+    return flf.Data(content, type_spec)
+
+
 @pytest.mark.claim("eager_tf.11", "eager_tf.17")
 class TestExternalData:
     @pytest.mark.parametrize("form", ["block", "message"])
-    def test_is_what_the_file_holds(
+    def test_is_a_tensor(
         self, executor: EagerTFExecutor, tmp_path: pathlib.Path, form: str
     ) -> None:
-        np.savez(tmp_path / "x.npz", z=np.int32(7), a=np.array([1, 2], np.float32))
-        block = rtf.data(str(tmp_path / "x.npz"), NAMED)
+        np.save(tmp_path / "x.npy", np.array([1.5, 2.5], np.float32))
+        block = data(tmp_path / "x.npy", FLOATS)
 
-        embedded = embed(executor, block if form == "block" else block.to_proto())
+        value = embed(executor, block if form == "block" else block.to_proto())
 
-        value = computed(embedded)
-        assert (value.z, value.a.tolist()) == (7, [1, 2])
+        assert value.type_signature == FLOATS
+        assert isinstance(value.reference, tf.Tensor)
+        assert computed(value).tolist() == [1.5, 2.5]
 
-    def test_must_be_there(
+    @pytest.mark.parametrize(
+        "type_spec", [NAMED, fl.StructType([INT, FLOATS])], ids=["named", "unnamed"]
+    )
+    def test_is_a_structure(
+        self, executor: EagerTFExecutor, tmp_path: pathlib.Path, type_spec: Any
+    ) -> None:
+        members = [np.int32(7), np.array([1, 2], np.float32)]
+        if type_spec is NAMED:
+            np.savez(tmp_path / "x.npz", a=members[1], z=members[0])
+        else:
+            np.savez(tmp_path / "x.npz", *members)
+
+        value = computed(embed(executor, data(tmp_path / "x.npz", type_spec)))
+
+        assert (value[0], value[1].tolist()) == (7, [1, 2])
+
+    def test_is_a_sequence_that_is_read_by_calls(
         self, executor: EagerTFExecutor, tmp_path: pathlib.Path
     ) -> None:
-        with pytest.raises(errors.MissingFileError, match="missing"):
-            embed(executor, rtf.data(str(tmp_path / "missing.npz"), NAMED))
+        np.save(tmp_path / "x.npy", np.arange(4, dtype=np.int32))
+        sequence = embed(executor, data(tmp_path / "x.npy", INTS))
+
+        result = call(executor, embed(executor, doubled), sequence)
+
+        assert isinstance(sequence.reference, tf.data.Dataset)
+        assert computed(result) == [0, 2, 4, 6]
+
+    def test_keeps_fields_of_elements(
+        self, executor: EagerTFExecutor, tmp_path: pathlib.Path
+    ) -> None:
+        a = np.array([[1, 2], [3, 4]], np.float32)
+        np.savez(tmp_path / "x.npz", z=np.array([1, 2], np.int32), a=a)
+
+        block = data(tmp_path / "x.npz", fl.SequenceType(NAMED))
+        first, second = computed(embed(executor, block))
+
+        assert (first.z, first.a.tolist()) == (1, [1, 2])
+        assert (second.z, second.a.tolist()) == (2, [3, 4])
+
+    @pytest.mark.parametrize(
+        "type_spec", [INT, NAMED, INTS], ids=["tensor", "struct", "sequence"]
+    )
+    def test_must_be_there(
+        self, executor: EagerTFExecutor, tmp_path: pathlib.Path, type_spec: Any
+    ) -> None:
+        with pytest.raises(FileNotFoundError, match=r"Expected the file .*missing"):
+            embed(executor, data(tmp_path / "missing.npz", type_spec))
+
+    @pytest.mark.parametrize(
+        "type_spec", [INT, NAMED, INTS], ids=["tensor", "struct", "sequence"]
+    )
+    def test_must_be_readable(
+        self, executor: EagerTFExecutor, tmp_path: pathlib.Path, type_spec: Any
+    ) -> None:
+        (tmp_path / "x.npz").write_text("something else")
+
+        with pytest.raises(TypeError, match=r"Expected arrays of numpy in .*x\.npz"):
+            embed(executor, data(tmp_path / "x.npz", type_spec))
+
+    def test_is_never_unpickled(
+        self, executor: EagerTFExecutor, tmp_path: pathlib.Path
+    ) -> None:
+        np.save(tmp_path / "x.npy", np.array([{}]), allow_pickle=True)
+
+        with pytest.raises(TypeError, match="found pickled objects"):
+            embed(executor, data(tmp_path / "x.npy", INT))
+
+    def test_must_be_of_its_type(
+        self, executor: EagerTFExecutor, tmp_path: pathlib.Path
+    ) -> None:
+        np.save(tmp_path / "x.npy", np.zeros(2, np.float64))
+        np.save(tmp_path / "y.npy", np.arange(2, dtype=np.int64))
+
+        for name, type_spec in [("x.npy", FLOATS), ("y.npy", INTS)]:
+            with pytest.raises(TypeError, match=r"^Expected "):
+                embed(executor, data(tmp_path / name, type_spec))
+
+    def test_must_be_named_by_a_path(self, executor: EagerTFExecutor) -> None:
+        content = any_pb2.Any()
+        content.Pack(wrappers_pb2.Int32Value(value=5))
+
+        with pytest.raises(ValueError, match=r"StringValue, found `.*Int32Value"):
+            embed(executor, flf.Data(content, INT))
 
     @pytest.mark.claim("semantics.38")
     def test_is_read_by_a_stack_when_it_is_needed(self, tmp_path: pathlib.Path) -> None:
         leaf = stack.leaf_stack()
         executor = stack.local_stack(0, [], leaf)
-        value = embed(executor, rtf.data(str(tmp_path / "x.npz"), NAMED))
+        value = embed(executor, data(tmp_path / "x.npz", NAMED))
 
         np.savez(tmp_path / "x.npz", z=np.int32(3), a=np.zeros(2, np.float32))
         selected = asyncio.run(executor.create_selection(value, name="z"))

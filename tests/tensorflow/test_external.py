@@ -305,7 +305,7 @@ def test_missing_file_is_named_with_the_executor(suffix: str) -> None:
         ),
         pytest.param("", fl.SequenceType(np.int64), "word", id="many columns"),
         pytest.param(
-            "", fl.SequenceType(fl.StructType([np.int64])), "int64", id="no names"
+            "", fl.SequenceType(fl.StructType([np.int64])), "label", id="no names"
         ),
         pytest.param(
             "label", fl.TensorType(np.int64, (4,)), "3", id="other number of rows"
