@@ -230,7 +230,9 @@ class Composer:
         position = self.draw(st.integers(0, len(value.member) - 1))
         expected = at(value.expected, value.where, lambda x: x[position])
         self.add(
-            Value(_mapped(value), value.member[position], expected),
+            Value(
+                _mapped(value), value.member[position], self._spread(value, expected)
+            ),
             lambda found: found[index][position],
         )
 
