@@ -98,6 +98,14 @@ def current() -> DrawKey | None:
     return _current.get()
 
 
+def pinned() -> DrawKey:
+    """Return the key of the work that runs; a random one where nobody set one.
+
+    For work that may be run again and must draw the same then.
+    """
+    return current() or DrawKey(int.from_bytes(os.urandom(8)), 0)
+
+
 def state(content: bytes) -> NDArray[np.int64]:
     """Return the state for a random op of the work that runs; entropy without a key."""
     key = current()

@@ -1,5 +1,6 @@
 """The documented names, for those who extend ray_fed; imports TensorFlow and Ray."""
 
+from ray_fed.cluster.direct import RayExecutorFactory
 from ray_fed.cluster.ray_strategy import RayFederatingStrategy
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
@@ -17,6 +18,7 @@ __all__ = [
     "FederatingStrategy",
     "MergeableCompExecutionContext",
     "MergeableCompForm",
+    "RayExecutorFactory",
     "RayFederatingStrategy",
     "ReferenceResolvingExecutor",
     "ThreadDelegatingExecutor",

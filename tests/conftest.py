@@ -9,6 +9,7 @@ import pytest
 import ray
 
 import ray_fed
+from ray_fed.cluster.direct import RayExecutorFactory
 from ray_fed.cluster.session import Session
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.tensorflow import devices
@@ -76,6 +77,14 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
         context.close()
     for _, session in kept:
         session.close()
+
+
+@pytest.fixture(scope="session")
+def ray_executors(ray_cluster: None) -> Iterator[RayExecutorFactory]:
+    """Stacks without subrounds on two workers, small enough beside any other pool."""
+    workers = ray_fed.Workers(count=2, num_cpus=0.5)
+    with RayExecutorFactory(ray_fed.Config(workers=workers)) as factory:
+        yield factory
 
 
 @pytest.fixture

@@ -187,24 +187,33 @@ class LeafWorker:
         self,
         scope: str,
         keys: list[int],
-        sources: tuple[int, int, int],
+        sources: list[int],
         leaves: list[range],
         draw: DrawKey | None,
     ) -> list[Unkeyed]:
         """Accumulate each leaf of a chunk; keep the partials under keys.
 
-        `sources` are the keys of the chunk, of zero and of the accumulate function.
+        `sources` are the keys of the chunk, of zero and of the accumulate function;
+        `leaves` count clients in the cohort, and the first one begins the chunk.
         """
         held = self._values(scope)
         members, zero, accumulate = (held[source] for source in sources)
+        first = leaves[0].start
         with draws.using(draw), draws.noting_unkeyed() as unkeyed:
             for key, leaf in zip(keys, leaves, strict=True):
                 self._check(scope)
+                part = members[leaf.start - first : leaf.stop - first]
                 work = clients.accumulate_members(
-                    self._executor, zero, members[leaf.start : leaf.stop], accumulate
+                    self._executor, zero, part, accumulate, leaf
                 )
                 held[key] = self._run(work)
         return list(unkeyed)
+
+    def drop(self, scope: str, keys: list[int]) -> None:
+        """Drop values of a scope; those that it has not are ignored."""
+        held = self._scopes.get(scope, {})
+        for key in keys:
+            held.pop(key, None)
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""

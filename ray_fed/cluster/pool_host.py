@@ -81,6 +81,10 @@ class PoolHost:
         self._release(subround)
         self._act()
 
+    async def forgive(self, subround: str) -> None:
+        """Forget the failures of a subround that goes on; it keeps its worker."""
+        self._pool.forget(subround)
+
     async def end(self, subround: str) -> None:
         """Take back what a subround has, whether it is done or is to be cancelled."""
         for ticket, (waiting, _) in list(self._waiting.items()):

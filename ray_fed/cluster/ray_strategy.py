@@ -1,11 +1,12 @@
 """Clients on actors: contiguous chunks by index, values stay where they are.
 
 One call a chunk and intrinsic carries all clients of the chunk. What is equal for all
-clients is put on each actor once. A partial comes back for each leaf and is merged by
-the unplaced executor; where that is the same actor, it never leaves it.
+clients is put once and embedded on each actor once. A partial comes back for each leaf
+and is merged by the unplaced executor; where that is the same actor, it never leaves
+it. A chunk that is lost with its actor is made again on the next one, from its own
+history: what was placed, the functions that were mapped, the numbers that they drew.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -18,43 +19,33 @@ import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.blocks import Function
+from ray_fed.cluster import object_store
+from ray_fed.cluster.connection import Worker
 from ray_fed.cluster.remote_executor import RemoteExecutor, RemoteValue
 from ray_fed.executors.evaluation import merge_values
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
-from ray_fed.values import Plain, StoredClients, Struct
+from ray_fed.values import Plain, Stored, StoredClients, Struct
 
 flf = fl.framework
 
 
 class RayPlaced:
-    """Values of clients on actors: a key for each chunk, made when first needed."""
+    """Values of clients on actors: one name for each chunk, in client order."""
 
-    def __init__(
-        self,
-        member: fl.Type,
-        make: Callable[[], Coroutine[Any, Any, list[RemoteValue]]],
-    ) -> None:
+    def __init__(self, member: fl.Type, chunks: list[RemoteValue]) -> None:
         self._member = member
-        self._make = make
-        self._chunks: asyncio.Task[list[RemoteValue]] | None = None
+        self.chunks = chunks
 
     @property
     def member(self) -> fl.Type:
         """The type of one client's value."""
         return self._member
 
-    async def chunks(self) -> list[RemoteValue]:
-        """Return the chunks, in client order."""
-        if self._chunks is None:
-            self._chunks = asyncio.ensure_future(self._make())
-        return await asyncio.shield(self._chunks)
-
     async def compute(self) -> list[Plain]:
         """Return the clients' values in client order, plain."""
-        chunks = await self.chunks()
         fetched = await gather_by_index(
-            chunk.connection.call("fetch_chunk", chunk.key) for chunk in chunks
+            chunk.fetch("fetch_chunk") for chunk in self.chunks
         )
         return [member for chunk in fetched for member in chunk]
 
@@ -88,68 +79,77 @@ class RayFederatingStrategy(FederatingStrategy):
     async def place(self, value: Any, type_spec: fl.FederatedType) -> Placed:
         member = type_spec.member
         if type_spec.all_equal:
-            return RayPlaced(member, lambda: self._place_all_equal(value, member))
+            return RayPlaced(member, await self._place_all_equal(value, member))
         values.check_cardinality(value, type_spec, self.num_clients)
         members = plain.to_plain(value, type_spec, "a value placed at clients")
-        return RayPlaced(member, lambda: self._place_members(members, member))
+        chunks = [
+            _place_members(worker, members[chunk.start : chunk.stop], member)
+            for worker, chunk in zip(self._workers, self._chunks, strict=True)
+        ]
+        return RayPlaced(member, chunks)
 
     async def _place_all_equal(self, value: Any, member: fl.Type) -> list[RemoteValue]:
-        async def place(worker: RemoteExecutor, chunk: range) -> RemoteValue:
-            embedded = value
-            if isinstance(value, flf.ExecutorValue) and not _lives_on(value, worker):
-                embedded = await value.compute()
-            embedded = await worker.create_value(embedded, member)
-            key = worker.connection.new_key()
-            await worker.connection.call("repeat", key, embedded.key, len(chunk))
-            return RemoteValue(worker.connection, key, member)
+        embedded = await self._embed_everywhere(
+            value, member, "a value equal at all clients"
+        )
+        return [
+            _repeat(worker, source, len(chunk))
+            for worker, source, chunk in zip(
+                self._workers, embedded, self._chunks, strict=True
+            )
+        ]
 
-        return await self._on_each_chunk(place)
-
-    async def _place_members(self, members: Any, member: fl.Type) -> list[RemoteValue]:
-        serialised = blocks.serialise_type(member)
-
-        async def place(worker: RemoteExecutor, chunk: range) -> RemoteValue:
-            key = worker.connection.new_key()
-            part = members[chunk.start : chunk.stop]
-            bounds = None
-            if isinstance(part, StoredClients):
-                bounds = (part.start, part.stop)
-                part = part.reference
-            await worker.connection.call("place", key, part, bounds, serialised)
-            return RemoteValue(worker.connection, key, member)
-
-        return await self._on_each_chunk(place)
+    async def _embed_everywhere(
+        self, value: Any, type_spec: fl.Type, label: str
+    ) -> list[RemoteValue]:
+        """Return a value on each worker; read once, put once, if some lack it."""
+        embedded = value if isinstance(value, RemoteValue) else None
+        if embedded is not None and all(w.holds(embedded) for w in self._workers):
+            return [embedded for _ in self._workers]
+        found = value
+        if isinstance(value, flf.ExecutorValue):
+            found = await value.compute()
+        found = plain.to_plain(found, type_spec, label)
+        if isinstance(found, Stored):
+            return await gather_by_index(
+                w.create_value(found, type_spec) for w in self._workers
+            )
+        found = object_store.store(found)
+        found = found.reference if isinstance(found, Stored) else found
+        return [
+            embedded
+            if embedded is not None and w.holds(embedded)
+            else w.embed(found, type_spec)
+            for w in self._workers
+        ]
 
     async def _on_each_chunk(
-        self, work: Callable[[RemoteExecutor, range], Coroutine[Any, Any, Any]]
+        self, work: Callable[[RemoteExecutor, int], Coroutine[Any, Any, Any]]
     ) -> list[Any]:
         return await gather_by_index(
-            work(worker, chunk)
-            for worker, chunk in zip(self._workers, self._chunks, strict=True)
+            work(worker, index) for index, worker in enumerate(self._workers)
         )
 
     @override
     async def map(
         self, function: Function | None, arg: PlacedArg | None, member: fl.Type
     ) -> Placed:
-        async def map_chunk(worker: RemoteExecutor, chunk: range) -> RemoteValue:
-            index = self._chunks.index(chunk)
-            argument = None if arg is None else await _chunk_keys(arg, index)
-            function_key = None
-            if function is not None:
-                function_key = (await worker.create_value(function)).key
-            key = worker.connection.new_key()
-            keys = (key, function_key, argument)
-            arguments = (*keys, chunk, draws.current())
-            draws.note_unkeyed(await worker.connection.call("map", *arguments))
-            return RemoteValue(worker.connection, key, member)
+        draw = draws.pinned()
 
-        chunks = await self._on_each_chunk(map_chunk)
+        async def map_chunk(worker: RemoteExecutor, index: int) -> RemoteValue:
+            embedded = None if function is None else await worker.create_value(function)
+            argument = None if arg is None else _chunk(arg, index)
 
-        async def made() -> list[RemoteValue]:
-            return chunks
+            async def make(on: Worker, key: int) -> None:
+                function_key = None if embedded is None else await embedded.on(on)
+                argument_keys = None if arg is None else await _keys(argument, on)
+                keys = (key, function_key, argument_keys)
+                called = on.call("map", *keys, self._chunks[index], draw)
+                draws.note_unkeyed(await called)
 
-        return RayPlaced(member, made)
+            return await worker.derive(member, make).ready()
+
+        return RayPlaced(member, await self._on_each_chunk(map_chunk))
 
     @override
     async def reduce(
@@ -160,27 +160,14 @@ class RayFederatingStrategy(FederatingStrategy):
         merge: Function,
     ) -> flf.ExecutorValue:
         placed = values.narrow(arg, RayPlaced, "RayFederatingStrategy")
-        chunks = await placed.chunks()
+        zeros = await self._embed_everywhere(zero, zero.type_signature, "zero")
+        draw = draws.pinned()
 
-        async def reduce_chunk(
-            worker: RemoteExecutor, chunk: range
-        ) -> list[flf.ExecutorValue]:
-            index = self._chunks.index(chunk)
-            start: Any = zero
-            if not _lives_on(zero, worker):
-                start = await zero.compute()
-            start = await worker.create_value(start, zero.type_signature)
+        async def reduce_chunk(worker: RemoteExecutor, index: int) -> list[RemoteValue]:
             function = await worker.create_value(accumulate)
-            leaves = [
-                range(leaf.start - chunk.start, leaf.stop - chunk.start)
-                for leaf in self._leaves[index]
-            ]
-            keys = [worker.connection.new_key() for _ in leaves]
-            sources = (chunks[index].key, start.key, function.key)
-            arguments = (keys, sources, leaves, draws.current())
-            draws.note_unkeyed(await worker.connection.call("reduce", *arguments))
-            result = values.function_type(function.type_signature).result
-            return [RemoteValue(worker.connection, key, result) for key in keys]
+            sources = (placed.chunks[index], zeros[index], function)
+            leaves = _reduce_leaves(worker, sources, self._leaves[index], draw)
+            return await gather_by_index(leaf.ready() for leaf in leaves)
 
         reduced = await self._on_each_chunk(reduce_chunk)
         partials = [partial for chunk in reduced for partial in chunk]
@@ -190,7 +177,7 @@ class RayFederatingStrategy(FederatingStrategy):
         return await merge_values(self._unplaced, function, merged, nodes)
 
     async def _to_unplaced(self, partial: RemoteValue) -> flf.ExecutorValue:
-        if _lives_on(partial, self._unplaced):
+        if isinstance(self._unplaced, RemoteExecutor) and self._unplaced.holds(partial):
             return partial
         computed = await partial.compute()
         return await self._unplaced.create_value(computed, partial.type_signature)
@@ -200,20 +187,70 @@ class RayFederatingStrategy(FederatingStrategy):
         self._workers.clear()
 
 
-def _lives_on(value: flf.ExecutorValue, executor: flf.Executor) -> bool:
-    return (
-        isinstance(value, RemoteValue)
-        and isinstance(executor, RemoteExecutor)
-        and value.connection is executor.connection
-    )
+def _place_members(worker: RemoteExecutor, part: Any, member: fl.Type) -> RemoteValue:
+    serialised = blocks.serialise_type(member)
+    bounds = None
+    if isinstance(part, StoredClients):
+        bounds = (part.start, part.stop)
+        part = part.reference
+
+    async def make(on: Worker, key: int) -> None:
+        await on.call("place", key, part, bounds, serialised)
+
+    return worker.derive(member, make)
 
 
-async def _chunk_keys(arg: PlacedArg, index: int) -> Any:
-    """Return the keys of one chunk of an argument: an int, or (name, keys) pairs."""
+def _repeat(worker: RemoteExecutor, source: RemoteValue, count: int) -> RemoteValue:
+    async def make(on: Worker, key: int) -> None:
+        await on.call("repeat", key, await source.on(on), count)
+
+    return worker.derive(source.type_signature, make)
+
+
+def _reduce_leaves(
+    worker: RemoteExecutor,
+    sources: tuple[RemoteValue, RemoteValue, RemoteValue],
+    leaves: list[range],
+    draw: draws.DrawKey,
+) -> list[RemoteValue]:
+    """Return the partials of a chunk's leaves; one call makes them all.
+
+    Args:
+        worker: that the chunk is on.
+        sources: the chunk, zero, and the accumulate function.
+        leaves: of the chunk, by index in the cohort.
+        draw: what the accumulation draws from.
+    """
+    result = values.function_type(sources[2].type_signature).result
+
+    keys: list[int] = []
+
+    async def make_all(on: Worker, _: int) -> None:
+        found = [await source.on(on) for source in sources]
+        draws.note_unkeyed(await on.call("reduce", keys, found, leaves, draw))
+
+    whole = worker.derive(result, make_all)
+
+    async def make(on: Worker, _: int) -> None:
+        await whole.on(on)
+
+    partials = [worker.derive(result, make) for _ in leaves]
+    keys += [partial.key for partial in partials]
+    return partials
+
+
+def _chunk(arg: PlacedArg, index: int) -> Any:
+    """Return one chunk of an argument: a value, or (name, chunk) pairs."""
     if isinstance(arg, Struct):
         return [
-            (name, await _chunk_keys(element, index))
+            (name, _chunk(element, index))
             for name, element in values.iter_elements(arg)
         ]
-    placed = values.narrow(arg, RayPlaced, "RayFederatingStrategy")
-    return (await placed.chunks())[index].key
+    return values.narrow(arg, RayPlaced, "RayFederatingStrategy").chunks[index]
+
+
+async def _keys(argument: Any, on: Worker) -> Any:
+    """Return the keys of what `_chunk` returned, in its place."""
+    if isinstance(argument, RemoteValue):
+        return await argument.on(on)
+    return [(name, await _keys(element, on)) for name, element in argument]

@@ -1,17 +1,17 @@
-"""The four verbs over a handle: values stay on the actor, only names come back.
+"""The four verbs over a worker: values stay on it, only names come back.
 
-A function, or a value that lives in the object store, is embedded once a scope
-however often it is asked for: leaves of one subround share them.
+Each value knows how it was made, so that it can be made again on another worker: from
+a plain value that this process holds, or by a call on other values of the connection.
+A function, or a value that lives in the object store, is embedded once however often
+it is asked for: leaves of one subround share them.
 """
 
 import asyncio
-import itertools
-from collections.abc import Coroutine
-from typing import Any
+import collections
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeAlias
 
 import federated_language as fl
-import ray
-import ray.exceptions
 from typing_extensions import override
 
 import ray_fed.blocks as blocks
@@ -20,70 +20,44 @@ import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.values as values
 from ray_fed.blocks import Function
-from ray_fed.cluster import failures
+from ray_fed.cluster.connection import Worker, WorkerConnection, has_failed
 from ray_fed.values import Stored, StoredParts
 
 flf = fl.framework
 _NAME = "RemoteExecutor"
 
+_SHARED_VALUES = 256
+"""Functions and stored values that one executor keeps embedded."""
 
-class WorkerConnection:
-    """A worker, for the length of one scope: its values are freed at the end.
-
-    Args:
-        handle: of the actor.
-        scope: names the values of this use; unique.
-        name: of the worker, for errors.
-    """
-
-    def __init__(self, handle: Any, scope: str, name: str) -> None:
-        self.handle = handle
-        self.scope = scope
-        self.name = name
-        self._keys = itertools.count()
-
-    def new_key(self) -> int:
-        """Return a name for a value that the scope does not have yet."""
-        return next(self._keys)
-
-    async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of the worker, in this scope, and return its result.
-
-        Raises:
-            LostWorkerError: the worker is gone.
-            Exception: what the method raised.
-        """
-        try:
-            return await getattr(self.handle, method).remote(self.scope, *args)
-        except ray.exceptions.RayTaskError as error:
-            raise failures.unwrap(error) from None
-        except failures.LOST_ERRORS as error:
-            raise LostWorkerError(self.name, error) from error
-
-
-class LostWorkerError(errors.ClusterError):
-    """A worker is gone; whoever leased it reports it to the pool.
-
-    Attributes:
-        worker: its name.
-        error: what Ray said.
-    """
-
-    def __init__(self, worker: str, error: BaseException) -> None:
-        super().__init__(f"Expected `{worker}` to answer, found it gone.")
-        self.worker = worker
-        self.error = error
+Make: TypeAlias = Callable[[Worker, int], Coroutine[Any, Any, Any]]
+"""Makes a value on a worker, under a key; needs what it is made of there first."""
 
 
 class RemoteValue(flf.ExecutorValue):
-    """A value on a worker, by its key in a scope."""
+    """A value on the worker of a connection, made when it is first needed there.
+
+    Args:
+        connection: whose worker it is on.
+        key: of the value there.
+        type_signature: of the value.
+        make: how to make it; the same each time.
+    """
 
     def __init__(
-        self, connection: WorkerConnection, key: int, type_signature: fl.Type
+        self,
+        connection: WorkerConnection,
+        key: int,
+        type_signature: fl.Type,
+        make: Make,
     ) -> None:
         self.connection = connection
         self.key = key
         self._type_signature = type_signature
+        self._make = make
+        self._made: tuple[Worker, asyncio.Task[Any]] | None = None
+
+    def __del__(self) -> None:
+        self.connection.drop(self.key)
 
     @property
     @override
@@ -95,10 +69,37 @@ class RemoteValue(flf.ExecutorValue):
     def type_signature(self) -> fl.Type:
         return self._type_signature
 
+    async def on(self, worker: Worker) -> int:
+        """Return the key, once the value is on a worker of the connection."""
+        if (
+            self._made is None
+            or self._made[0] is not worker
+            or has_failed(self._made[1])
+        ):
+            self._made = (worker, asyncio.ensure_future(self._make_on(worker)))
+        await asyncio.shield(self._made[1])
+        return self.key
+
+    async def _make_on(self, worker: Worker) -> None:
+        await self._make(worker, self.key)
+
+    async def ready(self) -> Self:
+        """Return the value, once it is on the worker of now."""
+        await self.connection.run(self.on)
+        return self
+
+    async def fetch(self, method: str) -> Any:
+        """Return what a method of the worker says of the value."""
+
+        async def call(worker: Worker) -> Any:
+            return await worker.call(method, await self.on(worker))
+
+        return await self.connection.run(call)
+
     @override
     async def compute(self) -> Any:
         """Return the value in plain form."""
-        return await self.connection.call("compute", self.key)
+        return await self.fetch("compute")
 
 
 def _unwrap(value: Any) -> Any:
@@ -113,96 +114,142 @@ class RemoteExecutor(flf.Executor):
     """
 
     def __init__(self, connection: WorkerConnection) -> None:
-        self.connection = connection
-        self._shared: dict[Any, asyncio.Task[RemoteValue]] = {}
+        self._connection = connection
+        self._shared: collections.OrderedDict[Any, RemoteValue]
+        self._shared = collections.OrderedDict()
 
     @override
     def close(self) -> None:
         self._shared.clear()
 
+    def holds(self, value: flf.ExecutorValue) -> bool:
+        """Return whether a value lives where this executor's do."""
+        return isinstance(value, RemoteValue) and value.connection is self._connection
+
+    def derive(self, type_spec: fl.Type, make: Make) -> RemoteValue:
+        """Return a value that is made when it is first needed."""
+        key = self._connection.new_key()
+        return RemoteValue(self._connection, key, type_spec, make)
+
+    def embed(self, value: Any, type_spec: fl.Type) -> RemoteValue:
+        """Return a plain value or an object's reference, embedded when needed."""
+        serialised = blocks.serialise_type(type_spec)
+
+        async def make(worker: Worker, key: int) -> None:
+            await worker.call("embed", key, value, serialised)
+
+        return self.derive(type_spec, make)
+
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> RemoteValue:
         type_spec = None if type_spec is None else fl.to_type(type_spec)
         if isinstance(value, RemoteValue):
-            return value
-        if isinstance(value, Stored | StoredParts):
-            return await self._once((value, type_spec), self._embed(value, type_spec))
+            return self._own(value)
         block = blocks.to_block(value)
         if block is not None:
             value = Function(blocks.serialise(block))
         if isinstance(value, Function):
-            if value.captured:
-                return await self._embed(value, None)
-            return await self._once(value.computation, self._embed(value, None))
+            return await self._embed_function(value)
         if type_spec is None:
             raise errors.UnsupportedError(
                 f"Expected a type for {values.show(value)}, found none."
             )
-        return await self._embed(plain.to_plain(value, type_spec), type_spec)
+        if isinstance(value, Stored | StoredParts):
+            return await self._share(
+                (value, type_spec), lambda: self._embed_stored(value, type_spec)
+            )
+        return await self.embed(plain.to_plain(value, type_spec), type_spec).ready()
 
-    async def _once(
-        self, key: Any, embed: Coroutine[Any, Any, RemoteValue]
+    def _embed_stored(
+        self, value: Stored | StoredParts, type_spec: fl.Type
     ) -> RemoteValue:
-        if key in self._shared:
-            embed.close()
-        else:
-            self._shared[key] = asyncio.ensure_future(embed)
-        return await asyncio.shield(self._shared[key])
-
-    async def _embed(self, value: Any, type_spec: fl.Type | None) -> RemoteValue:
-        key = self.connection.new_key()
-        if isinstance(value, Function):
-            block = value.building_block()
-            await self.connection.call("embed", key, value, None)
-            return RemoteValue(self.connection, key, block.type_signature)
-        if type_spec is None:
-            raise errors.UnsupportedError("Expected a type for a stored value.")
-        serialised = blocks.serialise_type(type_spec)
         # References at the top level of a call: Ray brings them to the worker itself.
-        if isinstance(value, StoredParts):
-            held = [_unwrap(part) for part in value.parts]
-            await self.connection.call("embed_parts", key, serialised, *held)
-        else:
-            await self.connection.call("embed", key, _unwrap(value), serialised)
-        return RemoteValue(self.connection, key, type_spec)
+        if isinstance(value, Stored):
+            return self.embed(value.reference, type_spec)
+        serialised = blocks.serialise_type(type_spec)
+        held = [_unwrap(part) for part in value.parts]
+
+        async def make(worker: Worker, key: int) -> None:
+            await worker.call("embed_parts", key, serialised, *held)
+
+        return self.derive(type_spec, make)
+
+    async def _embed_function(self, function: Function) -> RemoteValue:
+        if function.captured:
+            return await self._derive_function(function).ready()
+        return await self._share(
+            function.computation, lambda: self._derive_function(function)
+        )
+
+    def _derive_function(self, function: Function) -> RemoteValue:
+        async def make(worker: Worker, key: int) -> None:
+            await worker.call("embed", key, function, None)
+
+        return self.derive(function.building_block().type_signature, make)
+
+    async def _share(self, name: Any, build: Callable[[], RemoteValue]) -> RemoteValue:
+        """Return the value that is shared under a name; build it if there is none."""
+        if name not in self._shared:
+            self._shared[name] = build()
+        shared = self._shared[name]
+        self._shared.move_to_end(name)
+        if len(self._shared) > _SHARED_VALUES:
+            self._shared.popitem(last=False)
+        return await shared.ready()
+
+    def _own(self, value: object) -> RemoteValue:
+        found = values.narrow(value, RemoteValue, _NAME)
+        if not self.holds(found):
+            raise errors.ValueMismatchError(
+                "Expected a value on this executor's worker, found one on another:"
+                " compute it and embed what it is."
+            )
+        return found
 
     @override
     async def create_call(
         self, comp: flf.ExecutorValue, arg: flf.ExecutorValue | None = None
     ) -> RemoteValue:
-        function = values.narrow(comp, RemoteValue, _NAME)
-        argument = None if arg is None else values.narrow(arg, RemoteValue, _NAME)
+        function = self._own(comp)
+        argument = None if arg is None else self._own(arg)
         type_spec = function.type_signature
         if not isinstance(type_spec, fl.FunctionType):
             raise errors.ValueMismatchError(
                 f"Expected a function to call, found a value of type `{type_spec}`."
             )
         values.check_argument(type_spec, argument)
-        key = self.connection.new_key()
-        argument_key = None if argument is None else argument.key
-        keys = (key, function.key, argument_key)
-        draws.note_unkeyed(await self.connection.call("invoke", *keys, draws.current()))
-        return RemoteValue(self.connection, key, type_spec.result)
+        draw = draws.pinned()
+
+        async def make(worker: Worker, key: int) -> None:
+            argument_key = None if argument is None else await argument.on(worker)
+            keys = (key, await function.on(worker), argument_key)
+            draws.note_unkeyed(await worker.call("invoke", *keys, draw))
+
+        return await self.derive(type_spec.result, make).ready()
 
     @override
     async def create_struct(self, elements: Any) -> RemoteValue:
         members = [
-            (name, values.narrow(member, RemoteValue, _NAME))
+            (name, self._own(member))
             for name, member in values.iter_elements(values.to_struct(elements))
         ]
-        key = self.connection.new_key()
-        keys = [(name, member.key) for name, member in members]
-        await self.connection.call("combine", key, keys)
+
+        async def make(worker: Worker, key: int) -> None:
+            keys = [(name, await member.on(worker)) for name, member in members]
+            await worker.call("combine", key, keys)
+
         type_spec = fl.StructType((name, m.type_signature) for name, m in members)
-        return RemoteValue(self.connection, key, type_spec)
+        return await self.derive(type_spec, make).ready()
 
     @override
     async def create_selection(
         self, source: Any, index: int | None = None, name: str | None = None
     ) -> RemoteValue:
-        struct = values.narrow(source, RemoteValue, _NAME)
+        struct = self._own(source)
         position = values.select_index(struct.type_signature, index, name)
-        key = self.connection.new_key()
-        await self.connection.call("select", key, struct.key, position)
+
+        async def make(worker: Worker, key: int) -> None:
+            await worker.call("select", key, await struct.on(worker), position)
+
         type_spec = values.struct_type(struct.type_signature)[position]
-        return RemoteValue(self.connection, key, type_spec)
+        return await self.derive(type_spec, make).ready()

@@ -10,8 +10,9 @@ import ray.exceptions
 
 import ray_fed.errors as errors
 import ray_fed.values as values
-from ray_fed.cluster import failures, workers
+from ray_fed.cluster import failures, object_store, workers
 from ray_fed.cluster.inventory import expect_listener
+from ray_fed.cluster.leases import PooledWorker
 from ray_fed.cluster.runner import RayRunner
 from ray_fed.config import Config
 
@@ -22,9 +23,6 @@ _RUNNERS_PER_WORKER = 2
 
 _IDLE_COORDINATOR_MS = 600_000
 """Ray ends idle task processes after seconds; the next round would start them anew."""
-
-_INLINE_BYTES = 64 * 1024
-"""Smaller values travel inside of a call: a trip to the object store costs more."""
 
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -64,16 +62,12 @@ class Session:
         ]
 
     def store(self, value: Any) -> Any:
-        """Put a large value into the object store once; pass a small one on.
+        """Put a large value into the object store once; see `object_store.store`."""
+        return object_store.store(value)
 
-        Clients become a run that is sliced without being read.
-        """
-        if values.count_bytes(value) < _INLINE_BYTES:
-            return value
-        reference = ray.put(value)
-        if isinstance(value, list):
-            return values.StoredClients(reference, 0, len(cast("list[Any]", value)))
-        return values.Stored(reference)
+    def sources(self) -> list[PooledWorker]:
+        """Return all workers of the pool, to be held for as long as it lives."""
+        return [PooledWorker(self._pool) for _ in range(self.num_workers)]
 
     async def fetch(self, value: Any) -> Any:
         """Return a value that runners kept: read from the object store, if it is there.

@@ -14,20 +14,16 @@ import os
 from typing import Any, cast
 
 import ray
-import ray.exceptions
 
 import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plan as plan
-from ray_fed.cluster import failures
+from ray_fed.cluster import leases
+from ray_fed.cluster.connection import LostWorkerError, Worker, WorkerConnection
 from ray_fed.cluster.leaf_worker import LeafWorker
 from ray_fed.cluster.pool_host import PoolHost
 from ray_fed.cluster.ray_strategy import RayFederatingStrategy
-from ray_fed.cluster.remote_executor import (
-    LostWorkerError,
-    RemoteExecutor,
-    WorkerConnection,
-)
+from ray_fed.cluster.remote_executor import RemoteExecutor
 from ray_fed.config import Config
 from ray_fed.executors import evaluation, stack
 
@@ -76,23 +72,37 @@ def run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
 
 
 async def _run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
+    lease = await leases.lease(pool, name)
+    worker = lease.worker
     try:
-        worker, handle, attempt, pid, node = await pool.lease.remote(name)
-    except ray.exceptions.RayTaskError as error:
-        raise failures.unwrap(error) from None
-    connection = WorkerConnection(handle, name, worker)
-    try:
-        await connection.call("begin")
+        await worker.call("begin")
+        connection = WorkerConnection(_OneWorker(worker))
         with draws.noting_unkeyed() as unkeyed:
             results = await _evaluate(connection, comp, arg)
-    except LostWorkerError as error:
-        detail = f"`{worker}` on node {node}: {failures.describe(error.error)}"
-        await pool.lost.remote(name, failures.classify(error.error), detail)
-        raise errors.WorkerLost(detail) from None
+    except LostWorkerError as loss:
+        await leases.report(pool, name, loss)
+        raise errors.WorkerLost(loss.detail) from None
     pool.release.remote(name)
     noted = tuple(sorted(unkeyed))
-    outcome = plan.Outcome((), attempt, worker, pid, os.getpid(), node, noted)
+    outcome = plan.Outcome(
+        (), lease.attempt, worker.name, lease.pid, os.getpid(), worker.node, noted
+    )
     return (outcome, *results)
+
+
+class _OneWorker:
+    """The one worker of a subround: with it the subround is lost, and run again."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def lease(self, loss: LostWorkerError | None) -> Worker:
+        if loss is not None:
+            raise loss
+        return self._worker
+
+    async def settle(self) -> None:
+        raise AssertionError("work that lost its worker does not end well")
 
 
 async def _evaluate(connection: WorkerConnection, comp: Any, arg: Any) -> list[Any]:

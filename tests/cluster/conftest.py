@@ -1,0 +1,99 @@
+"""Workers without Ray: the real actor class in this process, which can be killed."""
+
+# pyright: reportPrivateUsage=false
+
+import asyncio
+import concurrent.futures
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray.exceptions
+
+from ray_fed.cluster.connection import LostWorkerError, Worker
+from ray_fed.cluster.leaf_worker import LeafWorker
+
+
+class _Method:
+    """One method of an actor, called as Ray's handles are."""
+
+    def __init__(self, handle: "FakeHandle", name: str) -> None:
+        self._handle = handle
+        self._name = name
+
+    def remote(self, *args: Any) -> Any:
+        return self._handle.call(self._name, args)
+
+
+class FakeHandle:
+    """The actor class on a thread of this process; lost on the nth call of a method.
+
+    Attributes:
+        calls: names of the methods that ended, in order.
+        dies_at: a method: the first call of it finds the actor gone.
+        is_dead: every call finds it gone.
+    """
+
+    def __init__(self) -> None:
+        self._actor = LeafWorker(1, 0.0)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self.calls: list[str] = []
+        self.dies_at: str | None = None
+        self.is_dead = False
+
+    def __getattr__(self, name: str) -> _Method:
+        return _Method(self, name)
+
+    def call(self, name: str, args: tuple[Any, ...]) -> Any:
+        self.is_dead |= name == self.dies_at
+        if self.is_dead:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            future.set_exception(ray.exceptions.RayActorError())
+            return future
+        return asyncio.wrap_future(self._thread.submit(self._run, name, args))
+
+    def _run(self, name: str, args: tuple[Any, ...]) -> Any:
+        result = getattr(self._actor, name)(*args)
+        self.calls.append(name)
+        return result
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._actor._loop.close()
+
+
+class FakeSource:
+    """A source of such workers, up to a number of them.
+
+    Attributes:
+        handles: of all workers that were leased, in order.
+        max_workers: it leases no more than so many.
+        settled: how often work that met a loss ended well.
+    """
+
+    def __init__(self, name: str, max_workers: int) -> None:
+        self._name = name
+        self.max_workers = max_workers
+        self.handles: list[FakeHandle] = []
+        self.settled = 0
+
+    async def lease(self, loss: LostWorkerError | None) -> Worker:
+        if loss is not None and len(self.handles) == self.max_workers:
+            raise loss
+        self.handles.append(FakeHandle())
+        worker = Worker(self.handles[-1], self._name, self._name, "10.0.0.1")
+        await worker.call("begin")
+        return worker
+
+    async def settle(self) -> None:
+        self.settled += 1
+
+
+@pytest.fixture
+def sources() -> Iterator[list[FakeSource]]:
+    """Two sources of up to three workers each; their threads end with the test."""
+    built = [FakeSource(f"worker {index}", 3) for index in range(2)]
+    yield built
+    for source in built:
+        for handle in source.handles:
+            handle.close()
