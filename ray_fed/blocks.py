@@ -1,6 +1,8 @@
 """Computations as bytes and back: what travels instead of Python functions."""
 
+import contextlib
 import dataclasses
+from collections.abc import Generator
 from typing import Any
 
 import federated_language as fl
@@ -37,6 +39,19 @@ class Function:
         return parse_block(self.computation)
 
 
+@contextlib.contextmanager
+def depth_in_words() -> Generator[None]:
+    """Say what protobuf refuses, where messages are built that may nest too deeply.
+
+    Raises:
+        CompileError: protobuf refused a message.
+    """
+    try:
+        yield
+    except message.DecodeError as error:
+        raise errors.CompileError(_TOO_DEEP) from error
+
+
 def parse_block(serialised: bytes) -> fl.framework.ComputationBuildingBlock:
     """Return the building block of a serialised `pb.Computation`.
 
@@ -44,10 +59,8 @@ def parse_block(serialised: bytes) -> fl.framework.ComputationBuildingBlock:
         CompileError: the message nests deeper than protobuf reads.
     """
     proto = pb.Computation()
-    try:
+    with depth_in_words():
         proto.ParseFromString(serialised)
-    except message.DecodeError as error:
-        raise errors.CompileError(_TOO_DEEP) from error
     return fl.framework.ComputationBuildingBlock.from_proto(proto)
 
 
@@ -57,11 +70,39 @@ def serialise(block: fl.framework.ComputationBuildingBlock) -> bytes:
     Raises:
         CompileError: the block nests deeper than protobuf writes or reads.
     """
-    try:
-        serialised = block.to_proto().SerializeToString(deterministic=True)
-    except message.DecodeError as error:
-        raise errors.CompileError(_TOO_DEEP) from error
-    return serialised
+    with depth_in_words():
+        return block.to_proto().SerializeToString(deterministic=True)
+
+
+def serialize_computation(comp: fl.framework.ConcreteComputation) -> bytes:
+    """Return a computation as bytes that TensorFlow Federated 0.87 reads too.
+
+    Raises:
+        CompileError: it nests deeper than protobuf writes or reads.
+    """
+    return serialise(fl.framework.ComputationBuildingBlock.from_proto(comp.to_proto()))
+
+
+def deserialize_computation(serialized: bytes) -> fl.framework.ConcreteComputation:
+    """Return the computation that a serialised `pb.Computation` holds.
+
+    The message is one for federated_language and for TensorFlow Federated 0.87:
+    `tff.framework.serialize_computation(comp).SerializeToString()` makes the bytes
+    there. Python containers are not part of it: structures come back as OrderedDicts
+    and tuples.
+
+    Args:
+        serialized: of a computation, that is, of a functional type.
+
+    Raises:
+        CompileError: the bytes hold no computation, or one that nests too deeply.
+    """
+    block = parse_block(serialized)
+    if not isinstance(block.type_signature, fl.FunctionType):
+        raise errors.CompileError(
+            f"Expected a computation, found a value of type `{block.type_signature}`."
+        )
+    return fl.framework.ConcreteComputation.from_building_block(block)
 
 
 def serialise_type(type_spec: fl.Type) -> bytes:

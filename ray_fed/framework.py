@@ -1,5 +1,6 @@
 """The documented names, for those who extend ray_fed; imports TensorFlow and Ray."""
 
+from ray_fed.blocks import deserialize_computation, serialize_computation
 from ray_fed.cluster.direct import RayExecutorFactory
 from ray_fed.cluster.ray_strategy import RayFederatingStrategy
 from ray_fed.compiler.form import MergeableCompForm
@@ -23,5 +24,7 @@ __all__ = [
     "ReferenceResolvingExecutor",
     "ThreadDelegatingExecutor",
     "compile_to_mergeable_comp_form",
+    "deserialize_computation",
+    "serialize_computation",
     "thread_debugging_executor_factory",
 ]

@@ -9,6 +9,7 @@ from typing import Any, Self
 import federated_language as fl
 from typing_extensions import override
 
+import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.plan as plan
@@ -203,7 +204,8 @@ class ExecutionContext(flf.SyncContext):
                 self._chains.pop(next(iter(self._chains)))
             self._warn_of_simulation(comp)
             try:
-                self._chains[comp] = compile_to_chain(comp)
+                with blocks.depth_in_words():
+                    self._chains[comp] = compile_to_chain(comp)
             except errors.CompileError:
                 self._chains[comp] = None
         return self._chains[comp]

@@ -44,7 +44,7 @@ def data(uri: str, type_spec: Any) -> fl.framework.Data:
 
     Args:
         uri: a path or a URI that fsspec knows, in the file system of the executor; of
-            a TFRecord, parquet, arrow, feather, npz or npy file; `#name` selects a
+            a TFRecord, parquet, arrow, feather, npz or npy file; `#name` selects one
             column.
         type_spec: anything that converts to the type of the value.
     """

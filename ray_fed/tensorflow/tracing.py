@@ -15,6 +15,7 @@ from tensorflow.python.framework.auto_control_deps import (  # no public name
 )
 from typing_extensions import override
 
+import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.tensorflow.callbacks as callbacks
@@ -114,6 +115,7 @@ def _unflatten(tensors: Any, type_spec: fl.Type) -> Any:
             return tensor
 
 
+@blocks.depth_in_words()
 def trace(
     fn: Callable[..., Any], parameter: fl.Type | None, *, unpack: bool | None
 ) -> fl.framework.ConcreteComputation:
@@ -127,6 +129,7 @@ def trace(
     Raises:
         TypeError: a parameter or result is not made of tensors and sequences.
         ValueError: `fn` returns None.
+        CompileError: a type nests deeper than protobuf reads.
     """
     outer = tf.compat.v1.get_default_graph()
     traced = equality.TracedGraph()
