@@ -37,6 +37,17 @@ class Column:
             return self.rows[index]
         return self.rows[self.splits[index] : self.splits[index + 1]]
 
+    def with_splits(self) -> "Column":
+        """Return the column laid as for elements of unknown leading dimension.
+
+        Itself where it is; else `rows` is of elements of one shape, not scalars.
+        """
+        if self.splits is not None:
+            return self
+        length, size, *rest = self.rows.shape
+        rows = self.rows.reshape(length * size, *rest)
+        return Column(rows, np.arange(length + 1, dtype=np.int64) * size)
+
     @property
     def batch_size(self) -> int | None:
         """The size of all elements but the last, which may be smaller; or None."""

@@ -172,3 +172,16 @@ def test_num_bytes_counts_rows_and_splits() -> None:
     stacked = rows.lay_rows([np.int32(1)], np.dtype(np.int32), ())
 
     assert rows.Rows((ragged, stacked), 1).num_bytes == 3 * 2 * 4 + 2 * 8 + 4
+
+
+def test_stacked_elements_can_be_laid_with_splits() -> None:
+    stacked = rows.Column(np.arange(12, dtype=np.float32).reshape(2, 3, 2))
+
+    ragged = stacked.with_splits()
+
+    assert ragged.rows.shape == (6, 2)
+    assert ragged.splits is not None
+    assert ragged.splits.tolist() == [0, 3, 6]
+    for index in range(2):
+        np.testing.assert_array_equal(ragged[index], stacked[index])
+    assert ragged.with_splits() is ragged

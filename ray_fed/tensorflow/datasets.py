@@ -32,6 +32,31 @@ def from_rows(sequence: rows.Rows, element: fl.Type) -> "tf.data.Dataset[Any]":
     )
 
 
+def to_tensors(sequence: rows.Rows, element: fl.Type) -> list[tf.Tensor]:
+    """Return a plain sequence as tensors, as a lowered graph is fed with it.
+
+    Args:
+        sequence: the plain sequence.
+        element: the type of its elements; only leading dimensions are unknown.
+
+    Returns:
+        For each column its rows and, where the type has them, its splits; then, last,
+        the number of elements, i64[].
+    """
+    tensors: list[tf.Tensor] = []
+    for column, tensor_type in zip(
+        sequence.columns, plain.flatten_type(element), strict=True
+    ):
+        dtype = specs.to_tf_dtype(tensor_type)
+        if _is_fixed(tensor_type):
+            tensors.append(tf.constant(column.rows, dtype))
+            continue
+        ragged = column.with_splits()
+        splits: Any = ragged.splits
+        tensors.extend([tf.constant(ragged.rows, dtype), tf.constant(splits, tf.int64)])
+    return [*tensors, tf.constant(len(sequence), tf.int64)]
+
+
 def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
     """Return a dataset that reads an iterable lazily and checks each element.
 

@@ -123,7 +123,7 @@ def to_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
     """Return tensors as a binding takes them: some datasets as serialised graphs."""
     return [
         tensor if is_variant else tf.raw_ops.DatasetToGraphV2(input_dataset=tensor)
-        for tensor, is_variant in zip(tensors, _are_variants(binding), strict=True)
+        for tensor, is_variant in zip(tensors, are_variants(binding), strict=True)
     ]
 
 
@@ -131,16 +131,16 @@ def from_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor
     """Return tensors that a binding gave, datasets as variants: undoes `to_bound`."""
     return [
         tensor if is_variant else tf.raw_ops.DatasetFromGraph(graph_def=tensor)
-        for tensor, is_variant in zip(tensors, _are_variants(binding), strict=True)
+        for tensor, is_variant in zip(tensors, are_variants(binding), strict=True)
     ]
 
 
-def _are_variants(binding: Binding) -> list[bool]:
+def are_variants(binding: Binding) -> list[bool]:
     """Return of each bound tensor whether it is no serialised graph of a dataset."""
     match binding.WhichOneof("binding"):
         case "struct":
             return [
-                v for element in binding.struct.element for v in _are_variants(element)
+                v for element in binding.struct.element for v in are_variants(element)
             ]
         case "sequence":
             return [not binding.sequence.graph_def_tensor_name]

@@ -11,6 +11,7 @@ Three things in a graph are global to a process, and are made local to a call:
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -57,12 +58,24 @@ def _rename_functions(graph_def: Any) -> None:
     if not library.function:
         return
     digest = hashlib.sha256(library.SerializeToString(deterministic=True)).hexdigest()
-    renamed = {
+    names = {
         function.signature.name: f"{function.signature.name}_{digest[:16]}"
         for function in library.function
     }
+    rename_functions(graph_def, names)
+
+
+def rename_functions(graph_def: Any, renamed: Mapping[str, str]) -> None:
+    """Give library functions of a GraphDef other names, in place, wherever they stand.
+
+    Args:
+        graph_def: to rewrite.
+        renamed: new names by old ones.
+    """
+    library = graph_def.library
     for function in library.function:
-        function.signature.name = renamed[function.signature.name]
+        name = function.signature.name
+        function.signature.name = renamed.get(name, name)
         _rename_in_attributes(function.attr, renamed)
     for gradient in library.gradient:
         gradient.function_name = renamed.get(
@@ -77,7 +90,7 @@ def _rename_functions(graph_def: Any) -> None:
             _rename_in_attributes(node.attr, renamed)
 
 
-def _rename_in_attributes(attributes: Any, renamed: dict[str, str]) -> None:
+def _rename_in_attributes(attributes: Any, renamed: Mapping[str, str]) -> None:
     for value in attributes.values():
         functions = [value.func] if value.HasField("func") else list(value.list.func)
         for function in functions:

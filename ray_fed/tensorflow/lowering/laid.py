@@ -1,0 +1,85 @@
+"""Sequences that are there at once: a parameter's rows, tensors, a range of numbers."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from typing_extensions import override
+
+from ray_fed.tensorflow.lowering.indexed import Drawn, Element, Indexed, Traits
+
+
+class Laid(Indexed):
+    """The elements of a parameter, or of tensors, laid as `ray_fed.rows` does.
+
+    Args:
+        specs: of an element's components.
+        columns: rows and splits of each; without splits, row `i` is of element `i`.
+        length: i64[].
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[tf.TensorSpec],
+        columns: Sequence[tuple[tf.Tensor, tf.Tensor | None]],
+        length: tf.Tensor,
+    ) -> None:
+        super().__init__(specs, Traits())
+        self._columns = columns
+        self._length = length
+        self._is_stacked = all(splits is None for _, splits in columns)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return self._length
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        return [
+            rows[index] if splits is None else rows[splits[index] : splits[index + 1]]
+            for rows, splits in self._columns
+        ]
+
+    @override
+    def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
+        if not self._is_stacked:
+            return super().gather(drawn, indices)
+        return [tf.gather(rows, indices) for rows, _ in self._columns]
+
+    @override
+    def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
+        if not self._is_stacked:
+            return super().span(drawn, start, stop)
+        return [rows[start:stop] for rows, _ in self._columns]
+
+
+class Counted(Indexed):
+    """The numbers of a range.
+
+    Args:
+        spec: of a number.
+        start: i64[].
+        stop: i64[], not reached.
+        step: i64[].
+    """
+
+    def __init__(
+        self, spec: tf.TensorSpec, start: tf.Tensor, stop: tf.Tensor, step: tf.Tensor
+    ) -> None:
+        super().__init__([spec], Traits())
+        self._start, self._step = start, step
+        rest = tf.math.floormod(stop - start, step)
+        self._length = tf.maximum(
+            (stop - start) // step + tf.cast(tf.not_equal(rest, 0), tf.int64), 0
+        )
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return self._length
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        return [tf.cast(self._start + index * self._step, self.specs[0].dtype)]
+
+    @override
+    def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
+        return self.element(drawn, indices)

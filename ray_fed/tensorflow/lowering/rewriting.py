@@ -1,0 +1,155 @@
+"""Builds a lowered graph of a message: placeholders, its body run, the rest cut off."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import federated_language as fl
+import tensorflow as tf
+
+import ray_fed.plain as plain
+import ray_fed.tensorflow.graph as graph
+import ray_fed.tensorflow.lowering.bodies as bodies
+import ray_fed.tensorflow.lowering.control_flow as control_flow
+import ray_fed.tensorflow.lowering.iterators as iterators
+import ray_fed.tensorflow.lowering.pipelines as pipelines
+import ray_fed.tensorflow.specs as specs
+from ray_fed.tensorflow.lowering.inlining import Inliner
+from ray_fed.tensorflow.lowering.laid import Laid
+from ray_fed.tensorflow.lowering.library import rename_functions, with_functions
+from ray_fed.tensorflow.lowering.refusal import CannotLower
+from ray_fed.tensorflow.lowering.symbols import Serialised, Symbol
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewritten:
+    """A graph with the names of its feeds, fetches and initialisation."""
+
+    graph_def: Any
+    feeds: list[str]
+    fetches: list[str]
+    initialize_op: str | None
+
+
+def leaf_types(type_spec: fl.Type | None) -> list[fl.Type]:
+    """Return the tensors and sequences of a type, in order."""
+    if isinstance(type_spec, fl.StructType):
+        return [
+            leaf for _, element in type_spec.items() for leaf in leaf_types(element)
+        ]
+    return [] if type_spec is None else [type_spec]
+
+
+def fill_token(graph_def: Any, name: str) -> None:
+    """Make the session token of a graph, which nothing here reads, a constant."""
+    for node in graph_def.node:
+        if node.name == bodies.node_of(name):
+            node.op = "Const"
+            node.attr.clear()
+            node.attr["dtype"].type = tf.string.as_datatype_enum
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(b"", tf.string))
+
+
+def rewrite(message: Any, type_spec: fl.FunctionType) -> Rewritten:
+    """Return a message's graph without tf.data.
+
+    Raises:
+        CannotLower: some of it has to stay.
+    """
+    if any(isinstance(t, fl.SequenceType) for t in leaf_types(type_spec.result)):
+        raise CannotLower("sequence result")
+    written = graph.graph_of(message)
+    if message.session_token_tensor_name:
+        fill_token(written, message.session_token_tensor_name)
+    rename_functions(written)
+    lowered = tf.Graph()
+    with lowered.as_default(), tf.device(None):
+        feeds, arguments = _stamp(message, type_spec.parameter)
+        results, last = _run(written, message, arguments)
+        fetches = [tf.identity(result).name for result in results]
+    initialize_op = last[0].name if last else None
+    graph_def = lowered.as_graph_def()
+    kept = [*feeds, *fetches, *([initialize_op] if initialize_op else [])]
+    return Rewritten(
+        with_functions(graph_def, written.library, kept), feeds, fetches, initialize_op
+    )
+
+
+def _run(written: Any, message: Any, arguments: Mapping[str, Any]) -> Any:
+    """Run the graph as it was written; return results and what initialises."""
+    functions = {f.signature.name: f for f in written.library.function}
+    data_rules = {**pipelines.RULES, **iterators.RULES}
+    inliner = Inliner(functions, data_rules, control_flow.RULES)
+    last = [message.initialize_op] if message.initialize_op else []
+    names = graph.bound_names(message.result)
+    body = bodies.of_graph(written, list(arguments), names, last)
+    results, done = inliner.run(body, list(arguments.values()))
+    if any(isinstance(result, Symbol) for result in results):
+        raise CannotLower("a dataset as a tensor")
+    return results, done
+
+
+def _stamp(
+    message: Any, parameter: fl.Type | None
+) -> "tuple[list[str], dict[str, Any]]":
+    """Add placeholders; return their names, and what stands for each bound tensor."""
+    feeds: list[str] = []
+    arguments: dict[str, Any] = {}
+    if parameter is None:
+        return feeds, arguments
+    names = graph.bound_names(message.parameter)
+    is_variant = graph.are_variants(message.parameter)
+    leaves = zip(names, is_variant, leaf_types(parameter), strict=True)
+    for index, (name, takes_variant, leaf) in enumerate(leaves):
+        label = f"arg_{index}"
+        match leaf:
+            case fl.SequenceType():
+                sequence, fed = _stamp_sequence(leaf.element, label)
+                value = sequence if takes_variant else Serialised(sequence)
+            case fl.TensorType():
+                value = _placeholder(specs.to_spec(leaf), label)
+                fed = [value]
+            case _:
+                raise CannotLower(f"a parameter of type {leaf}")
+        arguments[name] = value
+        feeds.extend(tensor.name for tensor in fed)
+    return feeds, arguments
+
+
+def _stamp_sequence(element: fl.Type, label: str) -> "tuple[Laid, list[tf.Tensor]]":
+    columns: list[tuple[tf.Tensor, tf.Tensor | None]] = []
+    fed: list[tf.Tensor] = []
+    types = plain.flatten_type(element)
+    for index, tensor_type in enumerate(types):
+        spec = specs.to_spec(tensor_type)
+        dims = spec.shape.dims
+        if dims is None or None in spec.shape.as_list()[1:]:
+            raise CannotLower("elements of unknown shape")
+        has_splits = None in spec.shape.as_list()
+        inner = spec.shape[1:] if has_splits else spec.shape
+        shape = tf.TensorShape([None]).concatenate(inner)
+        rows = _placeholder(tf.TensorSpec(shape, spec.dtype), f"{label}_{index}_rows")
+        splits = None
+        if has_splits:
+            i64 = tf.TensorSpec([None], tf.int64)
+            splits = _placeholder(i64, f"{label}_{index}_splits")
+        columns.append((rows, splits))
+        fed.extend([rows] if splits is None else [rows, splits])
+    length = _placeholder(tf.TensorSpec([], tf.int64), f"{label}_length")
+    order = _component_order(element, len(columns))
+    laid = Laid(
+        [specs.to_spec(types[position]) for position in order],
+        [columns[position] for position in order],
+        length,
+    )
+    return laid, [*fed, length]
+
+
+def _component_order(element: fl.Type, num_columns: int) -> Sequence[int]:
+    """Return, for each component of a dataset's element, its column."""
+    packed = plain.pack(iter(range(num_columns)), element)
+    return tf.nest.flatten(specs.to_containers(packed, element, canonical=True))
+
+
+def _placeholder(spec: tf.TensorSpec, name: str) -> tf.Tensor:
+    return tf.compat.v1.placeholder(spec.dtype, spec.shape, name)
