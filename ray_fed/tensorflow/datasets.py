@@ -1,14 +1,63 @@
 """Sequences as datasets: built from rows, read back to rows or elements."""
 
+import functools
 from typing import Any, cast
 
 import federated_language as fl
+import numpy as np
 import tensorflow as tf
 
 import ray_fed.plain as plain
 import ray_fed.rows as rows
 import ray_fed.tensorflow.specs as specs
+import ray_fed.values as values
 from ray_fed.values import Plain
+
+
+class HeldSequence:
+    """A sequence that is there at once; made tensors, or a dataset, once and if asked.
+
+    Args:
+        sequence: its elements.
+        element: the type of its elements.
+    """
+
+    def __init__(self, sequence: rows.Rows, element: fl.Type) -> None:
+        self._sequence = sequence
+        self._element = element
+
+    @functools.cached_property
+    def tensors(self) -> list[tf.Tensor]:
+        """What a lowered graph is fed with, on the device that was current."""
+        return to_tensors(self._sequence, self._element)
+
+    @functools.cached_property
+    def dataset(self) -> "tf.data.Dataset[Any]":
+        """A dataset of the elements, in canonical containers."""
+        return from_rows(self._sequence, self._element)
+
+    def as_sequence_of(self, element: fl.Type) -> "HeldSequence":
+        """Return the sequence at a type that its own is assignable to.
+
+        Raises:
+            ValueMismatchError: it is not.
+        """
+        if element == self._element:
+            return self
+        declared, found = map(fl.SequenceType, (element, self._element))
+        values.check_assignable(declared, found, "a sequence")
+        return HeldSequence(self._sequence, element)
+
+    def elements(self) -> list[Any]:
+        """Return all elements: numpy values in structs, owned by the caller."""
+        return [
+            plain.pack(map(_copied, tensors), self._element)
+            for tensors in self._sequence
+        ]
+
+
+def _copied(tensor: Any) -> Any:
+    return tensor.copy() if isinstance(tensor, np.ndarray) else tensor
 
 
 def from_rows(sequence: rows.Rows, element: fl.Type) -> "tf.data.Dataset[Any]":

@@ -2,24 +2,22 @@
 
     TensorType      tf.Tensor on the executor's device
     StructType      Struct of normal forms
-    SequenceType    tf.data.Dataset
+    SequenceType    `HeldSequence` of what was given as rows or as a list;
+                    tf.data.Dataset of what is read lazily
     FunctionType    `Executable`, from normal form to normal form
 
 Normalising a normal form again changes nothing.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import federated_language as fl
 import tensorflow as tf
 
-import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.rows as rows
@@ -27,8 +25,8 @@ import ray_fed.tensorflow.callbacks as callbacks
 import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.external as external
 import ray_fed.tensorflow.graph as graph
-import ray_fed.tensorflow.loader as loader
-import ray_fed.tensorflow.randomness as randomness
+import ray_fed.tensorflow.loaded as loaded
+import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
 
@@ -38,9 +36,16 @@ Normal = Any
 
 @dataclasses.dataclass(frozen=True)
 class Executable:
-    """A function of one argument, or of none, whose types its owner knows."""
+    """A function of one argument, or of none, whose types its owner knows.
+
+    Attributes:
+        run: does the work.
+        unlowered: why it needs tf.data for the sequences that it takes; None where it
+            does not, or takes none.
+    """
 
     run: Callable[..., Normal]
+    unlowered: str | None = None
 
     def __call__(self, *args: Normal) -> Normal:
         """Return the function's result."""
@@ -100,16 +105,20 @@ def _normalise_tensor(value: Any, type_spec: fl.TensorType) -> tf.Tensor:
     return tf.constant(checked, specs.to_tf_dtype(type_spec))
 
 
-def _normalise_sequence(value: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
+def _normalise_sequence(
+    value: Any, element: fl.Type
+) -> "datasets.HeldSequence | tf.data.Dataset[Any]":
+    if isinstance(value, datasets.HeldSequence):
+        return value.as_sequence_of(element)
     if isinstance(value, rows.Rows):
-        return datasets.from_rows(value, element)
+        return datasets.HeldSequence(value, element)
     if isinstance(value, tf.data.Dataset):
         found = specs.infer_type(value)
         values.check_assignable(fl.SequenceType(element), found, "a dataset")
         return datasets.to_canonical(value, element)
     if isinstance(value, list | tuple):
         sequence = plain.to_plain(value, fl.SequenceType(element))
-        return datasets.from_rows(sequence, element)
+        return datasets.HeldSequence(sequence, element)
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise errors.ValueMismatchError(
             f"Expected a dataset or another iterable of `{element}`, found"
@@ -128,7 +137,10 @@ def flatten(value: Normal, type_spec: fl.Type) -> Iterator[tf.Tensor]:
             for (_, element), member in zip(type_spec.items(), value, strict=True):
                 yield from flatten(member, element)
         case fl.SequenceType():
-            yield tf.data.experimental.to_variant(value)
+            dataset = value
+            if isinstance(value, datasets.HeldSequence):
+                dataset = value.dataset
+            yield tf.data.experimental.to_variant(dataset)
         case _:
             yield value
 
@@ -164,6 +176,8 @@ def compute(value: Normal, type_spec: fl.Type) -> Any:
                     type_spec.items(), value, strict=True
                 )
             )
+        case fl.SequenceType() if isinstance(value, datasets.HeldSequence):
+            return value.elements()
         case fl.SequenceType():
             return callbacks.call(datasets.to_elements, value, type_spec.element)
         case _:
@@ -172,33 +186,25 @@ def compute(value: Normal, type_spec: fl.Type) -> Any:
             )
 
 
-def _makes_dataset(result: fl.Type) -> bool:
-    return fl.framework.type_contains(
-        result, lambda found: isinstance(found, fl.SequenceType)
-    )
-
-
 def _device_for(result: fl.Type, device: str | None) -> str | None:
     """Return the device of a function: datasets exist on CPUs only."""
-    if device is not None and "CPU" not in device and _makes_dataset(result):
+    if device is not None and "CPU" not in device and contains_sequences(result):
         return "/device:CPU:0"
     return device
 
 
-def _unkeyed(
-    states: randomness.RandomStates, result: fl.Type, origin: str, content: bytes
-) -> list[draws.Unkeyed]:
-    """Return what a call of a loaded function has to note, at most one."""
-    ops = [*states.unkeyed]
-    if _makes_dataset(result):  # read after the call, when another may have set states
-        ops += states.in_functions
-    if not ops:
-        return []
-    return [draws.Unkeyed(origin, content.hex()[:12], tuple(ops))]
+def contains_sequences(type_spec: fl.Type) -> bool:
+    """Return whether a type is or holds a sequence."""
+    return fl.framework.type_contains(
+        type_spec, lambda found: isinstance(found, fl.SequenceType)
+    )
 
 
 def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Executable:
     """Return a TensorFlow message as a function from normal form to normal form.
+
+    Where it takes sequences, and can do without tf.data, it is loaded so (`lowering`);
+    called with a dataset it runs as it was written.
 
     Args:
         message: a `pb.TensorFlow`.
@@ -206,39 +212,130 @@ def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Execu
         device: name of the device to run on; None leaves it to TensorFlow.
     """
     function_type = cast("fl.FunctionType", type_spec)
-    parameter = function_type.parameter
-    graph_def = graph.graph_of(message)
     # Not the message's own bytes: draws must not depend on the line of the source.
-    serialised = graph_def.SerializeToString(deterministic=True)
-    content = hashlib.sha256(serialised).digest()
-    origin = graph.origin_of(message)
-    states = randomness.key_random_ops(graph_def)
-    loader.isolate(graph_def, message.initialize_op or None)
-    feeds = graph.bound_names(message.parameter) if parameter is not None else []
-    tokens = [message.session_token_tensor_name] * bool(
-        message.session_token_tensor_name
+    serialised = graph.graph_of(message).SerializeToString(deterministic=True)
+    source = loaded.Source(
+        graph.origin_of(message),
+        hashlib.sha256(serialised).digest(),
+        _device_for(function_type.result, device),
+        contains_sequences(function_type.result),
     )
-    fetches = graph.bound_names(message.result)
-    device = _device_for(function_type.result, device)
-    with tf.device(device):
-        function = loader.import_function(graph_def, feeds + tokens, fetches)
-        states.create()
-    unkeyed = _unkeyed(states, function_type.result, origin, content)
-    one_at_a_time = threading.Lock() if states.names else contextlib.nullcontext()
+    parameter = function_type.parameter
+    if parameter is None or not contains_sequences(parameter):
+        return Executable(_Written(message, function_type, source, eager=True))
+    lowered = lowering.lower(message, function_type)
+    if isinstance(lowered, lowering.Unlowered):
+        written = _Written(message, function_type, source, eager=True)
+        return Executable(written, lowered.reason)
+    return Executable(_LoweredFunction(lowered, message, function_type, source))
 
-    def run(arg: Normal = None) -> Normal:
-        with one_at_a_time, tf.device(device), errors.naming_origin(origin):
-            states.set(content)
-            draws.note_unkeyed(unkeyed)
-            tensors = [tf.constant("") for _ in tokens]
-            if parameter is not None:
-                taken = list(flatten(arg, parameter))
-                tensors = graph.to_bound(taken, message.parameter) + tensors
-            results = graph.from_bound(
-                callbacks.call(function, tensors), message.result
-            )
-        return unflatten(iter(results), function_type.result)
 
-    executable = Executable(run)
-    weakref.finalize(executable, states.close)
-    return executable
+class _Written:
+    """A message as it was written, loaded when it is needed.
+
+    Args:
+        message: a `pb.TensorFlow`.
+        type_spec: of the function.
+        source: where the graph comes from.
+        eager: whether it is needed now.
+    """
+
+    def __init__(
+        self,
+        message: Any,
+        type_spec: fl.FunctionType,
+        source: loaded.Source,
+        *,
+        eager: bool,
+    ) -> None:
+        self._message = message
+        self._type_spec = type_spec
+        self._source = source
+        self._loading = threading.Lock()
+        self._graph: loaded.LoadedGraph | None = None
+        if eager:
+            self._load()
+
+    def _load(self) -> loaded.LoadedGraph:
+        message = self._message
+        with self._loading:
+            if self._graph is None:
+                feeds: list[str] = []
+                if self._type_spec.parameter is not None:
+                    feeds = graph.bound_names(message.parameter)
+                if message.session_token_tensor_name:
+                    feeds = [*feeds, message.session_token_tensor_name]
+                self._graph = loaded.LoadedGraph(
+                    graph.graph_of(message),
+                    feeds,
+                    graph.bound_names(message.result),
+                    message.initialize_op or None,
+                    self._source,
+                )
+            return self._graph
+
+    def __call__(self, arg: Normal = None) -> Normal:
+        message, type_spec = self._message, self._type_spec
+
+        def take() -> list[tf.Tensor]:
+            tensors: list[tf.Tensor] = []
+            if type_spec.parameter is not None:
+                taken = list(flatten(arg, type_spec.parameter))
+                tensors = graph.to_bound(taken, message.parameter)
+            if message.session_token_tensor_name:
+                tensors.append(tf.constant(""))
+            return tensors
+
+        results = graph.from_bound(self._load()(take), message.result)
+        return unflatten(iter(results), type_spec.result)
+
+
+class _LoweredFunction:
+    """A message without tf.data; called with a dataset, as it was written."""
+
+    def __init__(
+        self,
+        lowered: lowering.Lowered,
+        message: Any,
+        type_spec: fl.FunctionType,
+        source: loaded.Source,
+    ) -> None:
+        self._graph = loaded.LoadedGraph(
+            lowered.graph_def,
+            lowered.feeds,
+            lowered.fetches,
+            lowered.initialize_op,
+            source,
+        )
+        self._type_spec = type_spec
+        self._written = _Written(message, type_spec, source, eager=False)
+
+    def __call__(self, arg: Normal) -> Normal:
+        parameter = cast("fl.Type", self._type_spec.parameter)
+        if not _is_held(arg, parameter):
+            return self._written(arg)
+        results = self._graph(lambda: list(_feeds(arg, parameter)))
+        return unflatten(iter(results), self._type_spec.result)
+
+
+def _is_held(value: Normal, type_spec: fl.Type) -> bool:
+    """Return whether all sequences of a value are held as tensors."""
+    match type_spec:
+        case fl.StructType():
+            members = zip(type_spec.items(), value, strict=True)
+            return all(_is_held(member, element) for (_, element), member in members)
+        case fl.SequenceType():
+            return isinstance(value, datasets.HeldSequence)
+        case _:
+            return True
+
+
+def _feeds(value: Normal, type_spec: fl.Type) -> Iterator[tf.Tensor]:
+    match type_spec:
+        case fl.StructType():
+            for (_, element), member in zip(type_spec.items(), value, strict=True):
+                yield from _feeds(member, element)
+        case fl.SequenceType():
+            yield from value.tensors
+        case _:
+            yield value

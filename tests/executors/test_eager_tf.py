@@ -23,7 +23,7 @@ from ray_fed import values
 from ray_fed.executors import eager_tf
 from ray_fed.executors.eager_tf import EagerTFExecutor, EagerValue
 from ray_fed.executors.references import ReferenceResolvingExecutor
-from ray_fed.tensorflow import normal
+from ray_fed.tensorflow import datasets, normal
 
 flf = fl.framework
 INT = fl.TensorType(np.int32)
@@ -141,6 +141,20 @@ class TestTypesItUnderstands:
             pytest.param(lambda: [1, 2, 3], id="list"),
             pytest.param(lambda: (1, 2, 3), id="tuple"),
             pytest.param(lambda: [tf.constant(n) for n in (1, 2, 3)], id="tensors"),
+        ],
+    )
+    def test_sequences_that_are_there_at_once(
+        self, executor: EagerTFExecutor, make: Callable[[], Any]
+    ) -> None:
+        embedded = embed(executor, make(), INTS)
+
+        assert isinstance(embedded.reference, datasets.HeldSequence)
+        assert computed(embedded) == [1, 2, 3]
+
+    @pytest.mark.claim("eager_tf.06", "semantics.29", "semantics.67")
+    @pytest.mark.parametrize(
+        "make",
+        [
             pytest.param(lambda: iter([1, 2, 3]), id="iterator"),
             pytest.param(lambda: range(1, 4), id="range"),
             pytest.param(
@@ -148,7 +162,7 @@ class TestTypesItUnderstands:
             ),
         ],
     )
-    def test_sequences(
+    def test_sequences_that_are_read_lazily(
         self, executor: EagerTFExecutor, make: Callable[[], Any]
     ) -> None:
         embedded = embed(executor, make(), INTS)

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed import plain, values
+from ray_fed import draws, plain, values
 from ray_fed import tensorflow as rtf
-from ray_fed.tensorflow import normal
+from ray_fed.tensorflow import datasets, normal
 
 
 class Point(NamedTuple):
@@ -145,7 +145,6 @@ class TestForms:
     @pytest.mark.parametrize(
         "make",
         [
-            pytest.param(lambda: [Point(1, 2)], id="list"),
             pytest.param(lambda: sliced(Point([1], [2])), id="dataset of namedtuples"),
             pytest.param(lambda: sliced(([1], [2])), id="dataset of tuples"),
             pytest.param(lambda: sliced({"z": [1], "a": [2]}), id="dataset of dicts"),
@@ -160,6 +159,40 @@ class TestForms:
         [element] = normal.compute(result, POINTS)
         assert isinstance(result, tf.data.Dataset)
         assert (element.z, element.a) == (1, 2)
+
+    def test_sequences_that_are_there_are_held_with_their_fields_in_place(self) -> None:
+        result = normal.normalise([Point(1, 2), {"a": 4, "z": 3}], POINTS)
+
+        elements = normal.compute(result, POINTS)
+        assert isinstance(result, datasets.HeldSequence)
+        assert [(element.z, element.a) for element in elements] == [(1, 2), (3, 4)]
+        assert result.tensors is result.tensors
+        assert [t.numpy().tolist() for t in result.tensors] == [[1, 3], [2, 4], 2]
+        dataset = datasets.to_elements(result.dataset, POINTS.element)
+        assert [(element.z, element.a) for element in dataset] == [(1, 2), (3, 4)]
+
+    def test_held_sequences_take_the_type_they_are_passed_as(self) -> None:
+        fixed = fl.SequenceType(fl.TensorType(np.float32, (2,)))
+        ragged = fl.SequenceType(fl.TensorType(np.float32, (None,)))
+        held = normal.normalise([[1.0, 2.0], [3.0, 4.0]], fixed)
+
+        result = normal.normalise(held, ragged)
+
+        assert normal.normalise(held, fixed) is held
+        assert normal.normalise(result, ragged) is result
+        rows, splits, length = (tensor.numpy() for tensor in result.tensors)
+        assert rows.tolist() == [1, 2, 3, 4]
+        assert (splits.tolist(), length) == ([0, 2, 4], 2)
+        with pytest.raises(errors.ValueMismatchError, match="a sequence"):
+            normal.normalise(result, fixed)
+
+    def test_what_is_computed_of_a_held_sequence_is_the_callers(self) -> None:
+        vectors = fl.SequenceType(fl.TensorType(np.float32, (2,)))
+        held = normal.normalise([[1.0, 2.0]], vectors)
+
+        normal.compute(held, vectors)[0][:] = 0
+
+        assert normal.compute(held, vectors)[0].tolist() == [1, 2]
 
     def test_functions_map_normal_forms_to_normal_forms(self) -> None:
         type_spec = fl.FunctionType(POINTS, [("last", np.int32), ("points", POINTS)])
@@ -180,6 +213,104 @@ class TestForms:
         assert is_same(result, normal.normalise(result, type_spec.result))
         assert is_same(function, normal.normalise(function, type_spec))
         assert result.last.numpy() == 3
+
+
+class TestSequenceArguments:
+    """Functions of sequences run without tf.data where they can, else as written."""
+
+    def load(self, fn: Any, *types: Any) -> tuple[normal.Executable, fl.FunctionType]:
+        comp = rtf.computation(fn, *types)
+        type_spec: Any = comp.type_signature
+        message = comp.to_proto().tensorflow
+        return normal.load_function(message, type_spec, None), type_spec
+
+    def test_held_sequences_need_no_dataset(self) -> None:
+        function, _ = self.load(
+            lambda ds: ds.batch(2).reduce(0, lambda s, x: s * 3 + tf.reduce_sum(x)),
+            SEQUENCE,
+        )
+        held = normal.normalise([1, 2, 3], SEQUENCE)
+
+        result = function(held)
+
+        assert function.unlowered is None
+        assert result.numpy() == 12
+        assert "dataset" not in vars(held)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda: sliced([1, 2, 3]), id="dataset"),
+            pytest.param(lambda: iter([1, 2, 3]), id="iterator"),
+        ],
+    )
+    def test_datasets_are_read_as_they_come(self, make: Callable[[], Any]) -> None:
+        function, _ = self.load(
+            lambda ds: ds.batch(2).reduce(0, lambda s, x: s * 3 + tf.reduce_sum(x)),
+            SEQUENCE,
+        )
+
+        assert function(normal.normalise(make(), SEQUENCE)).numpy() == 12
+
+    def test_endless_datasets_are_read_as_far_as_needed(self) -> None:
+        function, _ = self.load(
+            lambda ds: ds.take(3).reduce(0, lambda s, x: s + x), SEQUENCE
+        )
+        endless = sliced([1, 2]).repeat()
+
+        assert function(normal.normalise(endless, SEQUENCE)).numpy() == 4
+
+    def test_one_dataset_among_held_sequences(self) -> None:
+        function, type_spec = self.load(
+            lambda x, y, z: (
+                x.reduce(z, lambda s, v: s * 3 + v)
+                + y.reduce(0, lambda s, v: s * 3 + v)
+            ),
+            SEQUENCE,
+            SEQUENCE,
+            np.int32,
+        )
+        parameter: Any = type_spec.parameter
+
+        results = [
+            function(normal.normalise(value, parameter)).numpy()
+            for value in (([1], sliced([2, 3]), 4), ([1], [2, 3], 4))
+        ]
+
+        assert results == [13 + 9, 13 + 9]
+
+    def test_what_cannot_do_without_datasets_says_why(self) -> None:
+        function, _ = self.load(
+            lambda ds: ds.flat_map(tf.data.Dataset.from_tensors).reduce(
+                0, lambda s, x: s + x
+            ),
+            SEQUENCE,
+        )
+
+        assert function.unlowered == "FlatMapDataset"
+        assert function(normal.normalise([1, 2, 3], SEQUENCE)).numpy() == 6
+
+    def test_functions_of_tensors_have_nothing_to_say(self) -> None:
+        function, _ = self.load(lambda x: x + 1, np.int32)
+
+        assert function.unlowered is None
+
+    def test_draws_follow_the_key_and_not_the_call_before(self) -> None:
+        function, _ = self.load(
+            lambda ds: (
+                ds.shuffle(10)
+                .map(lambda x: x + tf.random.uniform([], 0, 1000, tf.int32))
+                .reduce(0, lambda s, x: s * 31 + x)
+            ),
+            SEQUENCE,
+        )
+        held = normal.normalise(list(range(8)), SEQUENCE)
+
+        def call(seed: int) -> int:
+            with draws.using(draws.DrawKey(seed, 0)):
+                return int(function(held).numpy())
+
+        assert call(1) == call(1) != call(2)
 
 
 class TestCompute:
