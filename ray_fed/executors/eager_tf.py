@@ -18,6 +18,7 @@ from typing_extensions import override
 import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.plain as plain
+import ray_fed.tensorflow.functions as functions
 import ray_fed.tensorflow.normal as normal
 import ray_fed.tensorflow.operators as operators
 import ray_fed.tensorflow.specs as specs
@@ -154,7 +155,7 @@ class EagerTFExecutor(fl.framework.Executor):
             if key in self._functions:
                 self._functions.move_to_end(key)
                 return self._functions[key]
-        function = normal.load_function(
+        function = functions.load_function(
             proto.tensorflow, block.type_signature, self._device
         )
         with self._lock:

@@ -10,10 +10,8 @@ Normalising a normal form again changes nothing.
 """
 
 import dataclasses
-import hashlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import federated_language as fl
 import tensorflow as tf
@@ -24,9 +22,6 @@ import ray_fed.rows as rows
 import ray_fed.tensorflow.callbacks as callbacks
 import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.external as external
-import ray_fed.tensorflow.graph as graph
-import ray_fed.tensorflow.loaded as loaded
-import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
 
@@ -184,158 +179,3 @@ def compute(value: Normal, type_spec: fl.Type) -> Any:
             raise errors.ValueMismatchError(
                 f"Expected a value to compute, found a function `{type_spec}`: call it."
             )
-
-
-def _device_for(result: fl.Type, device: str | None) -> str | None:
-    """Return the device of a function: datasets exist on CPUs only."""
-    if device is not None and "CPU" not in device and contains_sequences(result):
-        return "/device:CPU:0"
-    return device
-
-
-def contains_sequences(type_spec: fl.Type) -> bool:
-    """Return whether a type is or holds a sequence."""
-    return fl.framework.type_contains(
-        type_spec, lambda found: isinstance(found, fl.SequenceType)
-    )
-
-
-def load_function(message: Any, type_spec: fl.Type, device: str | None) -> Executable:
-    """Return a TensorFlow message as a function from normal form to normal form.
-
-    Where it takes sequences, and can do without tf.data, it is loaded so (`lowering`);
-    called with a dataset it runs as it was written.
-
-    Args:
-        message: a `pb.TensorFlow`.
-        type_spec: of the function.
-        device: name of the device to run on; None leaves it to TensorFlow.
-    """
-    function_type = cast("fl.FunctionType", type_spec)
-    # Not the message's own bytes: draws must not depend on the line of the source.
-    serialised = graph.graph_of(message).SerializeToString(deterministic=True)
-    source = loaded.Source(
-        graph.origin_of(message),
-        hashlib.sha256(serialised).digest(),
-        _device_for(function_type.result, device),
-        contains_sequences(function_type.result),
-    )
-    parameter = function_type.parameter
-    if parameter is None or not contains_sequences(parameter):
-        return Executable(_Written(message, function_type, source, eager=True))
-    lowered = lowering.lower(message, function_type)
-    if isinstance(lowered, lowering.Unlowered):
-        written = _Written(message, function_type, source, eager=True)
-        return Executable(written, lowered.reason)
-    return Executable(_LoweredFunction(lowered, message, function_type, source))
-
-
-class _Written:
-    """A message as it was written, loaded when it is needed.
-
-    Args:
-        message: a `pb.TensorFlow`.
-        type_spec: of the function.
-        source: where the graph comes from.
-        eager: whether it is needed now.
-    """
-
-    def __init__(
-        self,
-        message: Any,
-        type_spec: fl.FunctionType,
-        source: loaded.Source,
-        *,
-        eager: bool,
-    ) -> None:
-        self._message = message
-        self._type_spec = type_spec
-        self._source = source
-        self._loading = threading.Lock()
-        self._graph: loaded.LoadedGraph | None = None
-        if eager:
-            self._load()
-
-    def _load(self) -> loaded.LoadedGraph:
-        message = self._message
-        with self._loading:
-            if self._graph is None:
-                feeds: list[str] = []
-                if self._type_spec.parameter is not None:
-                    feeds = graph.bound_names(message.parameter)
-                if message.session_token_tensor_name:
-                    feeds = [*feeds, message.session_token_tensor_name]
-                self._graph = loaded.LoadedGraph(
-                    graph.graph_of(message),
-                    feeds,
-                    graph.bound_names(message.result),
-                    message.initialize_op or None,
-                    self._source,
-                )
-            return self._graph
-
-    def __call__(self, arg: Normal = None) -> Normal:
-        message, type_spec = self._message, self._type_spec
-
-        def take() -> list[tf.Tensor]:
-            tensors: list[tf.Tensor] = []
-            if type_spec.parameter is not None:
-                taken = list(flatten(arg, type_spec.parameter))
-                tensors = graph.to_bound(taken, message.parameter)
-            if message.session_token_tensor_name:
-                tensors.append(tf.constant(""))
-            return tensors
-
-        results = graph.from_bound(self._load()(take), message.result)
-        return unflatten(iter(results), type_spec.result)
-
-
-class _LoweredFunction:
-    """A message without tf.data; called with a dataset, as it was written."""
-
-    def __init__(
-        self,
-        lowered: lowering.Lowered,
-        message: Any,
-        type_spec: fl.FunctionType,
-        source: loaded.Source,
-    ) -> None:
-        self._graph = loaded.LoadedGraph(
-            lowered.graph_def,
-            lowered.feeds,
-            lowered.fetches,
-            lowered.initialize_op,
-            source,
-        )
-        self._type_spec = type_spec
-        self._written = _Written(message, type_spec, source, eager=False)
-
-    def __call__(self, arg: Normal) -> Normal:
-        parameter = cast("fl.Type", self._type_spec.parameter)
-        if not _is_held(arg, parameter):
-            return self._written(arg)
-        results = self._graph(lambda: list(_feeds(arg, parameter)))
-        return unflatten(iter(results), self._type_spec.result)
-
-
-def _is_held(value: Normal, type_spec: fl.Type) -> bool:
-    """Return whether all sequences of a value are held as tensors."""
-    match type_spec:
-        case fl.StructType():
-            members = zip(type_spec.items(), value, strict=True)
-            return all(_is_held(member, element) for (_, element), member in members)
-        case fl.SequenceType():
-            return isinstance(value, datasets.HeldSequence)
-        case _:
-            return True
-
-
-def _feeds(value: Normal, type_spec: fl.Type) -> Iterator[tf.Tensor]:
-    match type_spec:
-        case fl.StructType():
-            for (_, element), member in zip(type_spec.items(), value, strict=True):
-                yield from _feeds(member, element)
-        case fl.SequenceType():
-            yield from value.tensors
-        case _:
-            yield value

@@ -190,6 +190,15 @@ def epochs_in_a_loop(ds: Any) -> Any:
     return total
 
 
+@client(F32, F32)
+def loop_in_a_loop(xs: Any, ys: Any) -> Any:
+    total = tf.constant(0.0)
+    for x in xs:
+        for y in ys.batch(2):
+            total = total * 0.9 + x * tf.reduce_sum(y)
+    return total
+
+
 @client(F32)
 def two_passes(ds: Any) -> Any:
     total, count = ds.reduce(
@@ -485,6 +494,7 @@ CLIENTS: list[Any] = [
         iterated_to_a_condition, [1.0, 0.5, 2.0, 0.1], id="iterator of a take_while"
     ),
     pytest.param(epochs_in_a_loop, numbers(4), id="for in a for"),
+    pytest.param(loop_in_a_loop, (numbers(3), numbers(5)), id="loop in a loop"),
     pytest.param(two_passes, numbers(6), id="two passes"),
     pytest.param(
         several_sequences, (vectors(3), numbers(4), 0.3), id="several sequences"
@@ -606,6 +616,17 @@ def test_no_op_of_tf_data_is_left(make: Any, arg: Any) -> None:
 
 class TestFallback:
     """What is left as it was written, and the reason that is given."""
+
+    def test_takes_no_iterator_into_a_reduce(self) -> None:
+        @tf.function
+        def pairs(xs: Any, ys: Any) -> Any:
+            iterator = iter(ys)
+            return xs.reduce(0.0, lambda s, x: s + x * iterator.get_next())
+
+        comp = rtf.computation(pairs, F32, F32)
+
+        reason = "ReduceDataset that takes from an iterator"
+        assert lower(comp) == lowering.Unlowered(reason)
 
     @pytest.mark.parametrize(
         ("fn", "types", "reason"),

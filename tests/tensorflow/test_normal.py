@@ -14,7 +14,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import draws, plain, values
 from ray_fed import tensorflow as rtf
-from ray_fed.tensorflow import datasets, normal
+from ray_fed.tensorflow import datasets, functions, normal
 
 
 class Point(NamedTuple):
@@ -203,7 +203,7 @@ class TestForms:
             },
             POINTS,
         )
-        function = normal.load_function(
+        function = functions.load_function(
             comp.to_proto().tensorflow, comp.type_signature, None
         )
 
@@ -222,7 +222,7 @@ class TestSequenceArguments:
         comp = rtf.computation(fn, *types)
         type_spec: Any = comp.type_signature
         message = comp.to_proto().tensorflow
-        return normal.load_function(message, type_spec, None), type_spec
+        return functions.load_function(message, type_spec, None), type_spec
 
     def test_held_sequences_need_no_dataset(self) -> None:
         function, _ = self.load(

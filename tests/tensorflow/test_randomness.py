@@ -18,7 +18,7 @@ from tensorflow.python.client import pywrap_tf_session
 import ray_fed.draws as draws
 from ray_fed import tensorflow as rtf
 from ray_fed.draws import DrawKey
-from ray_fed.tensorflow import graph, normal, randomness
+from ray_fed.tensorflow import functions, graph, normal, randomness
 
 _FROM_INPUTS = (
     "ComputeAccidentalHits", "CudnnRNN", "KMC2ChainInitialization",
@@ -60,7 +60,7 @@ def loaded(fn: Callable[[], Any]) -> Callable[[int], Any]:
 
 def load(comp: Any) -> Callable[[int], Any]:
     message = comp.to_proto().tensorflow
-    function = normal.load_function(message, comp.type_signature, None)
+    function = functions.load_function(message, comp.type_signature, None)
 
     def draw(client: int) -> Any:
         with draws.using(DrawKey(seed=0, invocation=0, client=client)):

@@ -27,6 +27,8 @@ class Iterator(Symbol):
         original: the iterator that this is in a loop or branch; else itself.
     """
 
+    moves = True
+
     def __init__(
         self,
         stream: streams.Stream | None = None,

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
 import ray_fed.tensorflow.lowering.derived as derived
-import ray_fed.tensorflow.lowering.functions as functions
+import ray_fed.tensorflow.lowering.element_functions as element_functions
 import ray_fed.tensorflow.lowering.laid as laid
 import ray_fed.tensorflow.lowering.passes as passes
 import ray_fed.tensorflow.lowering.reindexed as reindexed
@@ -40,14 +40,22 @@ def _map(site: Site) -> list[Any]:
     if site.node.op != "MapDataset":  # the last is the number of parallel calls
         captured = captured[:-1]
     name = site.node.attr["f"].func.name
-    positions = functions.selected(site.inliner.function(name), len(stream.specs))
+    positions = element_functions.selected(
+        site.inliner.function(name), len(stream.specs)
+    )
     if positions is not None and isinstance(stream, Indexed):
         return [derived.Selected(stream, positions)]
-    function = functions.inlined(site, "f", captured, in_order=stream.has_effects)
+    function = element_functions.inlined(
+        site, "f", captured, in_order=stream.has_effects
+    )
     if not isinstance(stream, Indexed):
-        return [scans.MappedStream(stream, function, functions.specs_of(site.node))]
-    traits = functions.traits_of(site.inliner, name)
-    return [derived.Mapped(stream, function, functions.specs_of(site.node), traits)]
+        return [
+            scans.MappedStream(stream, function, element_functions.specs_of(site.node))
+        ]
+    traits = element_functions.traits_of(site.inliner, name)
+    return [
+        derived.Mapped(stream, function, element_functions.specs_of(site.node), traits)
+    ]
 
 
 def _batch(site: Site) -> list[Any]:
@@ -58,7 +66,7 @@ def _batch(site: Site) -> list[Any]:
         drop_remainder = site.inputs[-1]
     if inner.traits.effects and reindexed.static(drop_remainder) != 0:
         raise CannotLower("elements with effects, some dropped")
-    specs = functions.specs_of(site.node)
+    specs = element_functions.specs_of(site.node)
     return [derived.Batched(inner, size, drop_remainder, specs)]
 
 
@@ -88,9 +96,11 @@ def _shuffle(site: Site) -> list[Any]:
 def _filter(site: Site) -> list[Any]:
     inner = _indexed(site)
     name = site.node.attr["predicate"].func.name
-    if functions.traits_of(site.inliner, name) != Traits():
+    if element_functions.traits_of(site.inliner, name) != Traits():
         raise CannotLower("a filter that draws or has effects")
-    predicate = functions.inlined(site, "predicate", site.inputs[1:], in_order=False)
+    predicate = element_functions.inlined(
+        site, "predicate", site.inputs[1:], in_order=False
+    )
     return [reindexed.Filtered(inner, predicate)]
 
 
@@ -102,7 +112,7 @@ def _zip(site: Site) -> list[Any]:
 
 
 def _range(site: Site) -> list[Any]:
-    [spec] = functions.specs_of(site.node)
+    [spec] = element_functions.specs_of(site.node)
     start, stop, step = site.inputs
     return [laid.Counted(spec, start, stop, step)]
 
@@ -110,12 +120,14 @@ def _range(site: Site) -> list[Any]:
 def _tensor_slices(site: Site) -> list[Any]:
     columns = [(tensor, None) for tensor in site.inputs]
     length = tf.shape(site.inputs[0], tf.int64)[0]
-    return [laid.Laid(functions.specs_of(site.node), columns, length)]
+    return [laid.Laid(element_functions.specs_of(site.node), columns, length)]
 
 
 def _tensors(site: Site) -> list[Any]:
     columns = [(tensor[tf.newaxis], None) for tensor in site.inputs]
-    return [laid.Laid(functions.specs_of(site.node), columns, tf.ones([], tf.int64))]
+    return [
+        laid.Laid(element_functions.specs_of(site.node), columns, tf.ones([], tf.int64))
+    ]
 
 
 def _cache(site: Site) -> list[Any]:
@@ -131,16 +143,18 @@ def _scan(site: Site) -> list[Any]:
     stream = _stream(site)
     count = len(site.node.attr["Tstate"].list.type)
     initial, captured = site.inputs[1 : 1 + count], site.inputs[1 + count :]
-    function = functions.inlined(site, "f", captured, in_order=stream.has_effects)
-    shapes = functions.argument_shapes(site, "f", count)
-    specs = functions.specs_of(site.node)
+    function = element_functions.inlined(
+        site, "f", captured, in_order=stream.has_effects
+    )
+    shapes = element_functions.argument_shapes(site, "f", count)
+    specs = element_functions.specs_of(site.node)
     return [scans.Scanned(stream, function, initial, shapes, specs)]
 
 
 def _take_while(site: Site) -> list[Any]:
     stream = _stream(site)
     captured = site.inputs[1:]
-    predicate = functions.inlined(
+    predicate = element_functions.inlined(
         site, "predicate", captured, in_order=stream.has_effects
     )
     return [scans.TakenWhile(stream, predicate)]
@@ -150,8 +164,10 @@ def _reduce(site: Site) -> list[Any]:
     stream = _stream(site)
     count = len(site.node.attr["Tstate"].list.type)
     initial, captured = site.inputs[1 : 1 + count], site.inputs[1 + count :]
-    function = functions.inlined(site, "f", captured, in_order=stream.has_effects)
-    shapes = [spec.shape for spec in functions.specs_of(site.node)]
+    function = element_functions.inlined(
+        site, "f", captured, in_order=stream.has_effects
+    )
+    shapes = [spec.shape for spec in element_functions.specs_of(site.node)]
     return passes.reduce(stream, initial, function, shapes)
 
 

@@ -11,7 +11,12 @@ class Symbol:
     """A value that only rules understand.
 
     In a loop or branch it is carried as its `leaves`.
+
+    Attributes:
+        moves: whether using it changes it.
     """
+
+    moves = False
 
     def leaves(self) -> list[tf.Tensor]:
         """Return the tensors that may change."""

@@ -39,6 +39,8 @@ def inlined(
 ) -> Function:
     """Return the function of an attribute; `in_order`: after effects of its inputs."""
     name = site.node.attr[attribute].func.name
+    if any(isinstance(value, Symbol) and value.moves for value in captured):
+        raise CannotLower(f"{site.node.op} that takes from an iterator")
 
     def run(inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         entry = inputs if in_order else ()
