@@ -6,9 +6,6 @@ Whoever evaluates sets the key for what runs inside, in a context variable, whic
 follows asyncio tasks and calls to other threads; the leaf executor reads it. So the
 same work draws the same numbers on every attempt and machine, and other numbers for
 another seed, call, client, or place in the computation.
-
-Random ops that no key can set are told back the same way, as data: the executor that
-runs them notes them, and whoever evaluates collects the notes of a subround.
 """
 
 import contextlib
@@ -16,7 +13,7 @@ import contextvars
 import dataclasses
 import hashlib
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,47 +47,9 @@ class DrawKey:
         return np.frombuffer(digest, np.int64)[:STATE_SIZE]
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Unkeyed:
-    """Random ops of one computation that draw anew on every attempt.
-
-    Attributes:
-        computation: what an error would call it.
-        content: starts its hash.
-        ops: name and kind of each.
-    """
-
-    computation: str
-    content: str
-    ops: tuple[str, ...]
-
-
 _current: contextvars.ContextVar[DrawKey | None] = contextvars.ContextVar(
     "ray_fed_draws", default=None
 )
-
-
-_noted: contextvars.ContextVar[set[Unkeyed] | None] = contextvars.ContextVar(
-    "ray_fed_unkeyed", default=None
-)
-
-
-@contextlib.contextmanager
-def noting_unkeyed() -> Generator[set[Unkeyed]]:
-    """Yield a set that takes what `note_unkeyed` is told by the work inside."""
-    noted: set[Unkeyed] = set()
-    token = _noted.set(noted)
-    try:
-        yield noted
-    finally:
-        _noted.reset(token)
-
-
-def note_unkeyed(unkeyed: Iterable[Unkeyed]) -> None:
-    """Tell whoever evaluates that work ran that no key decides."""
-    noted = _noted.get()
-    if noted is not None:
-        noted.update(unkeyed)
 
 
 def current() -> DrawKey | None:

@@ -17,7 +17,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ray_fed.draws import DrawKey, Unkeyed
+from ray_fed.draws import DrawKey
+from ray_fed.notes import Note
 
 MAX_CLIENTS_PER_LEAF = 32
 """A leaf is the unit of work that is repeated after a failure: keep it short."""
@@ -183,7 +184,7 @@ class Outcome:
         worker_pid: its process.
         coordinator_pid: the process that drove it.
         node: address of the machine.
-        unkeyed: random ops that ran without a key, in order.
+        notes: what the work told, in order.
     """
 
     values: tuple[object, ...]
@@ -192,4 +193,4 @@ class Outcome:
     worker_pid: int
     coordinator_pid: int
     node: str
-    unkeyed: tuple[Unkeyed, ...] = ()
+    notes: tuple[Note, ...] = ()

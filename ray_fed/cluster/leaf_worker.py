@@ -13,11 +13,13 @@ import ray
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
 import ray_fed.errors as errors
+import ray_fed.notes as notes
 import ray_fed.parts as parts
 import ray_fed.plain as plain
 import ray_fed.values as values
-from ray_fed.draws import DrawKey, Unkeyed
+from ray_fed.draws import DrawKey
 from ray_fed.executors import clients, stack
+from ray_fed.notes import Note
 
 _FREED_SCOPES = 256
 """How many ended scopes a worker remembers, to end work of them that still runs."""
@@ -110,16 +112,16 @@ class LeafWorker:
         function: int,
         arg: int | None,
         draw: DrawKey | None,
-    ) -> list[Unkeyed]:
+    ) -> list[Note]:
         """Call a function of the scope; keep the result under a key.
 
         Returns what ran without a key, as `map` and `reduce` do.
         """
         held = self._values(scope)
         argument = None if arg is None else held[arg]
-        with draws.using(draw), draws.noting_unkeyed() as unkeyed:
+        with draws.using(draw), notes.noting() as noted:
             held[key] = self._run(self._executor.create_call(held[function], argument))
-        return list(unkeyed)
+        return list(noted)
 
     def combine(self, scope: str, key: int, elements: list[Any]) -> None:
         """Make a struct of values of the scope."""
@@ -168,7 +170,7 @@ class LeafWorker:
         arg: Any,
         chunk: range,
         draw: DrawKey | None,
-    ) -> list[Unkeyed]:
+    ) -> list[Note]:
         """Call a function on each client of a chunk, or zip what it would take."""
         held = self._values(scope)
         embedded = None if function is None else held[function]
@@ -176,9 +178,9 @@ class LeafWorker:
         work = clients.map_embedded(
             self._executor, embedded, argument, chunk, lambda: self._check(scope)
         )
-        with draws.using(draw), draws.noting_unkeyed() as unkeyed:
+        with draws.using(draw), notes.noting() as noted:
             held[key] = self._run(work)
-        return list(unkeyed)
+        return list(noted)
 
     def _check(self, scope: str) -> None:
         self._values(scope)
@@ -190,7 +192,7 @@ class LeafWorker:
         sources: list[int],
         leaves: list[range],
         draw: DrawKey | None,
-    ) -> list[Unkeyed]:
+    ) -> list[Note]:
         """Accumulate each leaf of a chunk; keep the partials under keys.
 
         `sources` are the keys of the chunk, of zero and of the accumulate function;
@@ -199,7 +201,7 @@ class LeafWorker:
         held = self._values(scope)
         members, zero, accumulate = (held[source] for source in sources)
         first = leaves[0].start
-        with draws.using(draw), draws.noting_unkeyed() as unkeyed:
+        with draws.using(draw), notes.noting() as noted:
             for key, leaf in zip(keys, leaves, strict=True):
                 self._check(scope)
                 part = members[leaf.start - first : leaf.stop - first]
@@ -207,7 +209,7 @@ class LeafWorker:
                     self._executor, zero, part, accumulate, leaf
                 )
                 held[key] = self._run(work)
-        return list(unkeyed)
+        return list(noted)
 
     def drop(self, scope: str, keys: list[int]) -> None:
         """Drop values of a scope; those that it has not are ignored."""

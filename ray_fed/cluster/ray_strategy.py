@@ -15,6 +15,7 @@ from typing_extensions import override
 
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
+import ray_fed.notes as notes
 import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
@@ -145,7 +146,7 @@ class RayFederatingStrategy(FederatingStrategy):
                 argument_keys = None if arg is None else await _keys(argument, on)
                 keys = (key, function_key, argument_keys)
                 called = on.call("map", *keys, self._chunks[index], draw)
-                draws.note_unkeyed(await called)
+                notes.note(await called)
 
             return await worker.derive(member, make).ready()
 
@@ -227,7 +228,7 @@ def _reduce_leaves(
 
     async def make_all(on: Worker, _: int) -> None:
         found = [await source.on(on) for source in sources]
-        draws.note_unkeyed(await on.call("reduce", keys, found, leaves, draw))
+        notes.note(await on.call("reduce", keys, found, leaves, draw))
 
     whole = worker.derive(result, make_all)
 

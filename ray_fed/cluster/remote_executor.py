@@ -17,6 +17,7 @@ from typing_extensions import override
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
 import ray_fed.errors as errors
+import ray_fed.notes as notes
 import ray_fed.plain as plain
 import ray_fed.values as values
 from ray_fed.blocks import Function
@@ -223,7 +224,7 @@ class RemoteExecutor(flf.Executor):
         async def make(worker: Worker, key: int) -> None:
             argument_key = None if argument is None else await argument.on(worker)
             keys = (key, await function.on(worker), argument_key)
-            draws.note_unkeyed(await worker.call("invoke", *keys, draw))
+            notes.note(await worker.call("invoke", *keys, draw))
 
         return await self.derive(type_spec.result, make).ready()
 

@@ -69,7 +69,7 @@ class RayRunner(fl.framework.AsyncContext):
             outcome.worker_pid,
             outcome.coordinator_pid,
             outcome.node,
-            outcome.unkeyed,
+            outcome.notes,
         )
 
     @property

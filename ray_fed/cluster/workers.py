@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import ray
 
-import ray_fed.draws as draws
 import ray_fed.errors as errors
+import ray_fed.notes as notes
 import ray_fed.plan as plan
 from ray_fed.cluster import leases
 from ray_fed.cluster.connection import LostWorkerError, Worker, WorkerConnection
@@ -77,15 +77,15 @@ async def _run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
     try:
         await worker.call("begin")
         connection = WorkerConnection(_OneWorker(worker))
-        with draws.noting_unkeyed() as unkeyed:
+        with notes.noting() as noted:
             results = await _evaluate(connection, comp, arg)
     except LostWorkerError as loss:
         await leases.report(pool, name, loss)
         raise errors.WorkerLost(loss.detail) from None
     pool.release.remote(name)
-    noted = tuple(sorted(unkeyed))
+    in_order = notes.in_order(noted)
     outcome = plan.Outcome(
-        (), lease.attempt, worker.name, lease.pid, os.getpid(), worker.node, noted
+        (), lease.attempt, worker.name, lease.pid, os.getpid(), worker.node, in_order
     )
     return (outcome, *results)
 

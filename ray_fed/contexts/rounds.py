@@ -20,14 +20,16 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.blocks as blocks
+import ray_fed.notes as notes
 import ray_fed.parts as parts
 import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.compiler.form import MergeableCompChain, Stage
 from ray_fed.contexts import partition
 from ray_fed.contexts.policy import CallSpec, CohortCut, RoundPolicy
-from ray_fed.draws import DrawKey, Unkeyed
+from ray_fed.draws import DrawKey
 from ray_fed.executors.fanout import gather_by_index
+from ray_fed.notes import Note
 from ray_fed.observability import events
 
 flf = fl.framework
@@ -116,12 +118,8 @@ class Rounds:
             )
         )
         yield call
-        for ops in sorted(call.unkeyed):
-            self._emit(
-                events.RandomOpsUnkeyed(
-                    round_index, ops.computation, ops.content, ops.ops
-                )
-            )
+        for note in notes.in_order(call.notes):
+            self._emit(events.of_note(note, round_index))
         seconds = time.monotonic() - started
         self._emit(events.RoundFinished(round_index, seconds))
 
@@ -280,7 +278,7 @@ class Rounds:
             outcome: plan.Outcome = await runner.invoke(comp, arg)
         finally:
             self._free.put_nowait(runner)
-        call.unkeyed.update(outcome.unkeyed)
+        call.notes.update(outcome.notes)
         leaves: Iterable[range] = getattr(comp, "leaves", ())
         self._emit(
             events.SubroundFinished(
@@ -309,7 +307,7 @@ class _Call:
         slices: the same for each leaf, run by run.
         merged: by each stage that is done.
         next_index: of the next subround.
-        unkeyed: random ops that ran without a key.
+        notes: what its work told.
     """
 
     spec: CallSpec
@@ -318,7 +316,7 @@ class _Call:
     slices: Sequence[Sequence[list[Any]]] = ()
     merged: list[Any] = dataclasses.field(default_factory=list[Any])
     next_index: int = 0
-    unkeyed: set[Unkeyed] = dataclasses.field(default_factory=set[Unkeyed])
+    notes: set[Note] = dataclasses.field(default_factory=set[Note])
 
     def take_indices(self, count: int) -> int:
         """Return the first of so many new subround indices."""

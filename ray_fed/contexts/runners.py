@@ -17,8 +17,8 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.blocks as blocks
-import ray_fed.draws as draws
 import ray_fed.errors as errors
+import ray_fed.notes as notes
 import ray_fed.plan as plan
 from ray_fed.executors import clients, evaluation, stack
 from ray_fed.executors.fanout import gather_by_index, run_in_order
@@ -123,7 +123,7 @@ class LocalRunner(flf.AsyncContext):
             )
 
         try:
-            with self._callbacks(), draws.noting_unkeyed() as unkeyed:
+            with self._callbacks(), notes.noting() as noted:
                 results = await evaluation.evaluate_plan(
                     comp, arg, stack_for, self._leaf, self._gather
                 )
@@ -132,7 +132,12 @@ class LocalRunner(flf.AsyncContext):
         except Exception as error:
             raise clients.describe_failure(error, None) from error
         pid = os.getpid()
-        noted = tuple(sorted(unkeyed))
         return plan.Outcome(
-            tuple(results), 1, self._name, pid, pid, platform.node(), noted
+            tuple(results),
+            1,
+            self._name,
+            pid,
+            pid,
+            platform.node(),
+            notes.in_order(noted),
         )

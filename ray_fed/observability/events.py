@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Protocol
 
+import ray_fed.notes as notes
+
 
 @dataclasses.dataclass(frozen=True)
 class RoundStarted:
@@ -68,6 +70,25 @@ class RandomOpsUnkeyed:
 
 
 @dataclasses.dataclass(frozen=True)
+class ComputationUnlowered:
+    """A computation read its sequences through tf.data, which takes longer.
+
+    They come once a round for each such computation, before its `RoundFinished`.
+
+    Attributes:
+        round_index: of the round.
+        computation: what an error would call it: name and source line where known.
+        content: starts the hash of the computation.
+        reason: why it cannot do without: an op, or a few words.
+    """
+
+    round_index: int
+    computation: str
+    content: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundFinished:
     """A call returned.
 
@@ -80,7 +101,22 @@ class RoundFinished:
     seconds: float
 
 
-Event = RoundStarted | SubroundFinished | RandomOpsUnkeyed | RoundFinished
+Event = (
+    RoundStarted
+    | SubroundFinished
+    | RandomOpsUnkeyed
+    | ComputationUnlowered
+    | RoundFinished
+)
+
+
+def of_note(note: notes.Note, round_index: int) -> Event:
+    """Return the event that work of a round told something."""
+    match note:
+        case notes.Unkeyed():
+            return RandomOpsUnkeyed(round_index, **vars(note))
+        case notes.Unlowered():
+            return ComputationUnlowered(round_index, **vars(note))
 
 
 class EventSink(Protocol):

@@ -37,6 +37,8 @@ class RoundReport(pydantic.BaseModel):
         seconds: from the call to its result.
         unkeyed_ops: computations with random ops that seed, call and client do not
             decide, and those ops; what they drew differs on a retry.
+        unlowered: computations that read their sequences through tf.data, which takes
+            longer, and why.
     """
 
     model_config = pydantic.ConfigDict(frozen=True)
@@ -47,6 +49,7 @@ class RoundReport(pydantic.BaseModel):
     subrounds: tuple[SubroundReport, ...]
     seconds: float
     unkeyed_ops: tuple[str, ...] = ()
+    unlowered: tuple[str, ...] = ()
 
     @property
     def retries(self) -> int:
@@ -129,6 +132,8 @@ class ReportBuilder:
                 found.subrounds.append(SubroundReport(**fields))
             case events.RandomOpsUnkeyed():
                 found.unkeyed.append(f"{event.computation}: {', '.join(event.ops)}")
+            case events.ComputationUnlowered():
+                found.unlowered.append(f"{event.computation}: {event.reason}")
             case events.RoundFinished():
                 del self._open[event.round_index]
                 self.last = found.report(event.seconds)
@@ -143,6 +148,7 @@ class _OpenRound:
         default_factory=list[SubroundReport]
     )
     unkeyed: list[str] = dataclasses.field(default_factory=list[str])
+    unlowered: list[str] = dataclasses.field(default_factory=list[str])
 
     def report(self, seconds: float) -> RoundReport:
         """Return its report, now that it has returned."""
@@ -154,4 +160,5 @@ class _OpenRound:
             subrounds=tuple(subrounds),
             seconds=seconds,
             unkeyed_ops=tuple(self.unkeyed),
+            unlowered=tuple(self.unlowered),
         )

@@ -5,7 +5,6 @@ Where a message takes sequences, and can do without tf.data, it is loaded so (se
 """
 
 import hashlib
-import logging
 import threading
 from collections.abc import Iterator
 from typing import Any, cast
@@ -13,13 +12,12 @@ from typing import Any, cast
 import federated_language as fl
 import tensorflow as tf
 
+import ray_fed.notes as notes
 import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.graph as graph
 import ray_fed.tensorflow.loaded as loaded
 import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.normal as normal
-
-_logger = logging.getLogger(__name__)
 
 
 def _device_for(result: fl.Type, device: str | None) -> str | None:
@@ -62,7 +60,7 @@ def load_function(
     lowered = _load_lowered(message, function_type, source)
     if isinstance(lowered, lowering.Unlowered):
         written.load()
-        _logger.debug("%s needs tf.data: %s", source.origin, lowered.reason)
+        written.tell(lowered.reason)
         return normal.Executable(written, lowered.reason)
     return normal.Executable(_Lowered(lowered, written, function_type))
 
@@ -103,6 +101,7 @@ class _Written:
         self._message = message
         self._type_spec = type_spec
         self._source = source
+        self._notes: list[notes.Note] = []
         self._loading = threading.Lock()
         self._graph: loaded.LoadedGraph | None = None
 
@@ -125,7 +124,13 @@ class _Written:
                 )
             return self._graph
 
+    def tell(self, reason: str) -> None:
+        """Let every call note why the function is not lowered."""
+        origin, content = self._source.origin, self._source.content
+        self._notes = [notes.Unlowered(origin, content.hex()[:12], reason)]
+
     def __call__(self, arg: normal.Normal = None) -> normal.Normal:
+        notes.note(self._notes)
         message, type_spec = self._message, self._type_spec
 
         def take() -> list[tf.Tensor]:

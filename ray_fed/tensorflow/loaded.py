@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-import ray_fed.draws as draws
 import ray_fed.errors as errors
+import ray_fed.notes as notes
 import ray_fed.tensorflow.callbacks as callbacks
 import ray_fed.tensorflow.loader as loader
 import ray_fed.tensorflow.randomness as randomness
@@ -62,13 +62,13 @@ class LoadedGraph:
                 graph_def, list(feeds), list(fetches)
             )
             self._states.create()
-        self._unkeyed = self._what_no_key_decides()
+        self._notes = self._what_no_key_decides()
         self._one_at_a_time = (
             threading.Lock() if self._states.names else contextlib.nullcontext()
         )
         weakref.finalize(self, self._states.close)
 
-    def _what_no_key_decides(self) -> list[draws.Unkeyed]:
+    def _what_no_key_decides(self) -> list[notes.Note]:
         """Return what a call has to note, at most one."""
         ops = [*self._states.unkeyed]
         if self._source.reads_later:
@@ -76,7 +76,7 @@ class LoadedGraph:
         if not ops:
             return []
         source = self._source
-        return [draws.Unkeyed(source.origin, source.content.hex()[:12], tuple(ops))]
+        return [notes.Unkeyed(source.origin, source.content.hex()[:12], tuple(ops))]
 
     def __call__(self, take: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
         """Return what the graph gives.
@@ -91,5 +91,5 @@ class LoadedGraph:
             errors.naming_origin(source.origin),
         ):
             self._states.set(source.content)
-            draws.note_unkeyed(self._unkeyed)
+            notes.note(self._notes)
             return callbacks.call(self._function, take())

@@ -16,6 +16,7 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 
 import ray_fed.draws as draws
+import ray_fed.notes as notes
 from ray_fed import tensorflow as rtf
 from ray_fed.draws import DrawKey
 from ray_fed.tensorflow import functions, graph, normal, randomness
@@ -153,7 +154,7 @@ def test_a_client_draws_the_same_again_and_another_one_differs(
     comp = rtf.computation(fn)
     here, there = load(comp), load(comp)
 
-    with draws.noting_unkeyed() as unkeyed:
+    with notes.noting() as unkeyed:
         drawn = [draw(client).tobytes() for client in (0, 1) for draw in (here, there)]
         again = here(0).tobytes()
 
@@ -192,7 +193,7 @@ def test_an_op_that_cannot_be_keyed_is_noted_with_its_computation() -> None:
         )
     )
 
-    with draws.noting_unkeyed() as unkeyed:
+    with notes.noting() as unkeyed:
         draw(0)
         draw(1)
 
@@ -204,7 +205,7 @@ def test_an_op_that_cannot_be_keyed_is_noted_with_its_computation() -> None:
 def test_draws_of_a_sequence_that_is_returned_are_noted() -> None:
     draw = loaded(lambda: tf.data.Dataset.range(3).map(lambda _: tf.random.uniform([])))
 
-    with draws.noting_unkeyed() as unkeyed:
+    with notes.noting() as unkeyed:
         draw(0)
 
     ((op,),) = [noted.ops for noted in unkeyed]
@@ -214,7 +215,7 @@ def test_draws_of_a_sequence_that_is_returned_are_noted() -> None:
 def test_a_shuffled_sequence_that_is_returned_needs_no_note() -> None:
     draw = loaded(lambda: tf.data.Dataset.range(30).shuffle(30))
 
-    with draws.noting_unkeyed() as unkeyed:
+    with notes.noting() as unkeyed:
         first, second = draw(0), draw(0)
 
     assert first.tobytes() == second.tobytes()

@@ -1,0 +1,81 @@
+"""Client work that needs tf.data says so: an event a round, and the report."""
+
+# pyright: reportUnknownLambdaType=false
+
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.observability import events
+
+ContextFactory = Callable[..., ExecutionContext]
+
+SEQUENCE = fl.SequenceType(np.int32)
+CLIENTS = [[1, 2], [3], []]
+
+
+@rtf.computation(SEQUENCE)
+def summed(ds: Any) -> Any:
+    return ds.batch(2).reduce(0, lambda s, x: s + tf.reduce_sum(x))
+
+
+@rtf.computation(SEQUENCE)
+def flattened(ds: Any) -> Any:
+    ds = ds.flat_map(tf.data.Dataset.from_tensors)
+    return ds.reduce(0, lambda s, x: s + x)
+
+
+def total_of(work: Any) -> Any:
+    @fl.federated_computation(fl.FederatedType(SEQUENCE, fl.CLIENTS))
+    def total(data: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(work, data))
+
+    return total
+
+
+class Kept:
+    """A sink that keeps what was unlowered."""
+
+    def __init__(self) -> None:
+        self.events: list[events.ComputationUnlowered] = []
+
+    def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.ComputationUnlowered):
+            self.events.append(event)
+
+
+def check_reasons(context: ExecutionContext) -> None:
+    kept = Kept()
+    context.subscribe(kept)
+
+    totals = [context.invoke(total_of(work), CLIENTS) for work in (flattened, summed)]
+    lowered = context.last_report
+    context.invoke(total_of(flattened), CLIENTS)
+    unlowered = context.last_report
+
+    assert totals == [6, 6]
+    assert [(event.round_index, event.reason) for event in kept.events] == [
+        (0, "FlatMapDataset"),
+        (2, "FlatMapDataset"),
+    ]
+    name = kept.events[0].computation
+    assert name.startswith("the computation `flattened` (test_unlowered.py:")
+    assert lowered is not None
+    assert lowered.unlowered == ()
+    assert unlowered is not None
+    assert unlowered.unlowered == (f"{name}: FlatMapDataset",)
+
+
+def test_reasons_are_told_once_a_round(local_contexts: ContextFactory) -> None:
+    check_reasons(local_contexts(workers=2, subrounds=2))
+
+
+@pytest.mark.ray
+def test_reasons_are_told_by_workers(ray_contexts: ContextFactory) -> None:
+    check_reasons(ray_contexts(workers=2, subrounds=2))
