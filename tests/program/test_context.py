@@ -83,6 +83,64 @@ def add_slowly(state: Any) -> Any:
     return fl.federated_map(add, (state, fl.federated_map(slowly, state)))
 
 
+@pytest.mark.claim("federated_context.01", "federated_context.02")
+def test_implements_the_interface(local_context: RayFederatedContext) -> None:
+    interface: Any = fl.program.FederatedContext
+
+    assert interface.__abstractmethods__ == {"invoke"}
+    assert isinstance(local_context, interface)
+    assert isinstance(local_context, fl.framework.SyncContext)
+
+
+class Source(fl.program.FederatedDataSource, fl.program.FederatedDataSourceIterator):
+    """A data source and its iterator: one number a client, from 1 on."""
+
+    def __init__(self) -> None:
+        self._next = 1
+
+    @property
+    @override
+    def federated_type(self) -> fl.FederatedType:
+        return AT_CLIENTS
+
+    @override
+    def iterator(self) -> "Source":
+        return self
+
+    @override
+    def select(self, k: int | None = None) -> Any:
+        first, self._next = self._next, self._next + (k or 1)
+        return [float(client) for client in range(first, self._next)]
+
+    @override
+    def to_bytes(self) -> bytes:
+        return str(self._next).encode()
+
+    @classmethod
+    @override
+    def from_bytes(cls, buffer: bytes) -> "Source":
+        source = cls()
+        source._next = int(buffer)
+        return source
+
+
+@pytest.mark.claim("federated_context.06", "federated_context.18")
+def test_clients_are_what_a_data_source_selects(context: RayFederatedContext) -> None:
+    selections = Source().iterator()
+
+    first = add_sum(0.0, selections.select(2))
+    second = add_sum(first, selections.select(3))
+
+    assert read([first, second]) == [3.0, 15.0]
+
+
+@pytest.mark.claim("federated_context.20")
+def test_argument_is_optional(context: RayFederatedContext) -> None:
+    values = [context.invoke(no_argument), context.invoke(no_argument, None)]
+
+    assert read(values) == [1.0, 1.0]
+
+
 @rtf.computation
 def structured() -> Any:
     return collections.OrderedDict(
@@ -92,6 +150,12 @@ def structured() -> Any:
     )
 
 
+@pytest.mark.claim(
+    "federated_context.07",
+    "federated_context.08",
+    "federated_context.15",
+    "federated_context.21",
+)
 def test_result_is_references_in_the_containers_of_its_type(
     context: RayFederatedContext,
 ) -> None:
@@ -116,6 +180,12 @@ def test_result_is_references_in_the_containers_of_its_type(
     assert isinstance(value["in_order"][1], list)
 
 
+@pytest.mark.claim(
+    "federated_context.11",
+    "federated_context.14",
+    "federated_context.16",
+    "federated_context.17",
+)
 @pytest.mark.parametrize(
     ("type_spec", "expected"),
     [
@@ -140,6 +210,7 @@ def test_struct_without_a_container(
     assert read(result) == expected
 
 
+@pytest.mark.claim("federated_context.13")
 def test_strings_and_sequences(context: RayFederatedContext) -> None:
     @rtf.computation(fl.SequenceType(np.int32), np.str_)
     def double(values: Any, text: Any) -> Any:
@@ -165,6 +236,12 @@ def test_result_without_values_is_an_empty_container(
     assert local_context.invoke(nothing) == ()
 
 
+@pytest.mark.claim(
+    "federated_context.03",
+    "federated_context.09",
+    "federated_context.10",
+    "federated_context.22",
+)
 @pytest.mark.parametrize(
     ("parameter", "arg"),
     [
@@ -207,6 +284,7 @@ def add_sum_of(function: Any, state: Any, values: Any) -> Any:
     return fl.federated_map(add, (state, fl.federated_map(function, total)))
 
 
+@pytest.mark.claim("federated_context.19")
 def test_functions_are_arguments_too(context: RayFederatedContext) -> None:
     first = add_sum_of(triple, 1.0, [1.0, 2.0])
     second = context.invoke(add_sum_of, (triple, first, [1.0]))
@@ -221,6 +299,7 @@ def no_argument() -> Any:
     return fl.federated_value(np.float32(1), fl.SERVER)
 
 
+@pytest.mark.claim("federated_context.03", "federated_context.04")
 @pytest.mark.parametrize(
     ("comp", "arg", "message"),
     [
@@ -263,6 +342,7 @@ def test_arguments_are_checked_at_once(
         local_context.invoke(comp, arg)
 
 
+@pytest.mark.claim("federated_context.07", "federated_context.12")
 def test_invoke_returns_at_once_and_takes_what_is_not_there_yet(
     context: RayFederatedContext,
 ) -> None:
@@ -278,6 +358,7 @@ def test_invoke_returns_at_once_and_takes_what_is_not_there_yet(
     assert returned < (time.monotonic() - started) / 2
 
 
+@pytest.mark.claim("federated_context.04", "federated_context.05")
 def test_references_and_plain_values_mix_in_one_struct(
     context: RayFederatedContext,
 ) -> None:
