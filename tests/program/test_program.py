@@ -112,17 +112,18 @@ async def run_program(
         state, metrics = run_round(state, cohort(round_index))
         await releases.release(metrics, round_index)
         if (round_index + 1) % SAVE_EVERY == 0:
-            saved = (state, context.num_invocations)
-            await manager.save(saved, round_index + 1)
+            await manager.save((state, context.num_invocations), round_index + 1)
         on_round(round_index)
     return state
 
 
-def run_plainly(context: ray_fed.ExecutionContext) -> tuple[Any, list[Any]]:
+def run_plainly(
+    context: ray_fed.ExecutionContext, num_rounds: int = NUM_ROUNDS
+) -> tuple[Any, list[Any]]:
     """Run the same rounds by plain synchronous calls."""
     state = context.invoke(initialize)
     metrics: list[Any] = []
-    for round_index in range(NUM_ROUNDS):
+    for round_index in range(num_rounds):
         state, measured = context.invoke(run_round, (state, cohort(round_index)))
         metrics.append(measured)
     return state, metrics
@@ -170,7 +171,7 @@ def settle(measure_now: Callable[[], int], target: int) -> int:
 @pytest.mark.ray
 @pytest.mark.timeout(240)
 def test_state_stays_in_the_store_through_twenty_invocations(
-    ray_contexts: Any, tmp_path: pathlib.Path
+    ray_contexts: Any, local_contexts: Any, tmp_path: pathlib.Path
 ) -> None:
     seen = Seen()
     memory: Any = fl.program.MemoryReleaseManager()
@@ -189,11 +190,12 @@ def test_state_stays_in_the_store_through_twenty_invocations(
             releases = fl.program.GroupingReleaseManager([memory, seen])
             state = asyncio.run(run_program(context, tmp_path, releases, on_round))
             final: Any = asyncio.run(fl.program.materialize_value(state))
-        del state
+        found = final.model.tobytes()
+        del state, final  # what was read is not copied out of the store
         left = settle(stored_bytes, before)
-    expected, metrics = run_plainly(ray_contexts(workers=2, seed=3))
+    expected, metrics = run_plainly(local_contexts(workers=2, seed=3))
 
-    assert final.model.tobytes() == expected.model.tobytes()
+    assert found == expected.model.tobytes()
     assert seen.keys == list(range(NUM_ROUNDS))
     assert list(memory.values().values()) == metrics
     state_reads = [sum(size >= STATE_BYTES for size in read) for read in by_round]
@@ -204,6 +206,29 @@ def test_state_stays_in_the_store_through_twenty_invocations(
     )
     assert max(references) == references[0]
     assert left <= before
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(240)
+def test_worker_that_dies_costs_no_state(
+    ray_contexts: Any, local_contexts: Any, tmp_path: pathlib.Path
+) -> None:
+    execution_context = ray_contexts(workers=2, seed=3)
+    with RayFederatedContext(execution_context) as context:
+        fl.framework.set_default_context(context)
+
+        def kill(round_index: int) -> None:
+            if round_index == 2:
+                (*_, finish) = execution_context.last_report.subrounds
+                os.kill(finish.worker_pid, signal.SIGKILL)
+
+        releases: Any = fl.program.MemoryReleaseManager()
+        program = run_program(context, tmp_path, releases, kill, num_rounds=4)
+        final: Any = asyncio.run(fl.program.materialize_value(asyncio.run(program)))
+
+    plain_context = local_contexts(workers=2, seed=3)
+    expected, _ = run_plainly(plain_context, num_rounds=4)
+    assert final.model.tobytes() == expected.model.tobytes()
 
 
 def test_program_gives_the_bits_of_plain_calls(
