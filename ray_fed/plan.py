@@ -121,6 +121,35 @@ def pack(parts: Sequence[Any]) -> Any:
     return parts[0] if parts else None
 
 
+Path = tuple[int, ...]
+"""Where a part of an argument lies: the indices to select, outermost first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A leaf's client work and its accumulation, as functions of one client.
+
+        server       <parts>@SERVER -> <zeros, constants>@SERVER        once a subround
+        work         <constants, data> -> values                        for each client
+        accumulate   <accumulators, values, constants> -> accumulators  right after
+
+    Attributes:
+        server: serialised; takes nothing where `parts` is empty.
+        work: serialised; constants, data and values are structs.
+        accumulate: serialised; starts at the zeros, ends as the leaf's partial.
+        parts: in the argument, what `server` takes.
+        data: in the argument, the values of clients.
+        num_aggregations: length of zeros, values and accumulators.
+    """
+
+    server: bytes
+    work: bytes
+    accumulate: bytes
+    parts: tuple[Path, ...]
+    data: tuple[Path, ...]
+    num_aggregations: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Subround:
     """A run of leaves to evaluate with one computation.

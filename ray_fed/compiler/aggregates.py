@@ -1,0 +1,107 @@
+"""Reads an `up_to_merge` as `split` writes it: locals, and aggregates of them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import federated_language as fl
+
+flf = fl.framework
+Block = flf.ComputationBuildingBlock
+OTHER_FORM = "not of the form that the compiler writes"
+
+
+class UnfusedError(Exception):
+    """Ends a fusion; the message is the reason, in a few words."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregate:
+    """What a federated_aggregate without a report takes."""
+
+    value: Block
+    zero: Block
+    accumulate: Block
+    merge: Block
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregates:
+    """An `up_to_merge`, taken apart.
+
+    Attributes:
+        parameter: the reference that stands for the argument, or None.
+        locals: by name, in order; those that aggregate among them.
+        aggregates: by name of their locals, in the order of the result.
+    """
+
+    parameter: flf.Reference | None
+    locals: Mapping[str, Block]
+    aggregates: Mapping[str, Aggregate]
+
+
+def read_aggregates(block: Block) -> Aggregates:
+    """Take an `up_to_merge` apart.
+
+    Raises:
+        UnfusedError: it is not of the form that is read here.
+    """
+    match block:
+        case flf.Lambda(result=flf.Block() as body):
+            parameter = None
+            if block.parameter_name is not None and block.parameter_type is not None:
+                parameter = flf.Reference(block.parameter_name, block.parameter_type)
+        case _:
+            raise UnfusedError(OTHER_FORM)
+    locals_ = dict(body.locals)
+    zipped = _zipped(body.result)
+    aggregates = dict(_aggregate(part, locals_) for part in zipped)
+    if len(locals_) != len(body.locals) or len(aggregates) != len(zipped):
+        raise UnfusedError(OTHER_FORM)
+    return Aggregates(parameter, locals_, aggregates)
+
+
+def _zipped(result: Block) -> Sequence[Block]:
+    uri, argument = intrinsic_call(result)
+    if uri != flf.FEDERATED_ZIP_AT_SERVER.uri or not isinstance(argument, flf.Struct):
+        raise UnfusedError(OTHER_FORM)
+    return [element for _, element in argument.items()]
+
+
+def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggregate]:
+    if not isinstance(block, flf.Reference):
+        raise UnfusedError(OTHER_FORM)
+    uri, argument = intrinsic_call(locals_.get(block.name, block))
+    if uri != flf.FEDERATED_AGGREGATE.uri:
+        raise UnfusedError(OTHER_FORM)
+    *parts, report = (select(argument, index) for index in range(5))
+    match report:
+        case flf.Lambda(result=flf.Reference(name=name)) if (
+            name == report.parameter_name
+        ):
+            return block.name, Aggregate(*parts)
+        case _:
+            raise UnfusedError("a report before the merge")
+
+
+def intrinsic_call(block: Block) -> tuple[str, Block]:
+    """Return the uri and the argument of a call of an intrinsic.
+
+    Raises:
+        UnfusedError: the block is none.
+    """
+    match block:
+        case flf.Call(
+            function=flf.Intrinsic(uri=uri),
+            argument=flf.ComputationBuildingBlock() as argument,
+        ):
+            return uri, argument
+        case _:
+            raise UnfusedError(OTHER_FORM)
+
+
+def select(source: Block, index: int) -> Block:
+    """Return an element of a struct, without a selection where it is written out."""
+    if isinstance(source, flf.Struct):
+        return cast("Any", source)[index]
+    return flf.Selection(source, index=index)

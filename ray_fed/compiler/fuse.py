@@ -1,0 +1,287 @@
+"""Fuses an `up_to_merge` into one function of a client, for a kernel to loop over.
+
+    let v1=federated_broadcast(v0),                       work: <constants, data> ->
+        v2=federated_zip_at_clients(<v1, argument[1]>),     let v2=<constant0, data0>,
+        v3=federated_map(<f, v2>),                  ->          v3=f(v2)
+        v4=federated_aggregate(<v3, zero, add, ...>)        in <v3>
+    in federated_zip_at_server(<v4>)
+
+What is no client's is computed once, before: it becomes constants. Locals keep their
+names, as these are part of what the random numbers of a call depend on.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+import federated_language as fl
+
+import ray_fed.blocks as blocks
+import ray_fed.plan as plan
+import ray_fed.values as values
+from ray_fed.compiler.aggregates import (
+    OTHER_FORM,
+    UnfusedError,
+    intrinsic_call,
+    read_aggregates,
+    select,
+)
+from ray_fed.compiler.normalize import free_references
+from ray_fed.compiler.substitution import bound_names, called_uris, replace_free
+
+flf = fl.framework
+Block = flf.ComputationBuildingBlock
+_CLIENT, _STEP, _SERVER = "client", "step", "server"
+_CONSTANT, _DATA = "constant", "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unfused:
+    """Why a computation has no kernel.
+
+    Attributes:
+        reason: a few words, for an event.
+    """
+
+    reason: str
+
+
+def fuse(up_to_merge: flf.ConcreteComputation) -> plan.Kernel | Unfused:
+    """Return the kernel of the `up_to_merge` of a mergeable form.
+
+    Args:
+        up_to_merge: as `compiler.split` writes it, or anybody else.
+    """
+    try:
+        return _Fusion(Block.from_proto(up_to_merge.to_proto())).run()
+    except UnfusedError as error:
+        return Unfused(str(error))
+
+
+class _Fusion:
+    """Sorts the locals of one computation into server's and client's."""
+
+    def __init__(self, block: Block) -> None:
+        read = read_aggregates(block)
+        self._parameter = read.parameter
+        self._locals = read.locals
+        self._aggregates = read.aggregates
+        self._client_locals: list[tuple[str, Block]] = []
+        self._members: dict[str, Block] = {}
+        self._constants: dict[bytes, tuple[Block, flf.Reference]] = {}
+        self._parts: dict[plan.Path, fl.Type] = {}
+        self._data: dict[plan.Path, fl.Type] = {}
+        reserved = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA)
+        if any(name.startswith(reserved) for name in bound_names(block)):
+            raise UnfusedError(OTHER_FORM)
+
+    def run(self) -> plan.Kernel:
+        """Return the kernel."""
+        aggregates = self._aggregates.values()
+        for name in self._needed(aggregate.value for aggregate in aggregates):
+            self._sort(name, self._locals[name])
+        members = [self._member(aggregate.value) for aggregate in aggregates]
+        accumulates = [self._close(aggregate.accumulate) for aggregate in aggregates]
+        work = self._work(members)
+        accumulate = self._accumulate(members, accumulates)
+        zeros = [aggregate.zero for aggregate in aggregates]
+        server = self._server([*zeros, *(b for b, _ in self._constants.values())])
+        return plan.Kernel(
+            server=blocks.serialise(server),
+            work=blocks.serialise(work),
+            accumulate=blocks.serialise(accumulate),
+            parts=tuple(self._parts),
+            data=tuple(self._data),
+            num_aggregations=len(zeros),
+        )
+
+    def _needed(self, roots: Iterable[Block]) -> list[str]:
+        """Return the locals at clients that blocks need, in their order."""
+        needed: set[str] = set()
+        pending = [name for root in roots for name in free_references(root)]
+        while pending:
+            name = pending.pop()
+            if name in needed or name not in self._locals:
+                continue
+            if values.is_at_clients(self._locals[name].type_signature):
+                needed.add(name)
+                pending.extend(free_references(self._locals[name]))
+        return [name for name in self._locals if name in needed]
+
+    def _sort(self, name: str, block: Block) -> None:
+        """Make a local at clients one of a client, or a constant."""
+        uri, argument = intrinsic_call(block)
+        match uri:
+            case flf.FEDERATED_BROADCAST.uri | flf.FEDERATED_VALUE_AT_CLIENTS.uri:
+                self._members[name] = self._constant(argument)
+                return
+            case flf.FEDERATED_MAP.uri | flf.FEDERATED_MAP_ALL_EQUAL.uri:
+                fn, value = select(argument, 0), select(argument, 1)
+                member = flf.Call(self._close(fn), self._member(value))
+            case flf.FEDERATED_ZIP_AT_CLIENTS.uri:
+                member = self._member(argument)
+            case flf.FEDERATED_EVAL_AT_CLIENTS.uri:
+                member = flf.Call(self._close(argument))
+            case _:
+                raise UnfusedError(f"`{uri}` at clients")
+        self._client_locals.append((name, member))
+        self._members[name] = flf.Reference(name, member.type_signature)
+
+    def _member(self, block: Block) -> Block:
+        """Return one client's member of a value at clients, or of a struct of such."""
+        type_spec = block.type_signature
+        if isinstance(type_spec, fl.StructType):
+            elements = [
+                (name, self._member(select(block, index)))
+                for index, (name, _) in enumerate(type_spec.items())
+            ]
+            return flf.Struct(elements, type_spec.python_container)
+        if isinstance(block, flf.Reference) and block.name in self._members:
+            return self._members[block.name]
+        path = self._path(block)
+        if path is None:
+            raise UnfusedError("a value at clients that no intrinsic made")
+        if values.differs_by_client(type_spec):
+            return self._datum(path, values.member_type(type_spec))
+        return self._constant(block)
+
+    def _path(self, block: Block) -> plan.Path | None:
+        """Return where in the argument a block lies that selects from it."""
+        match block:
+            case flf.Reference() if self._parameter is not None:
+                return () if block.name == self._parameter.name else None
+            case flf.Selection():
+                path = self._path(block.source)
+                return None if path is None else (*path, block.as_index())
+            case _:
+                return None
+
+    def _datum(self, path: plan.Path, member: fl.Type) -> Block:
+        self._data.setdefault(path, member)
+        index = list(self._data).index(path)
+        return flf.Reference(f"{_DATA}{index}", member)
+
+    def _constant(self, block: Block) -> Block:
+        """Return what stands for a value of the server's in a client's work."""
+        member = block.type_signature
+        if isinstance(member, fl.FederatedType):
+            member = member.member
+        if flf.type_contains(member, lambda t: not _is_of_tensors(t)):
+            raise UnfusedError(f"a value of type `{member}` for all clients")
+        key = blocks.serialise(block)
+        if key not in self._constants:
+            name = f"{_CONSTANT}{len(self._constants)}"
+            self._constants[key] = (block, flf.Reference(name, member))
+        return self._constants[key][1]
+
+    def _close(self, function: Block) -> Block:
+        """Return a function whose captured values are constants."""
+        for uri in sorted(called_uris(function)):
+            if uri.startswith("sequence_"):
+                raise UnfusedError(f"`{uri}` at clients")
+        return replace_free(function, self._constant)
+
+    def _work(self, members: list[Block]) -> Block:
+        constants = [reference for _, reference in self._constants.values()]
+        data = [
+            flf.Reference(f"{_DATA}{index}", member)
+            for index, member in enumerate(self._data.values())
+        ]
+        parameter = _struct_reference(_CLIENT, [constants, data])
+        bound = [*_bind(parameter, 0, constants), *_bind(parameter, 1, data)]
+        return _lambda(parameter, [*bound, *self._client_locals], flf.Struct(members))
+
+    def _accumulate(self, members: list[Block], adds: list[Block]) -> Block:
+        constants = [reference for _, reference in self._constants.values()]
+        partials = [
+            flf.Reference(name, values.function_type(read.merge.type_signature).result)
+            for name, read in self._aggregates.items()
+        ]
+        parameter = _struct_reference(_STEP, [partials, members, constants])
+        calls: list[tuple[str, Block]] = []
+        for index, (name, add) in enumerate(zip(self._aggregates, adds, strict=True)):
+            pair = [select(select(parameter, p), index) for p in range(2)]
+            calls.append((name, flf.Call(add, flf.Struct(pair))))
+        results = [flf.Reference(name, call.type_signature) for name, call in calls]
+        bound = _bind(parameter, 2, constants)
+        return _lambda(parameter, [*bound, *calls], flf.Struct(results))
+
+    def _server(self, results: list[Block]) -> Block:
+        """Return what is computed before any client's work, results at the server."""
+        needed: list[str] = []
+        for name in reversed(list(self._locals)):
+            used = [*results, *(self._locals[later] for later in needed)]
+            if any(name in free_references(block) for block in used):
+                needed.insert(0, name)
+        self._check_server(needed)
+        placed = [_server_placed(block) for block in results]
+        for block in [*placed, *(self._locals[name] for name in needed)]:
+            replace_free(block, self._note_part)
+        parameter = None
+        if self._parts:
+            parameter = flf.Reference(_SERVER, fl.StructType(self._parts.values()))
+
+        def replace(free: Block) -> Block | None:
+            path = self._path(free)
+            if path is None:
+                return None
+            index = list(self._parts).index(path)
+            return flf.Selection(cast("Block", parameter), index=index)
+
+        def replaced(block: Block) -> Block:
+            return replace_free(block, replace)
+
+        result = flf.create_federated_zip(flf.Struct([replaced(b) for b in placed]))
+        locals_ = [(name, replaced(self._locals[name])) for name in needed]
+        return _lambda(parameter, locals_, result)
+
+    def _check_server(self, needed: list[str]) -> None:
+        for name in needed:
+            block = self._locals[name]
+            if values.is_at_clients(block.type_signature) or name in self._aggregates:
+                raise UnfusedError("work at the server that needs clients' values")
+
+    def _note_part(self, free: Block) -> None:
+        path = self._path(free)
+        if path is None:
+            return
+        type_spec = free.type_signature
+        if flf.type_contains(type_spec, values.differs_by_client):
+            raise UnfusedError("work at the server that takes clients' values")
+        if values.is_at_clients(type_spec):
+            type_spec = fl.FederatedType(values.member_type(type_spec), fl.SERVER)
+        self._parts.setdefault(path, type_spec)
+
+
+def _server_placed(block: Block) -> Block:
+    if isinstance(block.type_signature, fl.FederatedType):
+        return block
+    return flf.create_federated_value(block, fl.SERVER)
+
+
+def _is_of_tensors(type_spec: fl.Type) -> bool:
+    return isinstance(type_spec, fl.TensorType | fl.StructType)
+
+
+def _struct_reference(name: str, parts: Sequence[Sequence[Block]]) -> flf.Reference:
+    types = [fl.StructType([b.type_signature for b in part]) for part in parts]
+    return flf.Reference(name, fl.StructType(types))
+
+
+def _bind(
+    parameter: flf.Reference, position: int, references: Sequence[flf.Reference]
+) -> list[tuple[str, Block]]:
+    """Return locals that give names to the elements of a part of a parameter."""
+    return [
+        (reference.name, select(select(parameter, position), index))
+        for index, reference in enumerate(references)
+    ]
+
+
+def _lambda(
+    parameter: flf.Reference | None, locals_: list[tuple[str, Block]], result: Block
+) -> flf.Lambda:
+    body = flf.Block(locals_, result) if locals_ else result
+    if parameter is None:
+        return flf.Lambda(None, None, body)
+    return flf.Lambda(parameter.name, parameter.type_signature, body)

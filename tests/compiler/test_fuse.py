@@ -1,0 +1,237 @@
+"""The fusion of an `up_to_merge` into one function of a client, as printed blocks."""
+
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+from ray_fed import blocks, plan
+from ray_fed.compiler.fuse import Unfused, fuse
+from ray_fed.compiler.split import compile_to_mergeable_comp_form
+
+flf = fl.framework
+
+AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
+ALL_EQUAL = fl.FederatedType(np.int32, fl.CLIENTS, all_equal=True)
+AT_SERVER = fl.FederatedType(np.int32, fl.SERVER)
+SEQUENCES = fl.FederatedType(fl.SequenceType(np.int32), fl.CLIENTS)
+PAIR = fl.StructType([np.int32, np.int32])
+
+
+@fl.federated_computation(PAIR)
+def left(pair: Any) -> Any:
+    return pair[0]
+
+
+@fl.federated_computation(np.int32)
+def double_up(x: Any) -> Any:
+    return (x, x)
+
+
+@fl.federated_computation
+def three() -> Any:
+    return 3
+
+
+@fl.federated_computation(AT_SERVER, AT_CLIENTS)
+def with_state(state: Any, data: Any) -> Any:
+    sent = fl.federated_broadcast(fl.federated_map(double_up, state))
+    return fl.federated_sum(
+        fl.federated_map(left, (fl.federated_map(left, sent), data))
+    )
+
+
+@fl.federated_computation(AT_CLIENTS)
+def two_aggregations(data: Any) -> Any:
+    return fl.federated_sum(data), fl.federated_aggregate(
+        data, 7, left, left, double_up
+    )
+
+
+@fl.federated_computation(np.int32, AT_CLIENTS)
+def capturing(k: Any, data: Any) -> Any:
+    @fl.federated_computation(np.int32)
+    def pair_up(x: Any) -> Any:
+        return (x, k)
+
+    return fl.federated_sum(fl.federated_map(pair_up, data))
+
+
+@fl.federated_computation(np.int32, AT_CLIENTS)
+def accumulating_with_a_capture(k: Any, data: Any) -> Any:
+    @fl.federated_computation(PAIR)
+    def count(pair: Any) -> Any:
+        return k
+
+    return fl.federated_aggregate(data, 0, count, left, double_up)
+
+
+@fl.federated_computation(np.int32)
+def left_of_two(x: Any) -> Any:
+    return x
+
+
+@fl.federated_computation(ALL_EQUAL, AT_CLIENTS)
+def with_all_equal(common: Any, data: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(left, (common, data)))
+
+
+@fl.federated_computation
+def without_argument() -> Any:
+    at_clients = fl.federated_eval(three, fl.CLIENTS)
+    return fl.federated_sum(
+        fl.federated_map(left, (at_clients, fl.federated_value(5, fl.CLIENTS)))
+    )
+
+
+@fl.federated_computation(fl.SequenceType(np.int32))
+def sequence_sum(xs: Any) -> Any:
+    return fl.sequence_sum(xs)
+
+
+@fl.federated_computation(SEQUENCES)
+def summing_sequences(data: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(sequence_sum, data))
+
+
+@fl.federated_computation(fl.FederatedType(fl.SequenceType(np.int32), fl.SERVER))
+def broadcasting_a_sequence(xs: Any) -> Any:
+    sent = fl.federated_broadcast(xs)
+    return fl.federated_sum(fl.federated_map(sequence_sum, sent))
+
+
+@fl.federated_computation(
+    fl.FederatedType(fl.TensorType(np.int32, [1]), fl.CLIENTS), AT_SERVER, AT_SERVER
+)
+def selecting(keys: Any, max_key: Any, state: Any) -> Any:
+    chosen = fl.federated_select(keys, max_key, state, left)
+    return fl.federated_sum(fl.federated_map(sequence_sum, chosen))
+
+
+@fl.federated_computation(AT_CLIENTS)
+def with_a_report(data: Any) -> Any:
+    return fl.federated_aggregate(data, 7, left, left, double_up)
+
+
+@fl.federated_computation(AT_SERVER)
+def nothing_aggregated(state: Any) -> Any:
+    return fl.federated_map(double_up, state)
+
+
+def _fuse(comp: Any) -> plan.Kernel | Unfused:
+    return fuse(compile_to_mergeable_comp_form(comp).up_to_merge)
+
+
+def _kernel(comp: Any) -> plan.Kernel:
+    kernel = _fuse(comp)
+    assert isinstance(kernel, plan.Kernel)
+    return kernel
+
+
+def _print(serialised: bytes) -> str:
+    return blocks.parse_block(serialised).compact_representation()
+
+
+def _type(serialised: bytes) -> str:
+    return str(blocks.parse_block(serialised).type_signature)
+
+
+def test_client_work_becomes_one_function_of_constants_and_data() -> None:
+    kernel = _kernel(with_state)
+
+    assert (kernel.parts, kernel.data, kernel.num_aggregations) == (((0,),), ((1,),), 1)
+    assert _print(kernel.server) == (
+        "(server -> (let v1=federated_apply(<(v0 -> <v0,v0>),server[0]>),"
+        "v8_zero=ray_fed_zeros()"
+        " in federated_zip_at_server(<federated_value_at_server(v8_zero),v1>)))"
+    )
+    assert _print(kernel.work) == (
+        "(client -> (let constant0=client[0][0],data0=client[1][0],"
+        "v4=(v3 -> v3[0])(constant0),v5=<v4,data0>,v7=(v6 -> v6[0])(v5) in <v7>))"
+    )
+    assert _print(kernel.accumulate) == (
+        "(step -> (let constant0=step[2][0],"
+        "v8=generic_plus(<step[0][0],step[1][0]>) in <v8>))"
+    )
+    assert _type(kernel.server) == "(<int32@SERVER> -> <int32,<int32,int32>>@SERVER)"
+    assert _type(kernel.work) == "(<<<int32,int32>>,<int32>> -> <int32>)"
+    assert _type(kernel.accumulate) == (
+        "(<<int32>,<int32>,<<int32,int32>>> -> <int32>)"
+    )
+
+
+def test_aggregations_are_accumulated_as_one() -> None:
+    kernel = _kernel(two_aggregations)
+
+    assert (kernel.parts, kernel.data, kernel.num_aggregations) == ((), ((),), 2)
+    assert _print(kernel.server) == (
+        "( -> (let v0_zero=ray_fed_zeros() in federated_zip_at_server("
+        "<federated_value_at_server(v0_zero),federated_value_at_server(7)>)))"
+    )
+    assert _print(kernel.work) == (
+        "(client -> (let data0=client[1][0] in <data0,data0>))"
+    )
+    assert _print(kernel.accumulate) == (
+        "(step -> (let v0=generic_plus(<step[0][0],step[1][0]>),"
+        "v4=(v1 -> v1[0])(<step[0][1],step[1][1]>) in <v0,v4>))"
+    )
+
+
+def test_captured_values_become_constants() -> None:
+    work = _kernel(capturing)
+    accumulate = _kernel(accumulating_with_a_capture)
+
+    assert _print(work.work) == (
+        "(client -> (let constant0=client[0][0],data0=client[1][0],"
+        "v1=(v0 -> <v0,constant0>)(data0) in <v1>))"
+    )
+    assert _print(work.server) == (
+        "(server -> (let v2_zero=ray_fed_zeros() in federated_zip_at_server("
+        "<federated_value_at_server(v2_zero),federated_value_at_server(server[0])>)))"
+    )
+    assert _print(accumulate.accumulate) == (
+        "(step -> (let constant0=step[2][0],"
+        "v3=(v0 -> constant0)(<step[0][0],step[1][0]>) in <v3>))"
+    )
+
+
+def test_value_that_is_equal_for_all_clients_is_a_constant() -> None:
+    kernel = _kernel(with_all_equal)
+
+    assert (kernel.parts, kernel.data) == (((0,),), ((1,),))
+    assert _type(kernel.server) == "(<int32@SERVER> -> <int32,int32>@SERVER)"
+    assert _print(kernel.work) == (
+        "(client -> (let constant0=client[0][0],data0=client[1][0],"
+        "v0=<constant0,data0>,v2=(v1 -> v1[0])(v0) in <v2>))"
+    )
+
+
+def test_work_without_an_argument_has_constants_alone() -> None:
+    kernel = _kernel(without_argument)
+
+    assert (kernel.parts, kernel.data) == ((), ())
+    assert _print(kernel.work) == (
+        "(client -> (let constant0=client[0][0],v0=( -> 3)(),v2=<v0,constant0>,"
+        "v4=(v3 -> v3[0])(v2) in <v4>))"
+    )
+
+
+@pytest.mark.parametrize(
+    ("comp", "reason"),
+    [
+        (summing_sequences, "`sequence_sum` at clients"),
+        (broadcasting_a_sequence, "a value of type `int32*` for all clients"),
+        (selecting, "`federated_select` at clients"),
+        (nothing_aggregated, "not of the form that the compiler writes"),
+    ],
+    ids=["sequence intrinsic", "sequence for all", "select", "no aggregation"],
+)
+def test_what_is_not_fused_says_why(comp: Any, reason: str) -> None:
+    assert _fuse(comp) == Unfused(reason)
+
+
+def test_form_that_nobody_compiled_is_not_fused() -> None:
+    by_hand: Any = with_a_report
+
+    assert fuse(by_hand) == Unfused("not of the form that the compiler writes")
