@@ -6,6 +6,8 @@ from typing import Any, cast
 
 import federated_language as fl
 
+from ray_fed.compiler.substitution import replace_free, root_name
+
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
 OTHER_FORM = "not of the form that the compiler writes"
@@ -53,12 +55,39 @@ def read_aggregates(block: Block) -> Aggregates:
                 parameter = flf.Reference(block.parameter_name, block.parameter_type)
         case _:
             raise UnfusedError(OTHER_FORM)
-    locals_ = dict(body.locals)
+    names = [name for name, _ in body.locals]
+    locals_ = _without_aliases(body.locals, parameter)
     zipped = _zipped(body.result)
     aggregates = dict(_aggregate(part, locals_) for part in zipped)
-    if len(locals_) != len(body.locals) or len(aggregates) != len(zipped):
+    if len(set(names)) != len(names) or len(aggregates) != len(zipped):
         raise UnfusedError(OTHER_FORM)
     return Aggregates(parameter, locals_, aggregates)
+
+
+def _without_aliases(
+    locals_: Sequence[tuple[str, Block]], parameter: flf.Reference | None
+) -> dict[str, Block]:
+    """Return locals with those written out that only name a part of the argument."""
+    kept: dict[str, Block] = {}
+    aliases: dict[str, Block] = {}
+    for name, local in locals_:
+        block = replace_free(local, lambda free: _written_out(free, aliases))
+        if parameter is not None and root_name(block) == parameter.name:
+            aliases[name] = block
+        else:
+            kept[name] = block
+    return kept
+
+
+def _written_out(block: Block, aliases: Mapping[str, Block]) -> Block | None:
+    match block:
+        case flf.Reference():
+            return aliases.get(block.name)
+        case flf.Selection():
+            source = _written_out(block.source, aliases)
+            return None if source is None else select(source, block.as_index())
+        case _:
+            return None
 
 
 def _zipped(result: Block) -> Sequence[Block]:

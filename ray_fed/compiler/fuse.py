@@ -11,6 +11,7 @@ names, as these are part of what the random numbers of a call depend on.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -222,11 +223,13 @@ class _Fusion:
             parameter = flf.Reference(_SERVER, fl.StructType(self._parts.values()))
 
         def replace(free: Block) -> Block | None:
-            path = self._path(free)
+            part, rest = _as_passed(free)
+            path = self._path(part)
             if path is None:
                 return None
             index = list(self._parts).index(path)
-            return flf.Selection(cast("Block", parameter), index=index)
+            taken = flf.Selection(cast("Block", parameter), index=index)
+            return functools.reduce(select, rest, cast("Block", taken))
 
         def replaced(block: Block) -> Block:
             return replace_free(block, replace)
@@ -242,10 +245,11 @@ class _Fusion:
                 raise UnfusedError("work at the server that needs clients' values")
 
     def _note_part(self, free: Block) -> None:
-        path = self._path(free)
+        part, _ = _as_passed(free)
+        path = self._path(part)
         if path is None:
             return
-        type_spec = free.type_signature
+        type_spec = part.type_signature
         if flf.type_contains(type_spec, values.differs_by_client):
             raise UnfusedError("work at the server that takes clients' values")
         if values.is_at_clients(type_spec):
@@ -257,6 +261,20 @@ def _server_placed(block: Block) -> Block:
     if isinstance(block.type_signature, fl.FederatedType):
         return block
     return flf.create_federated_value(block, fl.SERVER)
+
+
+def _as_passed(block: Block) -> tuple[Block, list[int]]:
+    """Return the part of the argument that holds a block, and what to select of it.
+
+    A context passes along placed values, and structs without any, as wholes.
+    """
+    rest: list[int] = []
+    while isinstance(block, flf.Selection) and not flf.contains_federated_types(
+        block.source.type_signature
+    ):
+        rest.insert(0, block.as_index())
+        block = block.source
+    return block, rest
 
 
 def _is_of_tensors(type_spec: fl.Type) -> bool:

@@ -21,7 +21,7 @@ def replace_free(
             None for what is to stay.
         bound: names that are bound around the block.
     """
-    root = _root(block)
+    root = root_name(block)
     if root is not None:
         return block if root in bound else replace(block) or block
     match block:
@@ -59,7 +59,7 @@ def _replace_in_children(
             return block
 
 
-def _root(block: Block) -> str | None:
+def root_name(block: Block) -> str | None:
     """Return the name that a block refers to or selects from."""
     while isinstance(block, flf.Selection):
         block = block.source

@@ -8,7 +8,7 @@ import pytest
 
 from ray_fed import blocks, plan
 from ray_fed.compiler.fuse import Unfused, fuse
-from ray_fed.compiler.split import compile_to_mergeable_comp_form
+from ray_fed.compiler.split import compile_to_chain, compile_to_mergeable_comp_form
 
 flf = fl.framework
 
@@ -75,6 +75,21 @@ def left_of_two(x: Any) -> Any:
 @fl.federated_computation(ALL_EQUAL, AT_CLIENTS)
 def with_all_equal(common: Any, data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(left, (common, data)))
+
+
+@fl.federated_computation(PAIR, AT_CLIENTS)
+def capturing_an_element(pair: Any, data: Any) -> Any:
+    @fl.federated_computation(np.int32)
+    def pair_up(x: Any) -> Any:
+        return (x, pair[1])
+
+    return fl.federated_sum(fl.federated_map(pair_up, data))
+
+
+@fl.federated_computation(AT_CLIENTS)
+def of_two_stages(data: Any) -> Any:
+    total = fl.federated_broadcast(fl.federated_sum(data))
+    return fl.federated_sum(fl.federated_map(left, (data, total)))
 
 
 @fl.federated_computation
@@ -204,6 +219,27 @@ def test_value_that_is_equal_for_all_clients_is_a_constant() -> None:
     assert _print(kernel.work) == (
         "(client -> (let constant0=client[0][0],data0=client[1][0],"
         "v0=<constant0,data0>,v2=(v1 -> v1[0])(v0) in <v2>))"
+    )
+
+
+def test_unplaced_struct_is_taken_whole_as_contexts_pass_it() -> None:
+    kernel = _kernel(capturing_an_element)
+
+    assert (kernel.parts, kernel.data) == (((0,),), ((1,),))
+    assert _type(kernel.server) == ("(<<int32,int32>> -> <<int32,int32>,int32>@SERVER)")
+
+
+def test_later_stage_takes_what_the_first_one_merged() -> None:
+    comp: Any = of_two_stages
+    _, second = compile_to_chain(comp).stages
+
+    kernel = fuse(second.up_to_merge)
+
+    assert isinstance(kernel, plan.Kernel)
+    assert (kernel.parts, kernel.data) == (((1,),), ((0,),))
+    assert _print(kernel.work) == (
+        "(client -> (let constant0=client[0][0],data0=client[1][0],"
+        "v2=<data0,constant0>,v4=(v3 -> v3[0])(v2) in <v4>))"
     )
 
 
