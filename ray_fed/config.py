@@ -93,6 +93,19 @@ class Subrounds(_Frozen):
     timeout_s: Seconds | None = None
 
 
+class Kernels(_Frozen):
+    """How the work of clients becomes one graph that loops over them.
+
+    Attributes:
+        enabled: whether to try; what has no kernel is interpreted, call by call.
+        call_s: seconds of clients that one call may cover, about. Cancelling waits for
+            a call to end; the bits of a result do not depend on it.
+    """
+
+    enabled: bool = True
+    call_s: Seconds = 5.0
+
+
 class Config(_Frozen):
     """All settings of a context; short forms are accepted where noted.
 
@@ -108,6 +121,7 @@ class Config(_Frozen):
             calls, Python functions inside of TensorFlow graphs included, so that
             breakpoints stop there; the bits are the same.
         retry: budgets of failures.
+        kernels: a `Kernels`.
         runtime_env: Ray's runtime environment of the job, when this process connects.
 
     Raises:
@@ -122,6 +136,7 @@ class Config(_Frozen):
     seed: int = 0
     debug: bool = False
     retry: Retry = Retry()
+    kernels: Kernels = Kernels()
     runtime_env: Mapping[str, Any] | None = None
 
     def __init__(self, **data: Any) -> None:

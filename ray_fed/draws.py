@@ -65,12 +65,17 @@ def pinned() -> DrawKey:
     return current() or DrawKey(int.from_bytes(os.urandom(8)), 0)
 
 
-def state(content: bytes) -> NDArray[np.int64]:
-    """Return the state for a random op of the work that runs; entropy without a key."""
+def state(content: bytes, path: tuple[str, ...] = ()) -> NDArray[np.int64]:
+    """Return the state for a random op of the work that runs; entropy without a key.
+
+    Args:
+        content: identifies the op.
+        path: of locals inside of the work that runs.
+    """
     key = current()
     if key is None:
         return np.frombuffer(os.urandom(8 * STATE_SIZE), np.int64)
-    return key.state(content)
+    return dataclasses.replace(key, path=(*key.path, *path)).state(content)
 
 
 @contextlib.contextmanager

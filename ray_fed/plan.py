@@ -14,6 +14,7 @@ subtrees and returns one partial for each; the rest is merged once, by index.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,6 +150,25 @@ class Kernel:
     data: tuple[Path, ...]
     num_aggregations: int
 
+    @property
+    def content(self) -> bytes:
+        """What identifies the functions of a client."""
+        return hashlib.sha256(self.work + self.accumulate).digest()
+
+
+@dataclasses.dataclass(frozen=True)
+class NoKernel:
+    """Why leaves are interpreted instead.
+
+    Attributes:
+        reason: a few words, for an event.
+        leaf: position in its subround of the leaf whose work raised; None where there
+            is no kernel at all.
+    """
+
+    reason: str
+    leaf: int | None = None
+
 
 @dataclasses.dataclass(frozen=True)
 class Subround:
@@ -164,6 +184,9 @@ class Subround:
         nodes: the subtrees to return, by index among all leaves; empty without
             `merge`, where every leaf's result is returned as it is.
         parts_type: see `Finish`; of every leaf's result.
+        kernel: does the work of `computation` on all leaves at once; or why there is
+            none; None where nobody asked for one.
+        call_s: seconds of clients that one call of the kernel may cover, about.
     """
 
     computation: bytes
@@ -174,6 +197,8 @@ class Subround:
     draw: DrawKey
     nodes: tuple[Node, ...]
     parts_type: bytes | None = None
+    kernel: Kernel | NoKernel | None = None
+    call_s: float = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,6 +239,8 @@ class Outcome:
         coordinator_pid: the process that drove it.
         node: address of the machine.
         notes: what the work told, in order.
+        kernel_leaves: how many leaves a kernel ran.
+        no_kernel: why others were interpreted, if a kernel was asked for.
     """
 
     values: tuple[object, ...]
@@ -223,3 +250,5 @@ class Outcome:
     coordinator_pid: int
     node: str
     notes: tuple[Note, ...] = ()
+    kernel_leaves: int = 0
+    no_kernel: str | None = None

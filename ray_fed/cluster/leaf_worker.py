@@ -16,6 +16,7 @@ import ray_fed.errors as errors
 import ray_fed.notes as notes
 import ray_fed.parts as parts
 import ray_fed.plain as plain
+import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.draws import DrawKey
 from ray_fed.executors import clients, stack
@@ -216,6 +217,36 @@ class LeafWorker:
         held = self._scopes.get(scope, {})
         for key in keys:
             held.pop(key, None)
+
+    def run_kernel(
+        self,
+        scope: str,
+        keys: list[int],
+        inputs: int,
+        subround: plan.Subround,
+        bounds: list[tuple[int, int] | None],
+        draw: DrawKey | None,
+        *data: Any,
+    ) -> tuple[plan.NoKernel | None, list[Note]]:
+        """Run a kernel; keep a partial under a key for each of the subround's nodes.
+
+        `inputs` is the key of zeros and constants; `bounds` slice stored cohorts.
+        Returns why there is no result, if there is none, and what ran without a key.
+        """
+        held = self._values(scope)
+        parts = [
+            part if bound is None else part[bound[0] : bound[1]]
+            for part, bound in zip(data, bounds, strict=True)
+        ]
+        work = self._executor.run_kernel(
+            subround, held[inputs], parts, lambda: self._check(scope)
+        )
+        with draws.using(draw), notes.noting() as noted:
+            ran = self._run(work)
+        if isinstance(ran, plan.NoKernel):
+            return ran, []
+        held.update(zip(keys, ran, strict=True))
+        return None, list(noted)
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""

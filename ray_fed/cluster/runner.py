@@ -1,6 +1,7 @@
 """Runs each plan as a Ray task over the pool: retried by Ray, cancelled by its call."""
 
 import asyncio
+import dataclasses
 import itertools
 import math
 import threading
@@ -62,15 +63,7 @@ class RayRunner(fl.framework.AsyncContext):
             held: list[Any] = [Stored(ref) for ref in results]
         else:
             held = [await ref for ref in results]
-        return plan.Outcome(
-            tuple(held),
-            outcome.attempts,
-            outcome.worker,
-            outcome.worker_pid,
-            outcome.coordinator_pid,
-            outcome.node,
-            outcome.notes,
-        )
+        return dataclasses.replace(outcome, values=tuple(held))
 
     @property
     def _max_retries(self) -> int:

@@ -78,16 +78,23 @@ async def _run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
         await worker.call("begin")
         connection = WorkerConnection(_OneWorker(worker))
         with notes.noting() as noted:
-            results = await _evaluate(connection, comp, arg)
+            evaluated = await _evaluate(connection, comp, arg)
     except LostWorkerError as loss:
         await leases.report(pool, name, loss)
         raise errors.WorkerLost(loss.detail) from None
     pool.release.remote(name)
-    in_order = notes.in_order(noted)
     outcome = plan.Outcome(
-        (), lease.attempt, worker.name, lease.pid, os.getpid(), worker.node, in_order
+        (),
+        lease.attempt,
+        worker.name,
+        lease.pid,
+        os.getpid(),
+        worker.node,
+        notes.in_order(noted),
+        evaluated.kernel_leaves,
+        evaluated.no_kernel,
     )
-    return (outcome, *results)
+    return (outcome, *evaluated.values)
 
 
 class _OneWorker:
@@ -105,7 +112,9 @@ class _OneWorker:
         raise AssertionError("work that lost its worker does not end well")
 
 
-async def _evaluate(connection: WorkerConnection, comp: Any, arg: Any) -> list[Any]:
+async def _evaluate(
+    connection: WorkerConnection, comp: Any, arg: Any
+) -> evaluation.Evaluated:
     executor = RemoteExecutor(connection)
 
     def stack_for(num_clients: int) -> Any:

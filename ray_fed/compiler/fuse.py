@@ -10,7 +10,6 @@ What is no client's is computed once, before: it becomes constants. Locals keep 
 names, as these are part of what the random numbers of a call depend on.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -36,19 +35,8 @@ _CLIENT, _STEP, _SERVER = "client", "step", "server"
 _CONSTANT, _DATA = "constant", "data"
 
 
-@dataclasses.dataclass(frozen=True)
-class Unfused:
-    """Why a computation has no kernel.
-
-    Attributes:
-        reason: a few words, for an event.
-    """
-
-    reason: str
-
-
-def fuse(up_to_merge: flf.ConcreteComputation) -> plan.Kernel | Unfused:
-    """Return the kernel of the `up_to_merge` of a mergeable form.
+def fuse(up_to_merge: flf.ConcreteComputation) -> plan.Kernel | plan.NoKernel:
+    """Return the kernel of the `up_to_merge` of a stage, or why it has none.
 
     Args:
         up_to_merge: as `compiler.split` writes it, or anybody else.
@@ -56,7 +44,7 @@ def fuse(up_to_merge: flf.ConcreteComputation) -> plan.Kernel | Unfused:
     try:
         return _Fusion(Block.from_proto(up_to_merge.to_proto())).run()
     except UnfusedError as error:
-        return Unfused(str(error))
+        return plan.NoKernel(str(error))
 
 
 class _Fusion:

@@ -73,6 +73,7 @@ class ExecutionContext(flf.SyncContext):
                 seed=config.seed,
                 store=store,
                 sinks=(self._sinks,),
+                call_s=config.kernels.call_s if config.kernels.enabled else None,
             ),
         )
         self._thread: LoopThread | CallingThread | None = (

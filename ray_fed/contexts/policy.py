@@ -27,6 +27,8 @@ class RoundPolicy:
         seed: of the random numbers of all calls.
         store: makes a value that many subrounds share cheap to pass along.
         sinks: receive events.
+        call_s: seconds of clients that one call of a kernel may cover, about; None:
+            all work is interpreted.
     """
 
     cut_leaves: Callable[[int], Sequence[range]]
@@ -36,6 +38,7 @@ class RoundPolicy:
     seed: int = 0
     store: Callable[[Any], Any] = lambda value: value
     sinks: tuple[events.EventSink, ...] = ()
+    call_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

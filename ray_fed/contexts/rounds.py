@@ -25,6 +25,7 @@ import ray_fed.parts as parts
 import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.compiler.form import MergeableCompChain, Stage
+from ray_fed.compiler.fuse import fuse
 from ray_fed.contexts import partition
 from ray_fed.contexts.policy import CallSpec, CohortCut, RoundPolicy
 from ray_fed.draws import DrawKey
@@ -33,6 +34,7 @@ from ray_fed.notes import Note
 from ray_fed.observability import events
 
 flf = fl.framework
+_CACHED_KERNELS = 128
 
 
 class Rounds:
@@ -52,6 +54,7 @@ class Rounds:
         self._policy = policy
         self._lock = threading.Lock()
         self.num_calls = 0
+        self._kernels: dict[flf.ConcreteComputation, plan.Kernel | plan.NoKernel] = {}
 
     def new_call(self, *, in_parts: bool = False) -> CallSpec:
         """Number a call; those of several threads in the order in which they ask."""
@@ -192,6 +195,7 @@ class Rounds:
         """Return what each subround returned, in order."""
         computation = blocks.serialise(_block(comp))
         merging = None if merge is None else blocks.serialise(_block(merge))
+        kernel = None if merge is None else self._fuse(comp)
         first = call.take_indices(len(call.cut.runs))
 
         async def run(index: int, leaves: range) -> tuple[object, ...]:
@@ -205,6 +209,8 @@ class Rounds:
                 self._draw(call),
                 () if merge is None else tuple(whole),
                 parts_type,
+                kernel,
+                self._policy.call_s or 0.0,
             )
             args = call.leaf_args(index)
             return (await self._dispatch(subround, args, first + index, call)).values
@@ -213,6 +219,17 @@ class Rounds:
             (run(index, leaves) for index, leaves in enumerate(call.cut.runs)),
             first=call.cut.heaviest_first,
         )
+
+    def _fuse(
+        self, up_to_merge: flf.ConcreteComputation
+    ) -> plan.Kernel | plan.NoKernel | None:
+        if self._policy.call_s is None:
+            return None
+        if up_to_merge not in self._kernels:
+            if len(self._kernels) >= _CACHED_KERNELS:
+                self._kernels.pop(next(iter(self._kernels)))
+            self._kernels[up_to_merge] = fuse(up_to_merge)
+        return self._kernels[up_to_merge]
 
     async def _finish(
         self,
@@ -291,6 +308,8 @@ class Rounds:
                 worker_pid=outcome.worker_pid,
                 coordinator_pid=outcome.coordinator_pid,
                 node=outcome.node,
+                kernel_leaves=outcome.kernel_leaves,
+                no_kernel=outcome.no_kernel,
             )
         )
         return outcome

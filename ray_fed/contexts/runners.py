@@ -124,7 +124,7 @@ class LocalRunner(flf.AsyncContext):
 
         try:
             with self._callbacks(), notes.noting() as noted:
-                results = await evaluation.evaluate_plan(
+                evaluated = await evaluation.evaluate_plan(
                     comp, arg, stack_for, self._leaf, self._gather
                 )
         except errors.RayFedError:
@@ -133,11 +133,13 @@ class LocalRunner(flf.AsyncContext):
             raise clients.describe_failure(error, None) from error
         pid = os.getpid()
         return plan.Outcome(
-            tuple(results),
+            tuple(evaluated.values),
             1,
             self._name,
             pid,
             pid,
             platform.node(),
             notes.in_order(noted),
+            evaluated.kernel_leaves,
+            evaluated.no_kernel,
         )

@@ -4,8 +4,10 @@ Whoever coordinates calls this: a thread of the local backend, or a Ray task ove
 remote executors. So both do the same, in the same order.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import federated_language as fl
 
@@ -19,7 +21,7 @@ import ray_fed.values as values
 from ray_fed.blocks import Function
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.scopes import ResolvedValue
-from ray_fed.values import Plain
+from ray_fed.values import Plain, StoredClients
 
 flf = fl.framework
 
@@ -54,13 +56,49 @@ def _at_server(value: ResolvedValue) -> flf.ExecutorValue:
     return value.reference.reference
 
 
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """What a plan came to.
+
+    Attributes:
+        values: plain, in the order that the plan asks for.
+        kernel_leaves: how many leaves a kernel ran.
+        no_kernel: why others were interpreted, if a kernel was asked for.
+    """
+
+    values: list[Plain]
+    kernel_leaves: int = 0
+    no_kernel: str | None = None
+
+
+@runtime_checkable
+class KernelRunner(Protocol):
+    """An unplaced executor that runs kernels where it runs everything else."""
+
+    async def run_kernel(
+        self,
+        subround: plan.Subround,
+        inputs: flf.ExecutorValue,
+        data: Sequence[Sequence[Any]],
+    ) -> list[flf.ExecutorValue] | plan.NoKernel:
+        """Return the partial of each of `subround.nodes`, embedded.
+
+        Args:
+            subround: with a kernel, and a merge.
+            inputs: what `server` of the kernel returned, embedded.
+            data: for each of `data` of the kernel the values of all clients of the
+                subround, in order.
+        """
+        ...
+
+
 async def evaluate_plan(
     comp: plan.Subround | plan.Finish,
     arg: Any,
     stack_for: StackFactory,
     unplaced: flf.Executor,
     gather: Gather = gather_by_index,
-) -> list[Plain]:
+) -> Evaluated:
     """Run a subround over the arguments of its leaves, or a finish.
 
     Args:
@@ -75,16 +113,16 @@ async def evaluate_plan(
     """
     with draws.using(comp.draw):
         if isinstance(comp, plan.Subround):
-            results = await evaluate_subround(comp, arg, stack_for, unplaced, gather)
+            evaluated = await evaluate_subround(comp, arg, stack_for, unplaced, gather)
         else:
             partials, before = arg
-            results = [
-                await evaluate_finish(comp, partials, before, stack_for, unplaced)
-            ]
+            result = await evaluate_finish(comp, partials, before, stack_for, unplaced)
+            evaluated = Evaluated([result])
     if comp.parts_type is None:
-        return results
+        return evaluated
     type_spec = blocks.parse_type(comp.parts_type)
-    return [part for result in results for part in parts.split(result, type_spec)]
+    split = [part for r in evaluated.values for part in parts.split(r, type_spec)]
+    return dataclasses.replace(evaluated, values=split)
 
 
 async def evaluate_subround(
@@ -93,7 +131,7 @@ async def evaluate_subround(
     stack_for: StackFactory,
     unplaced: flf.Executor,
     gather: Gather = gather_by_index,
-) -> list[Plain]:
+) -> Evaluated:
     """Run a computation on each leaf, merge inside the largest whole subtrees.
 
     Args:
@@ -104,39 +142,97 @@ async def evaluate_subround(
         gather: runs the leaves.
 
     Returns:
-        The partial of each of `subround.nodes`, plain; without a merge the result of
-        each leaf.
+        The partial of each of `subround.nodes`; without a merge the result of each
+        leaf.
 
     Raises:
         ComputationError: client work raised; the index is the client's in the cohort.
     """
-    function = Function(subround.computation)
-
-    async def evaluate_leaf(leaf: range, arg: Any) -> ResolvedValue:
-        try:
-            with draws.at_leaf(leaf.start):
-                return await _call(stack_for(len(leaf)), function, [arg])
-        except errors.ComputationError as error:
-            index = error.location.client_index
-            if index is None:
-                raise
-            raise error.located(client_index=leaf.start + index) from error
-
+    ran = subround.kernel
+    if isinstance(ran, plan.Kernel) and isinstance(unplaced, KernelRunner):
+        ran = await _run_kernel(subround, ran, args, stack_for, unplaced)
+    if isinstance(ran, list):
+        merged = await gather_by_index(_fetch(partial) for partial in ran)
+        return Evaluated(merged, kernel_leaves=len(subround.leaves))
+    reason = ran.reason if isinstance(ran, plan.NoKernel) else None
+    if isinstance(ran, plan.NoKernel) and ran.leaf is not None:
+        # The leaf alone, first: it most likely raises, and names the client.
+        leaf = subround.leaves[ran.leaf]
+        await _evaluate_leaf(subround, leaf, args[ran.leaf], stack_for)
     leaves = await gather(
-        evaluate_leaf(leaf, arg)
+        _evaluate_leaf(subround, leaf, arg, stack_for)
         for leaf, arg in zip(subround.leaves, args, strict=True)
     )
-    if subround.merge is None:
-        return await gather_by_index(_fetch(leaf) for leaf in leaves)
-    partials = [_at_server(leaf) for leaf in leaves]
-    merge = await unplaced.create_value(Function(subround.merge))
+    if subround.merge is not None:
+        partials = [_at_server(leaf) for leaf in leaves]
+        leaves = await merge_subtrees(subround, partials, unplaced)
+    fetched = await gather_by_index(_fetch(value) for value in leaves)
+    return Evaluated(fetched, no_kernel=reason)
+
+
+async def _evaluate_leaf(
+    subround: plan.Subround, leaf: range, arg: Any, stack_for: StackFactory
+) -> ResolvedValue:
+    function = Function(subround.computation)
+    try:
+        with draws.at_leaf(leaf.start):
+            return await _call(stack_for(len(leaf)), function, [arg])
+    except errors.ComputationError as error:
+        index = error.location.client_index
+        if index is None:
+            raise
+        raise error.located(client_index=leaf.start + index) from error
+
+
+async def _run_kernel(
+    subround: plan.Subround,
+    kernel: plan.Kernel,
+    args: Sequence[Any],
+    stack_for: StackFactory,
+    unplaced: KernelRunner,
+) -> list[flf.ExecutorValue] | plan.NoKernel:
+    """Compute at the server what is the same for all clients, then run the kernel."""
+    shared = tuple(_part(args[0], path) for path in kernel.parts)
+    stack = stack_for(len(subround.leaves[0]))
+    inputs = await _call(stack, Function(kernel.server), [shared])
+    data = [_join([_part(arg, path) for arg in args]) for path in kernel.data]
+    # The interpreter's computation, which may be large, is of no use to a worker here.
+    bare = dataclasses.replace(subround, computation=b"")
+    return await unplaced.run_kernel(bare, _at_server(inputs), data)
+
+
+def _part(arg: Any, path: plan.Path) -> Any:
+    return functools.reduce(lambda part, index: part[index], path, arg)
+
+
+def _join(parts: Sequence[Any]) -> Sequence[Any]:
+    """Return the values of adjacent runs of clients as those of one run."""
+    first, last = parts[0], parts[-1]
+    if isinstance(first, StoredClients):
+        return StoredClients(first.reference, first.start, last.stop)
+    return [member for part in parts for member in part]
+
+
+async def merge_subtrees(
+    subround: plan.Subround,
+    partials: Sequence[flf.ExecutorValue],
+    executor: flf.Executor,
+) -> list[flf.ExecutorValue]:
+    """Return the partial of each of `subround.nodes`.
+
+    Args:
+        subround: with a merge.
+        partials: of its leaves, embedded in the executor.
+        executor: runs the merges.
+    """
+    merge = await executor.create_value(Function(cast("bytes", subround.merge)))
     merged: list[flf.ExecutorValue] = []
     for start, stop in subround.nodes:
         inside = range(start - subround.first_leaf, stop - subround.first_leaf)
         nodes = [(index, index + 1) for index in range(start, stop)]
         subtree = [partials[index] for index in inside]
-        merged.append(await merge_values(unplaced, merge, subtree, nodes))
-    return await gather_by_index(_fetch(partial) for partial in merged)
+        merged.append(await merge_values(executor, merge, subtree, nodes))
+    return merged
 
 
 async def merge_values(

@@ -2,7 +2,7 @@
 
     leaf_stack                      local_stack
 
-    ReferenceResolvingExecutor      ReferenceResolvingExecutor
+    LeafStack (resolves names)      ReferenceResolvingExecutor
     SequenceExecutor                FederatingExecutor --- LocalStrategy
     EagerTFExecutor                 leaf_stack             leaf_stack, one a thread
 
@@ -18,6 +18,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.plan as plan
 from ray_fed.executors.federating import FederatingExecutor
+from ray_fed.executors.leaf_kernels import LeafStack, ThreadedLeaf
 from ray_fed.executors.local_strategy import LocalStrategy
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
@@ -27,21 +28,22 @@ from ray_fed.executors.threads import ThreadDelegatingExecutor
 flf = fl.framework
 
 
-def leaf_stack(device: Any = None) -> ReferenceResolvingExecutor:
-    """Return a stack that runs all unplaced work: lambdas, sequences, TensorFlow.
+def leaf_stack(device: Any = None) -> LeafStack:
+    """Return a stack that runs all unplaced work, and kernels of client work.
 
     Args:
         device: a `tf.config.LogicalDevice`, or None.
     """
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
-    return ReferenceResolvingExecutor(SequenceExecutor(EagerTFExecutor(device)))
+    name = None if device is None else device.name
+    return LeafStack(SequenceExecutor(EagerTFExecutor(device)), name)
 
 
-def threaded_leaves(num_threads: int) -> list[ThreadDelegatingExecutor]:
+def threaded_leaves(num_threads: int) -> list[ThreadedLeaf]:
     """Return leaf stacks, each on a thread of its own."""
     return [
-        ThreadDelegatingExecutor(leaf_stack(), f"ray_fed leaf {index}")
+        ThreadedLeaf(leaf_stack(), f"ray_fed leaf {index}")
         for index in range(num_threads)
     ]
 

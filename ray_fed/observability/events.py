@@ -37,6 +37,9 @@ class SubroundFinished:
         worker_pid: process of the clients' work.
         coordinator_pid: process that drove it.
         node: address of the machine.
+        kernel_leaves: how many of its leaves a kernel ran.
+        no_kernel: why the others were interpreted, in a few words; None where nobody
+            asked for a kernel.
     """
 
     round_index: int
@@ -48,6 +51,8 @@ class SubroundFinished:
     worker_pid: int
     coordinator_pid: int
     node: str
+    kernel_leaves: int = 0
+    no_kernel: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,8 @@ class SubroundReport(pydantic.BaseModel):
     worker_pid: int
     coordinator_pid: int
     node: str
+    kernel_leaves: int = 0
+    no_kernel: str | None = None
 
 
 class RoundReport(pydantic.BaseModel):
@@ -55,6 +57,17 @@ class RoundReport(pydantic.BaseModel):
     def retries(self) -> int:
         """How many attempts were made beyond the first of each subround."""
         return sum(subround.attempts - 1 for subround in self.subrounds)
+
+    @property
+    def kernel_leaves(self) -> int:
+        """How many leaves kernels ran, in all stages."""
+        return sum(subround.kernel_leaves for subround in self.subrounds)
+
+    @property
+    def no_kernel(self) -> tuple[str, ...]:
+        """Why leaves were interpreted, each reason once."""
+        found = (subround.no_kernel for subround in self.subrounds)
+        return tuple(dict.fromkeys(reason for reason in found if reason is not None))
 
     @property
     def clients_per_second(self) -> float:

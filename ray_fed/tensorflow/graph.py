@@ -5,6 +5,7 @@ reads the same bindings back. A sequence is bound by the variant tensor of its
 dataset, or, as newer TensorFlow Federated writes it, by its serialised graph.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -185,6 +186,14 @@ def graph_of(message: Any) -> Any:
     graph_def = _unpack(message)
     graph_def.ClearField("debug_info")
     return graph_def
+
+
+def content_of(graph_def: Any) -> bytes:
+    """Return what identifies a graph that `graph_of` returned; its draws too.
+
+    Not the message's own bytes: draws must not depend on the line of the source.
+    """
+    return hashlib.sha256(graph_def.SerializeToString(deterministic=True)).digest()
 
 
 def origin_of(message: Any) -> str:

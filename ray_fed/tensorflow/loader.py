@@ -34,19 +34,21 @@ _UNORDERED_OPS = frozenset({"Placeholder", "Const", "Switch", "Merge"})
 """What has no effect and may run before initialisation."""
 
 
-def isolate(graph_def: Any, initialize_op: str | None) -> None:
+def isolate(graph_def: Any, *first_ops: str | None) -> None:
     """Rewrite a GraphDef in place so that calls share nothing.
 
     Args:
         graph_def: as its message holds it.
-        initialize_op: the name of the op to run first on every call, if any.
+        *first_ops: names of ops to run on every call before all others, in this order;
+            None for none.
     """
     _rename_functions(graph_def)
     for nodes in _all_nodes(graph_def):
         for node in nodes:
             _make_anonymous(node)
-    if initialize_op:
-        _run_first(graph_def, initialize_op)
+    for first_op in first_ops:
+        if first_op:
+            _run_first(graph_def, first_op)
 
 
 def _all_nodes(graph_def: Any) -> list[Any]:

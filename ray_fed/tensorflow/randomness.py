@@ -10,7 +10,7 @@ differ. Ops without such a twin are composed of those that have one.
 """
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -123,6 +123,40 @@ def key_random_ops(graph_def: Any) -> RandomStates:
     return states
 
 
+def add_assignments(graph_def: Any, names: Sequence[str]) -> tuple[list[str], str]:
+    """Add to a GraphDef what sets state variables; for who calls it inside of a graph.
+
+    Args:
+        graph_def: to add to, in place.
+        names: of the variables, as in `RandomStates`.
+
+    Returns:
+        The names of placeholders for the states, i64[3] each, and of the op that has
+        set them all.
+    """
+    group = graph_def.node.add(name="ray_fed_set_states", op="NoOp")
+    for index, name in enumerate(names):
+        prefix = f"ray_fed_set_states/{index}"
+        handle = graph_def.node.add(name=f"{prefix}/state", op="VarHandleOp")
+        _describe_state(handle, name)
+        value = graph_def.node.add(name=f"{prefix}/value", op="Placeholder")
+        value.attr["dtype"].type = tf.int64.as_datatype_enum
+        value.attr["shape"].shape.dim.add(size=draws.STATE_SIZE)
+        assign = graph_def.node.add(name=f"{prefix}/assign", op="AssignVariableOp")
+        assign.attr["dtype"].type = tf.int64.as_datatype_enum
+        assign.input.extend([handle.name, value.name])
+        group.input.append(f"^{assign.name}")
+    values = [f"ray_fed_set_states/{index}/value:0" for index in range(len(names))]
+    return values, group.name
+
+
+def _describe_state(handle: Any, name: str) -> None:
+    handle.attr["dtype"].type = tf.int64.as_datatype_enum
+    handle.attr["shape"].shape.dim.add(size=draws.STATE_SIZE)
+    handle.attr["shared_name"].s = name.encode()
+    handle.attr["container"].s = b""
+
+
 class _Rewriter:
     """Rewrites the nodes of one graph or function body."""
 
@@ -170,10 +204,7 @@ class _Rewriter:
         name = f"{loader.KEPT_PREFIX.decode()}{uuid.uuid4().hex}"
         self._states.names.append(name)
         handle = self._add(like, f"state{suffix}", "VarHandleOp", [])
-        handle.attr["dtype"].type = tf.int64.as_datatype_enum
-        handle.attr["shape"].shape.dim.add(size=draws.STATE_SIZE)
-        handle.attr["shared_name"].s = name.encode()
-        handle.attr["container"].s = b""
+        _describe_state(handle, name)
         algorithm = self._constant(like, f"philox{suffix}", _PHILOX, tf.int64)
         return [self._output(handle, "resource"), algorithm]
 

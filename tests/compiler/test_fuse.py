@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ray_fed import blocks, plan
-from ray_fed.compiler.fuse import Unfused, fuse
+from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain, compile_to_mergeable_comp_form
 
 flf = fl.framework
@@ -134,7 +134,7 @@ def nothing_aggregated(state: Any) -> Any:
     return fl.federated_map(double_up, state)
 
 
-def _fuse(comp: Any) -> plan.Kernel | Unfused:
+def _fuse(comp: Any) -> plan.Kernel | plan.NoKernel:
     return fuse(compile_to_mergeable_comp_form(comp).up_to_merge)
 
 
@@ -264,10 +264,10 @@ def test_work_without_an_argument_has_constants_alone() -> None:
     ids=["sequence intrinsic", "sequence for all", "select", "no aggregation"],
 )
 def test_what_is_not_fused_says_why(comp: Any, reason: str) -> None:
-    assert _fuse(comp) == Unfused(reason)
+    assert _fuse(comp) == plan.NoKernel(reason)
 
 
 def test_form_that_nobody_compiled_is_not_fused() -> None:
     by_hand: Any = with_a_report
 
-    assert fuse(by_hand) == Unfused("not of the form that the compiler writes")
+    assert fuse(by_hand) == plan.NoKernel("not of the form that the compiler writes")

@@ -108,7 +108,8 @@ def run() -> Iterator[Run]:
         def stack_for(num_clients: int) -> flf.Executor:
             return stack.local_stack(num_clients, [leaf], leaf, comp.clients_per_leaf)
 
-        return asyncio.run(evaluation.evaluate_plan(comp, arg, stack_for, leaf))
+        evaluated = asyncio.run(evaluation.evaluate_plan(comp, arg, stack_for, leaf))
+        return evaluated.values
 
     yield evaluate
     leaf.close()

@@ -1,0 +1,228 @@
+"""Values of many clients as tensors, and one client's out of them, inside of a graph.
+
+What `rows` does for the elements of a sequence, once more for clients: tensors laid
+end to end, with splits where sizes differ. So nothing is padded, and clients of any
+sizes fit one trace.
+
+    f32[784]                 f32[clients, 784]
+    f32[?, 784]              f32[sum, 784], splits i64[clients + 1]
+    f32[784]*                f32[sum, 784], splits i64[clients + 1]
+    f32[?, 784]*             f32[sum, 784], splits of elements i64[sum + 1],
+                             splits of clients i64[clients + 1]
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+import ray_fed.plain as plain
+import ray_fed.rows as rows
+import ray_fed.tensorflow.specs as specs
+from ray_fed.values import Plain, Struct
+
+Array = NDArray[Any]
+
+
+class UnfitError(Exception):
+    """Client work cannot run in a kernel; the message is the reason, in few words."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphSequence:
+    """A sequence inside of a graph, in the layout of `rows`.
+
+    Attributes:
+        columns: of each column its rows and, where it has them, its splits.
+        length: how many elements, i64[].
+    """
+
+    columns: tuple[tf.Tensor, ...]
+    length: tf.Tensor
+
+
+def leaf_types(type_spec: fl.Type) -> list[fl.TensorType | fl.SequenceType]:
+    """Return the tensors and sequences of a structure, in order.
+
+    Raises:
+        UnfitError: it holds something else.
+    """
+    match type_spec:
+        case fl.StructType():
+            return [leaf for _, e in type_spec.items() for leaf in leaf_types(e)]
+        case fl.TensorType() | fl.SequenceType():
+            return [type_spec]
+        case _:
+            raise UnfitError(f"a value of type `{type_spec}`")
+
+
+def lead_spec(type_spec: fl.TensorType, *, is_stacked: bool) -> tf.TensorSpec:
+    """Return the spec of many tensors of a type: stacked, or laid end to end."""
+    shape = specs.to_spec(type_spec).shape
+    inner = shape if is_stacked else shape[1:]
+    return tf.TensorSpec(tf.TensorShape([None]) + inner, specs.to_tf_dtype(type_spec))
+
+
+def has_splits(type_spec: fl.TensorType) -> bool:
+    """Return whether tensors of a type are laid end to end with splits.
+
+    Raises:
+        UnfitError: they are neither that nor of one fixed shape.
+    """
+    shape = type_spec.shape
+    if shape is None or None in shape[1:]:
+        raise UnfitError(f"client data of type `{type_spec}`")
+    return None in shape
+
+
+_SPLITS = tf.TensorSpec([None], tf.int64)
+
+
+class TensorLayout:
+    """One tensor a client."""
+
+    def __init__(self, type_spec: fl.TensorType) -> None:
+        self._type_spec = type_spec
+        self._has_splits = has_splits(type_spec)
+        spec = lead_spec(type_spec, is_stacked=not self._has_splits)
+        self.specs = [spec, *([_SPLITS] if self._has_splits else [])]
+
+    def lay(self, members: Sequence[Plain]) -> list[Array]:
+        """Return the arrays of these clients, in the order of `specs`."""
+        dtype = plain.storage_dtype(self._type_spec)
+        column = rows.lay_rows(members, dtype, self._type_spec.shape)
+        return [column.rows, *([] if column.splits is None else [column.splits])]
+
+    def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> tf.Tensor:
+        """Return one client's tensor."""
+        laid = tensors[0]
+        if not self._has_splits:
+            return laid[index]
+        splits = tensors[1]
+        return laid[splits[index] : splits[index + 1]]
+
+
+class SequenceLayout:
+    """One sequence a client; its columns as `rows` lays them."""
+
+    def __init__(self, type_spec: fl.SequenceType) -> None:
+        self._types = plain.flatten_type(type_spec.element)
+        self._have_splits = [has_splits(column) for column in self._types]
+        self.specs: list[tf.TensorSpec] = []
+        for column, splits in zip(self._types, self._have_splits, strict=True):
+            self.specs.append(lead_spec(column, is_stacked=not splits))
+            self.specs.extend([_SPLITS] * splits)
+        self.specs.append(_SPLITS)
+
+    def lay(self, members: Sequence[rows.Rows]) -> list[Array]:
+        """Return the arrays of these clients, in the order of `specs`."""
+        laid: list[Array] = []
+        for index, type_spec in enumerate(self._types):
+            columns = [member.columns[index] for member in members]
+            laid.append(_concatenate([c.rows for c in columns], type_spec))
+            if self._have_splits[index]:
+                laid.append(_join_splits(columns))
+        lengths = [member.length for member in members]
+        laid.append(np.cumsum([0, *lengths], dtype=np.int64))
+        return laid
+
+    def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> GraphSequence:
+        """Return one client's sequence."""
+        *taken, ends = tensors
+        start, stop = ends[index], ends[index + 1]
+        remaining = iter(taken)
+        columns: list[tf.Tensor] = []
+        for has_own_splits in self._have_splits:
+            laid = next(remaining)
+            if has_own_splits:
+                splits = next(remaining)[start : stop + 1]
+                columns.append(laid[splits[0] : splits[-1]])
+                columns.append(splits - splits[0])
+            else:
+                columns.append(laid[start:stop])
+        return GraphSequence(tuple(columns), stop - start)
+
+
+def _concatenate(arrays: list[Array], type_spec: fl.TensorType) -> Array:
+    if len(arrays) == 1:
+        return arrays[0]
+    shape = [size for size in type_spec.shape or () if size is not None]
+    return np.concatenate(
+        [np.empty((0, *shape), plain.storage_dtype(type_spec)), *arrays]
+    )
+
+
+def _join_splits(columns: list[rows.Column]) -> Array:
+    parts, end = [np.zeros(1, np.int64)], 0
+    for column in columns:
+        splits = column.splits
+        if splits is not None and len(splits) > 1:
+            parts.append(splits[1:] + end)
+            end += int(splits[-1])
+    return np.concatenate(parts)
+
+
+class ClientLayout:
+    """The values of one type that each client has.
+
+    Args:
+        type_spec: of one client's value.
+
+    Attributes:
+        specs: of the tensors of any number of clients.
+
+    Raises:
+        UnfitError: values of the type are laid out in no way that this module knows.
+    """
+
+    def __init__(self, type_spec: fl.Type) -> None:
+        self._type_spec = type_spec
+        self._leaves = [
+            TensorLayout(leaf)
+            if isinstance(leaf, fl.TensorType)
+            else SequenceLayout(leaf)
+            for leaf in leaf_types(type_spec)
+        ]
+        self.specs = [spec for leaf in self._leaves for spec in leaf.specs]
+
+    def lay(self, members: Sequence[Plain]) -> list[tf.Tensor]:
+        """Return the tensors of some clients.
+
+        Args:
+            members: plain values, in client order.
+        """
+        flat = [plain.flatten(member, self._type_spec) for member in members]
+        arrays = [
+            array
+            for index, leaf in enumerate(self._leaves)
+            for array in leaf.lay([leaves[index] for leaves in flat])
+        ]
+        return [
+            tf.constant(array, spec.dtype)
+            for array, spec in zip(arrays, self.specs, strict=True)
+        ]
+
+    def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> Any:
+        """Return one client's value: tensors and `GraphSequence`s in structs.
+
+        Args:
+            tensors: of all clients, inside of a graph.
+            index: of the client among them, i64[].
+        """
+        remaining = iter(tensors)
+        leaves = [
+            leaf.member([next(remaining) for _ in leaf.specs], index)
+            for leaf in self._leaves
+        ]
+        return plain.pack(iter(leaves), self._type_spec)
+
+
+def flatten(value: Any) -> list[Any]:
+    """Return the tensors and sequences of a value inside of a graph, in order."""
+    if isinstance(value, Struct):
+        return [leaf for member in value for leaf in flatten(member)]
+    return [value]

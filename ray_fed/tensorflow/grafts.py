@@ -1,0 +1,160 @@
+"""Puts TensorFlow computations into a graph that runs them once for each client.
+
+Each call has the variables, tables and random states of its own iteration: they are
+set, then initialised, before anything else of that call runs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import federated_language as fl
+import tensorflow as tf
+
+import ray_fed.notes as notes
+import ray_fed.tensorflow.graph as graph
+import ray_fed.tensorflow.loader as loader
+import ray_fed.tensorflow.lowering as lowering
+import ray_fed.tensorflow.randomness as randomness
+from ray_fed.tensorflow.client_data import GraphSequence, UnfitError
+
+flf = fl.framework
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawSite:
+    """A random op of a kernel, as far as its draws go.
+
+    Attributes:
+        path: names of the locals that its computation is called in.
+        content: identifies computation and op.
+    """
+
+    path: tuple[str, ...]
+    content: bytes
+
+
+class Grafts:
+    """Puts computations into the graph that is current, and knows what they draw.
+
+    Attributes:
+        sites: the random ops, in the order of their states.
+        unkeyed: what draws without a state.
+    """
+
+    def __init__(self) -> None:
+        self.sites: list[DrawSite] = []
+        self.unkeyed: list[notes.Unkeyed] = []
+        self._states: list[randomness.RandomStates] = []
+        self._state_of: Callable[[int], tf.Tensor] | None = None
+
+    def use_states(self, state_of: Callable[[int], tf.Tensor]) -> None:
+        """Say where the states of what is put in next come from.
+
+        Args:
+            state_of: from the index of a site to its state, i64[3], in the graph that
+                is current.
+        """
+        self._state_of = state_of
+
+    def create(self) -> None:
+        """Make the state variables, on the device that is current."""
+        for states in self._states:
+            states.create()
+
+    def close(self) -> None:
+        """Free the state variables."""
+        for states in self._states:
+            states.close()
+
+    def call(
+        self,
+        block: flf.CompiledComputation,
+        leaves: Sequence[Any],
+        path: tuple[str, ...],
+    ) -> list[tf.Tensor]:
+        """Return the result of a computation, inside of the graph.
+
+        Args:
+            block: the computation.
+            leaves: of its argument, tensors and sequences.
+            path: names of the locals that it is called in.
+
+        Raises:
+            UnfitError: it is not of TensorFlow, or needs tf.data.
+        """
+        proto = block.to_proto()
+        if proto.WhichOneof("computation") != "tensorflow":
+            raise UnfitError(f"a computation of kind {proto.WhichOneof('computation')}")
+        message = proto.tensorflow
+        keyed, content, first = _keyed(message)
+        type_spec = cast("fl.FunctionType", block.type_signature)
+        lowered = lowering.lower(keyed, type_spec)
+        if isinstance(lowered, lowering.Unlowered):
+            raise UnfitError(lowered.reason)
+        graph_def = lowered.graph_def
+        second = randomness.key_random_ops(graph_def)
+        feeds = dict(zip(lowered.feeds, _tensors(leaves), strict=True))
+        self._note_unkeyed(graph.origin_of(message), content, (first, second))
+        assigned = self._assign(graph_def, (first, second), content, path, feeds)
+        loader.isolate(graph_def, *assigned, lowered.initialize_op)
+        inside = {name: tf.identity(tensor) for name, tensor in feeds.items()}
+        return tf.graph_util.import_graph_def(
+            graph_def,
+            input_map=inside,
+            return_elements=list(lowered.fetches),
+            name="call",
+        )
+
+    def _note_unkeyed(
+        self, origin: str, content: bytes, keyed: Sequence[randomness.RandomStates]
+    ) -> None:
+        ops = tuple(dict.fromkeys(op for states in keyed for op in states.unkeyed))
+        if ops:
+            self.unkeyed.append(notes.Unkeyed(origin, content.hex()[:12], ops))
+
+    def _assign(
+        self,
+        graph_def: Any,
+        keyed: Sequence[randomness.RandomStates],
+        content: bytes,
+        path: tuple[str, ...],
+        feeds: dict[str, Any],
+    ) -> list[str]:
+        """Let a graph set its random states first; return the op that does."""
+        names = [name for states in keyed for name in states.names]
+        if not names or self._state_of is None:
+            return []
+        self._states.extend(keyed)
+        placeholders, op = randomness.add_assignments(graph_def, names)
+        for index, placeholder in enumerate(placeholders):
+            feeds[placeholder] = self._state_of(len(self.sites))
+            site = DrawSite(path, content + index.to_bytes(4))
+            self.sites.append(site)
+        return [op]
+
+
+def _keyed(message: Any) -> tuple[Any, bytes, randomness.RandomStates]:
+    """Return a message whose random ops take states, as where it runs by itself.
+
+    Also what identifies it, and these states.
+    """
+    graph_def = graph.graph_of(message)
+    content = graph.content_of(graph_def)
+    states = randomness.key_random_ops(graph_def)
+    if not states.names:
+        return message, content, states
+    keyed = graph.pb.TensorFlow()
+    keyed.CopyFrom(message)
+    keyed.graph_def.Pack(graph_def)
+    return keyed, content, states
+
+
+def _tensors(leaves: Sequence[Any]) -> list[tf.Tensor]:
+    return [
+        tensor
+        for leaf in leaves
+        for tensor in (
+            (*leaf.columns, leaf.length) if isinstance(leaf, GraphSequence) else (leaf,)
+        )
+    ]

@@ -1,0 +1,208 @@
+"""A leaf's client work and accumulation as one graph that loops over clients.
+
+    accumulators, constants      the same for all clients: outside of the loop
+    data of clients first..last  sliced inside of it: no padding, no second trace
+        -> accumulators after these clients
+
+A call may stop at any client and the next go on from there: the bits are the same. One
+iteration at a time, so that variables and random states are those of one client.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+import ray_fed.blocks as blocks
+import ray_fed.draws as draws
+import ray_fed.plan as plan
+import ray_fed.tensorflow.normal as normal
+import ray_fed.tensorflow.specs as specs
+import ray_fed.values as values
+from ray_fed.plain import pack
+from ray_fed.tensorflow.client_data import ClientLayout, UnfitError, flatten, leaf_types
+from ray_fed.tensorflow.grafts import Grafts
+from ray_fed.tensorflow.symbolic import Interpreter
+
+_INDEX = tf.TensorSpec([], tf.int64)
+Array = NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class LaidClients:
+    """What a kernel takes of some clients.
+
+    Attributes:
+        states: of random accumulation, i64[sites, 3].
+        states_of_clients: of random work, i64[clients, sites, 3].
+        tensors: the data, laid as `client_data` does.
+    """
+
+    states: tf.Tensor
+    states_of_clients: tf.Tensor
+    tensors: Sequence[tf.Tensor]
+
+
+class ClientKernel:
+    """The graph of one `plan.Kernel`, and its values in and out.
+
+    Args:
+        kernel: what the compiler planned.
+        device: name of the device to run on; None leaves it to TensorFlow.
+
+    Raises:
+        UnfitError: the work needs what a kernel cannot do.
+    """
+
+    def __init__(self, kernel: plan.Kernel, device: str | None) -> None:
+        self._work = blocks.parse_block(kernel.work)
+        self._accumulate = blocks.parse_block(kernel.accumulate)
+        client = values.struct_type(_parameter(self._work))
+        self._constants = values.struct_type(client[0])
+        self._data_type = values.struct_type(client[1])
+        self._partial = values.struct_type(_parameter(self._accumulate))[0]
+        self._layout = ClientLayout(self._data_type)
+        self._work_grafts, self._fold_grafts = Grafts(), Grafts()
+        self._device = device
+        with tf.device(device):
+            self._function = tf.compat.v1.wrap_function(self._loop, self._signature())
+            self._work_grafts.create()
+            self._fold_grafts.create()
+
+    def close(self) -> None:
+        """Free what the graph keeps between calls."""
+        self._work_grafts.close()
+        self._fold_grafts.close()
+
+    def _signature(self) -> list[tf.TensorSpec]:
+        states = tf.TensorSpec([None, draws.STATE_SIZE], tf.int64)
+        of_clients = tf.TensorSpec([None, None, draws.STATE_SIZE], tf.int64)
+        tensors = [*leaf_types(self._partial), *leaf_types(self._constants)]
+        return [
+            _INDEX,
+            _INDEX,
+            states,
+            of_clients,
+            *(specs.to_spec(_tensor_type(leaf)) for leaf in tensors),
+            *self._layout.specs,
+        ]
+
+    def _loop(
+        self,
+        first: tf.Tensor,
+        stop: tf.Tensor,
+        states: tf.Tensor,
+        states_of_clients: tf.Tensor,
+        *tensors: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        partials = [specs.to_spec(_tensor_type(t)) for t in leaf_types(self._partial)]
+        num_constants = len(leaf_types(self._constants))
+        taken, rest = tensors[: len(partials)], tensors[len(partials) :]
+        constants = pack(iter(rest[:num_constants]), self._constants)
+        data = rest[num_constants:]
+
+        def step(index: tf.Tensor, *accumulators: tf.Tensor) -> list[tf.Tensor]:
+            self._work_grafts.use_states(lambda site: states_of_clients[index, site])
+            self._fold_grafts.use_states(lambda site: states[site])
+            member = self._layout.member(data, index)
+            client = values.Struct([(None, constants), (None, member)])
+            worked = Interpreter(self._work_grafts).call(self._work, client)
+            folded = values.Struct(
+                [
+                    (None, pack(iter(accumulators), self._partial)),
+                    (None, worked),
+                    (None, constants),
+                ]
+            )
+            added = Interpreter(self._fold_grafts).call(self._accumulate, folded)
+            return [index + 1, *flatten(added)]
+
+        def is_before_stop(index: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            return index < stop
+
+        _, *added = tf.while_loop(
+            is_before_stop,
+            step,
+            [first, *taken],
+            shape_invariants=[_INDEX.shape, *(spec.shape for spec in partials)],
+            parallel_iterations=1,
+        )
+        return added
+
+    def lay(self, data: Sequence[Sequence[Any]], clients: range) -> LaidClients:
+        """Return some clients' data as `run` takes it.
+
+        Args:
+            data: of each of `plan.Kernel.data` the clients' plain values, in order.
+            clients: their places among those that `draws.at_client` counts.
+        """
+        of_clients: list[Any] = [
+            self._states(self._work_grafts, position)
+            for position in (clients if self._work_grafts.sites else ())
+        ]
+        shape = [len(of_clients), len(self._work_grafts.sites), draws.STATE_SIZE]
+        with tf.device(self._device):
+            return LaidClients(
+                tf.constant(self._states(self._fold_grafts, None), tf.int64),
+                tf.constant(np.reshape(of_clients, shape), tf.int64),
+                self._layout.lay(list(zip(*data, strict=True))),
+            )
+
+    def _states(self, grafts: Grafts, position: int | None) -> Array:
+        states = np.empty([len(grafts.sites), draws.STATE_SIZE], np.int64)
+        at = contextlib.nullcontext() if position is None else draws.at_client(position)
+        with at:
+            for index, site in enumerate(grafts.sites):
+                states[index] = draws.state(site.content, site.path)
+        return states
+
+    def tensors(self, plain: values.Plain, *, is_partial: bool) -> list[tf.Tensor]:
+        """Return plain accumulators or constants as `run` takes them."""
+        type_spec = self._partial if is_partial else self._constants
+        with tf.device(self._device):
+            return flatten(normal.normalise(plain, type_spec))
+
+    def run(
+        self,
+        clients: range,
+        accumulators: Sequence[tf.Tensor],
+        constants: Sequence[tf.Tensor],
+        laid: LaidClients,
+    ) -> list[tf.Tensor]:
+        """Return the accumulators after some clients of those that were laid.
+
+        Args:
+            clients: positions among these.
+            accumulators: before the first of them.
+            constants: the same for all.
+            laid: what `lay` returned.
+        """
+        with tf.device(self._device):
+            bounds = [
+                tf.constant(end, tf.int64) for end in (clients.start, clients.stop)
+            ]
+            arguments = [*bounds, laid.states, laid.states_of_clients]
+            arguments += [*accumulators, *constants, *laid.tensors]
+            captured = self._function.captured_inputs
+            return self._function._call_flat(arguments, captured)  # noqa: SLF001
+
+    def partial(
+        self, accumulators: Sequence[tf.Tensor]
+    ) -> tuple[values.Struct[Any], fl.Type]:
+        """Return accumulators as the normal form of a partial, and its type."""
+        return pack(iter(accumulators), self._partial), self._partial
+
+
+def _parameter(block: fl.framework.ComputationBuildingBlock) -> fl.Type:
+    return cast("fl.Type", values.function_type(block.type_signature).parameter)
+
+
+def _tensor_type(leaf: fl.TensorType | fl.SequenceType) -> fl.TensorType:
+    if isinstance(leaf, fl.SequenceType):
+        raise UnfitError(f"a value of type `{leaf}` to accumulate")
+    return leaf

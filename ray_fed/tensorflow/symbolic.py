@@ -1,0 +1,145 @@
+"""Interprets unplaced building blocks inside of a graph that is being built.
+
+Values are what `client_data` says: tensors, sequences laid as rows, structs of them;
+functions are Python functions over these. Locals are evaluated when first needed, as
+the executors do, and draw under the same names.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import federated_language as fl
+import tensorflow as tf
+
+import ray_fed.intrinsics as intrinsics
+import ray_fed.tensorflow.operators as operators
+import ray_fed.tensorflow.specs as specs
+from ray_fed.plain import pack
+from ray_fed.tensorflow.client_data import UnfitError, flatten, leaf_types
+from ray_fed.tensorflow.grafts import Grafts
+from ray_fed.values import Struct
+
+flf = fl.framework
+Block = flf.ComputationBuildingBlock
+Path = tuple[str, ...]
+Names = Mapping[str, Callable[[], Any]]
+
+_IN_GRAPHS = operators.OPERATORS.keys() - {
+    intrinsics.AVERAGE.uri,
+    intrinsics.CHECK_MAXIMUM.uri,
+    intrinsics.CHECK_BITWIDTH.uri,
+}
+"""What has no need to look at a value while the graph is built."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphFunction:
+    """A function inside of a graph: from its argument, and the locals it runs in."""
+
+    run: Callable[[Any, Path], Any]
+
+
+class Interpreter:
+    """Evaluates building blocks in the graph that is current.
+
+    Args:
+        grafts: puts TensorFlow computations into the graph.
+    """
+
+    def __init__(self, grafts: Grafts) -> None:
+        self._grafts = grafts
+
+    def call(self, function: Block, argument: Any) -> Any:
+        """Return the result of a closed lambda.
+
+        Raises:
+            UnfitError: it needs what only executors can do.
+        """
+        return self._evaluate(function, {}, ()).run(argument, ())
+
+    def _evaluate(  # noqa: C901, PLR0911, PLR0912 (one branch a kind of block)
+        self, block: Block, names: Names, path: Path
+    ) -> Any:
+        match block:
+            case flf.Reference():
+                return names[block.name]()
+            case flf.Lambda():
+                return self._close(block, names)
+            case flf.Block():
+                for name, local in block.locals:
+                    names = {**names, name: self._local(name, local, names, path)}
+                return self._evaluate(block.result, names, path)
+            case flf.Struct():
+                return Struct(
+                    (name, self._evaluate(element, names, path))
+                    for name, element in block.items()
+                )
+            case flf.Selection():
+                return self._evaluate(block.source, names, path)[block.as_index()]
+            case flf.Call():
+                argument = None
+                function = self._evaluate(block.function, names, path)
+                if block.argument is not None:
+                    argument = self._evaluate(block.argument, names, path)
+                return function.run(argument, path)
+            case _:
+                return self._atom(block)
+
+    def _local(
+        self, name: str, block: Block, names: Names, path: Path
+    ) -> Callable[[], Any]:
+        found: list[Any] = []
+
+        def evaluate() -> Any:
+            if not found:
+                found.append(self._evaluate(block, names, (*path, name)))
+            return found[0]
+
+        return evaluate
+
+    def _close(self, block: flf.Lambda, names: Names) -> GraphFunction:
+        def run(argument: Any, path: Path) -> Any:
+            inner = dict(names)
+            if block.parameter_name is not None:
+                inner[block.parameter_name] = lambda: argument
+            return self._evaluate(block.result, inner, path)
+
+        return GraphFunction(run)
+
+    def _atom(self, block: Block) -> Any:
+        match block:
+            case flf.Literal():
+                value: Any = block.value
+                return tf.constant(value, specs.to_tf_dtype(block.type_signature))
+            case flf.Intrinsic() if block.uri in _IN_GRAPHS:
+                return GraphFunction(_operator(block))
+            case flf.Intrinsic():
+                raise UnfitError(f"`{block.uri}` at clients")
+            case flf.CompiledComputation():
+                return self._compiled(block)
+            case _:
+                raise UnfitError(f"a building block of kind {type(block).__name__}")
+
+    def _compiled(self, block: flf.CompiledComputation) -> GraphFunction:
+        result = cast("fl.FunctionType", block.type_signature).result
+
+        def run(argument: Any, path: Path) -> Any:
+            leaves = [] if argument is None else flatten(argument)
+            tensors = self._grafts.call(block, leaves, path)
+            for tensor, leaf in zip(tensors, leaf_types(result), strict=True):
+                tensor.set_shape(specs.to_spec(cast("fl.TensorType", leaf)).shape)
+            return pack(iter(tensors), result)
+
+        return GraphFunction(run)
+
+
+def _operator(block: flf.Intrinsic) -> Callable[[Any, Path], Any]:
+    type_spec = cast("fl.FunctionType", block.type_signature)
+    operator = operators.OPERATORS[block.uri]
+
+    def run(argument: Any, _: Path) -> Any:
+        parts = [] if argument is None else [flatten(part) for part in argument]
+        return pack(iter(operator(parts, type_spec)), type_spec.result)
+
+    return run
