@@ -1,0 +1,367 @@
+"""Client work in kernels: the interpreter's bits, its errors, and when it steps in."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import errors
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.factory import ExecutionContext
+
+ContextFactory = Callable[..., ExecutionContext]
+
+NUM_CLIENTS = 7
+VECTOR = fl.TensorType(np.float32, [3])
+ROWS = fl.TensorType(np.float32, [None, 3])
+BATCH = fl.StructType([("x", ROWS), ("y", fl.TensorType(np.int32, [None]))])
+STATE = fl.StructType([("w", VECTOR), ("b", np.float32)])
+
+
+def at_clients(member: Any) -> fl.FederatedType:
+    return fl.FederatedType(member, fl.CLIENTS)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def vectors() -> list[Any]:
+    return list(rng().normal(size=(NUM_CLIENTS, 3)).astype(np.float32))
+
+
+def batches(sizes: Sequence[int]) -> list[Any]:
+    generator = rng()
+    return [
+        {
+            "x": generator.normal(size=(size, 3)).astype(np.float32),
+            "y": generator.integers(0, 5, size).astype(np.int32),
+        }
+        for size in sizes
+    ]
+
+
+RAGGED = [batches([4, 4, index % 4]) for index in range(NUM_CLIENTS)]
+
+
+@rtf.computation(VECTOR)
+def scale(x: Any) -> Any:
+    return x * 3.0, tf.reduce_sum(x)
+
+
+@rtf.computation(VECTOR)
+def with_variable(x: Any) -> Any:
+    variable = tf.Variable(tf.zeros([3]))
+    variable.assign_add(x)
+    variable.assign_add(variable * x)
+    return variable.read_value()
+
+
+@rtf.computation(VECTOR)
+def with_table(x: Any) -> Any:
+    table = tf.lookup.StaticHashTable(
+        tf.lookup.KeyValueTensorInitializer(["a"], [2.0]), 1.0
+    )
+    return x * table.lookup(tf.constant("a"))
+
+
+@rtf.computation(VECTOR)
+def random_initial(x: Any) -> Any:
+    variable = tf.Variable(tf.random.normal([3]))
+    return x + variable + tf.random.uniform([3])
+
+
+@rtf.computation(VECTOR)
+def random_in_loop(x: Any) -> Any:
+    for _ in tf.range(3):
+        x += tf.random.normal([3])
+    return x
+
+
+@rtf.computation(fl.SequenceType(BATCH))
+def reduce_batches(dataset: Any) -> Any:
+    def add(total: Any, batch: Any) -> Any:
+        weights, count = total
+        step = tf.reduce_sum(batch["x"], 0) + tf.cast(
+            tf.reduce_sum(batch["y"]), tf.float32
+        )
+        return weights * 0.5 + step, count + tf.shape(batch["x"])[0]
+
+    return dataset.reduce((tf.zeros([3]), 0), add)
+
+
+@rtf.computation(fl.SequenceType(VECTOR))
+def random_over_sequence(dataset: Any) -> Any:
+    def add(total: Any, x: Any) -> Any:
+        return total + x * tf.random.normal([3])
+
+    return dataset.reduce(tf.zeros([3]), add)
+
+
+@rtf.computation(STATE, fl.SequenceType(BATCH))
+def train(state: Any, dataset: Any) -> Any:
+    weights = tf.Variable(state["w"])
+    for batch in dataset:
+        error = (
+            tf.linalg.matvec(batch["x"], weights)
+            + state["b"]
+            - tf.cast(batch["y"], tf.float32)
+        )
+        weights.assign_sub(0.1 * tf.linalg.matvec(batch["x"], error, transpose_a=True))
+    return weights - state["w"]
+
+
+@rtf.computation(np.str_)
+def length_of_text(text: Any) -> Any:
+    return tf.strings.length(text)
+
+
+@rtf.computation(fl.TensorType(np.int32, [None]))
+def total(x: Any) -> Any:
+    return tf.reduce_sum(x)
+
+
+@rtf.computation(VECTOR)
+def checked(x: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.assert_less(x, 10.0, "too large")]):
+        return tf.identity(x)
+
+
+@rtf.computation
+def draw() -> Any:
+    return tf.random.normal([3])
+
+
+def summed(work: Any) -> Any:
+    @fl.federated_computation(at_clients(work.type_signature.parameter))
+    def run(data: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(work, data))
+
+    return run
+
+
+@fl.federated_computation(
+    fl.FederatedType(STATE, fl.SERVER), at_clients(fl.SequenceType(BATCH))
+)
+def train_round(state: Any, data: Any) -> Any:
+    sent = fl.federated_broadcast(state)
+    return fl.federated_mean(fl.federated_map(train, (sent, data)))
+
+
+@fl.federated_computation(np.float32, at_clients(VECTOR), at_clients(np.float32))
+def weighted_and_bounds(factor: Any, values: Any, weights: Any) -> Any:
+    @fl.federated_computation(VECTOR)
+    def pair(x: Any) -> Any:
+        return x, factor
+
+    pairs = fl.federated_map(pair, values)
+    return (
+        fl.federated_mean(values, weights),
+        fl.federated_min(weights),
+        fl.federated_max(values),
+        fl.federated_sum(pairs),
+    )
+
+
+@fl.federated_computation(at_clients(np.int32))
+def drawing(data: Any) -> Any:
+    drawn = fl.federated_eval(draw, fl.CLIENTS)
+    again = fl.federated_eval(draw, fl.CLIENTS)
+    return fl.federated_sum(drawn), fl.federated_sum(again), fl.federated_sum(data)
+
+
+@rtf.computation(VECTOR, VECTOR)
+def add_noisily(total: Any, x: Any) -> Any:
+    return total + x * tf.random.normal([3])
+
+
+@rtf.computation(VECTOR, VECTOR)
+def add(total: Any, x: Any) -> Any:
+    return total + x
+
+
+@rtf.computation(VECTOR)
+def add_half(x: Any) -> Any:
+    return x + 0.5
+
+
+@fl.federated_computation(at_clients(VECTOR))
+def noisy_accumulation(data: Any) -> Any:
+    zero = np.zeros(3, np.float32)
+    return fl.federated_aggregate(data, zero, add_noisily, add, add_half)
+
+
+STATE_VALUE = {"w": np.ones(3, np.float32), "b": np.float32(0.5)}
+WEIGHTS = [np.float32(index) for index in range(1, NUM_CLIENTS + 1)]
+CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "tensors": (summed(scale), (vectors(),)),
+    "variable": (summed(with_variable), (vectors(),)),
+    "table": (summed(with_table), (vectors(),)),
+    "random initial value": (summed(random_initial), (vectors(),)),
+    "random loop": (summed(random_in_loop), (vectors(),)),
+    "ragged batches": (summed(reduce_batches), (RAGGED,)),
+    "random over a sequence": (
+        summed(random_over_sequence),
+        ([vectors()[:n] for n in range(NUM_CLIENTS)],),
+    ),
+    "training": (train_round, (STATE_VALUE, RAGGED)),
+    "aggregations and a capture": (
+        weighted_and_bounds,
+        (np.float32(2.5), vectors(), WEIGHTS),
+    ),
+    "strings": (summed(length_of_text), (["a" * n for n in range(NUM_CLIENTS)],)),
+    "unknown leading dimension": (
+        summed(total),
+        ([np.arange(n, dtype=np.int32) for n in range(NUM_CLIENTS)],),
+    ),
+    "draws without data": (drawing, (list(range(NUM_CLIENTS)),)),
+    "random accumulation": (noisy_accumulation, (vectors(),)),
+}
+
+
+def call(context: ExecutionContext, comp: Any, args: tuple[Any, ...]) -> list[bytes]:
+    argument: Any = args[0] if len(args) == 1 else args
+    result = context.invoke(comp, argument)
+    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(result)]
+
+
+def interpreted(contexts: ContextFactory, **settings: Any) -> ExecutionContext:
+    return contexts(workers=1, kernels={"enabled": False}, **settings)
+
+
+def kernel_leaves(context: ExecutionContext) -> int:
+    report = context.last_report
+    assert report is not None
+    assert report.no_kernel == ()
+    return report.kernel_leaves
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_has_the_bits_of_the_interpreter(
+    local_contexts: ContextFactory, case: str
+) -> None:
+    comp, args = CASES[case]
+    context = local_contexts(workers=2, clients_per_leaf=3)
+
+    found = [call(context, comp, args) for _ in range(2)]
+
+    other = interpreted(local_contexts, clients_per_leaf=3)
+    assert found == [call(other, comp, args) for _ in range(2)]
+    assert kernel_leaves(context) == 3
+
+
+@pytest.mark.parametrize("case", ["random initial value", "ragged batches"])
+def test_bits_do_not_depend_on_how_many_clients_a_call_covers(
+    local_contexts: ContextFactory, case: str
+) -> None:
+    comp, args = CASES[case]
+    one_by_one = local_contexts(workers=1, kernels={"call_s": 1e-9}, clients_per_leaf=7)
+    at_once = local_contexts(workers=1, clients_per_leaf=7)
+
+    assert call(one_by_one, comp, args) == call(at_once, comp, args)
+
+
+def test_client_that_raises_is_named(local_contexts: ContextFactory) -> None:
+    data = vectors()
+    data[5] = data[5] + 100.0
+    context = local_contexts(workers=1, clients_per_leaf=3)
+
+    with pytest.raises(errors.ComputationError, match="too large") as raised:
+        context.invoke(summed(checked), data)
+
+    assert raised.value.location.client_index == 5
+
+
+@rtf.computation(fl.SequenceType(np.int32))
+def keep_sequence(xs: Any) -> Any:
+    return xs.take(-1)
+
+
+@rtf.computation(fl.SequenceType(np.int32))
+def sum_sequence(xs: Any) -> Any:
+    return xs.reduce(0, tf.add)
+
+
+@fl.federated_computation(at_clients(fl.SequenceType(np.int32)))
+def through_a_sequence(data: Any) -> Any:
+    kept = fl.federated_map(keep_sequence, data)
+    return fl.federated_sum(fl.federated_map(sum_sequence, kept))
+
+
+@fl.federated_computation(fl.SequenceType(np.int32))
+def add_up(xs: Any) -> Any:
+    return fl.sequence_sum(xs)
+
+
+@fl.federated_computation(at_clients(np.int32))
+def secure(data: Any) -> Any:
+    return fl.federated_secure_sum(data, 100)
+
+
+@pytest.mark.parametrize(
+    ("comp", "data", "expected", "reason"),
+    [
+        (through_a_sequence, [[1, 2], [3]], 6, "sequence result"),
+        (summed(add_up), [[1, 2], [3]], 6, "`sequence_sum` at clients"),
+        (secure, [1, 2], 3, "`ray_fed_check_maximum` at clients"),
+    ],
+    ids=["sequence result", "sequence intrinsic", "secure sum"],
+)
+def test_work_without_a_kernel_is_interpreted_and_says_why(
+    local_contexts: ContextFactory, comp: Any, data: Any, expected: int, reason: str
+) -> None:
+    context = local_contexts(workers=1)
+
+    result = context.invoke(comp, data)
+
+    report = context.last_report
+    assert result == expected
+    assert report is not None
+    assert (report.kernel_leaves, report.no_kernel) == (0, (reason,))
+
+
+def test_switched_off_kernels_give_no_reason(local_contexts: ContextFactory) -> None:
+    context = interpreted(local_contexts)
+
+    call(context, *CASES["tensors"])
+
+    assert kernel_leaves(context) == 0
+
+
+def test_cohort_without_clients_sums_to_zero(local_contexts: ContextFactory) -> None:
+    context = local_contexts(workers=1)
+
+    scaled, total = context.invoke(summed(scale), [])
+
+    assert scaled.tolist() == [0.0, 0.0, 0.0]
+    assert total == 0.0
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("case", ["training", "random over a sequence"])
+def test_kernel_on_ray_has_the_bits_of_the_local_one(
+    ray_contexts: ContextFactory, local_contexts: ContextFactory, case: str
+) -> None:
+    comp, args = CASES[case]
+    context = ray_contexts(workers=2, subrounds=3, clients_per_leaf=2)
+
+    found = [call(context, comp, args) for _ in range(2)]
+
+    local = local_contexts(workers=1, clients_per_leaf=2)
+    assert found == [call(local, comp, args) for _ in range(2)]
+    assert kernel_leaves(context) == 4
+
+
+@pytest.mark.ray
+def test_client_that_raises_on_ray_is_named(ray_contexts: ContextFactory) -> None:
+    data = vectors()
+    data[3] = data[3] + 100.0
+    context = ray_contexts(workers=2, subrounds=2, clients_per_leaf=2)
+
+    with pytest.raises(errors.ComputationError) as raised:
+        context.invoke(summed(checked), data)
+
+    assert raised.value.location.client_index == 3

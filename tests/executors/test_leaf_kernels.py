@@ -1,0 +1,177 @@
+"""Kernels on a leaf stack: how many clients a call covers, and what is kept."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+from ray_fed import blocks, errors, plan
+from ray_fed import tensorflow as rtf
+from ray_fed.compiler.fuse import fuse
+from ray_fed.compiler.split import compile_to_chain
+from ray_fed.draws import DrawKey
+from ray_fed.executors import leaf_kernels, stack
+from ray_fed.executors.leaf_kernels import KernelCache, LeafStack, Pace
+from ray_fed.tensorflow.kernels import ClientKernel
+
+AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
+
+
+@rtf.computation(np.int32)
+def double(x: Any) -> Any:
+    return x * 2
+
+
+@fl.federated_computation(AT_CLIENTS)
+def doubled(data: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(double, data))
+
+
+def kernel_of(comp: Any) -> plan.Kernel:
+    (stage,) = compile_to_chain(comp).stages
+    kernel = fuse(stage.up_to_merge)
+    assert isinstance(kernel, plan.Kernel)
+    return kernel
+
+
+def scaled(factor: int) -> plan.Kernel:
+    @rtf.computation(np.int32)
+    def scale(x: Any) -> Any:
+        return x * factor
+
+    @fl.federated_computation(AT_CLIENTS)
+    def run(data: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(scale, data))
+
+    return kernel_of(run)
+
+
+def subround(kernel: plan.Kernel, leaves: Sequence[range]) -> plan.Subround:
+    comp: Any = doubled
+    (stage,) = compile_to_chain(comp).stages
+    return plan.Subround(
+        computation=b"",
+        merge=blocks.serialise(stage.merge.to_building_block()),
+        clients_per_leaf=2,
+        first_leaf=0,
+        leaves=tuple(leaves),
+        draw=DrawKey(0, 0),
+        nodes=((0, len(leaves)),),
+        kernel=kernel,
+        call_s=5.0,
+    )
+
+
+class TestPace:
+    def test_first_call_is_of_one_client(self) -> None:
+        assert Pace().count(32, 5.0) == 1
+
+    def test_later_calls_fill_their_seconds(self) -> None:
+        pace = Pace()
+        pace.note(1, 0.5)
+
+        assert [pace.count(32, 5.0), pace.count(3, 5.0)] == [10, 3]
+
+    def test_slow_clients_run_one_by_one(self) -> None:
+        pace = Pace()
+        pace.note(4, 80.0)
+
+        assert pace.count(32, 5.0) == 1
+
+    def test_no_time_at_all_covers_what_is_left(self) -> None:
+        pace = Pace()
+        pace.note(1, 0.0)
+
+        assert pace.count(32, 5.0) == 32
+
+
+class TestKernelCache:
+    def test_same_content_is_built_once(self) -> None:
+        cache = KernelCache(None)
+        first, again = kernel_of(doubled), kernel_of(doubled)
+
+        loaded = cache.load(first)
+
+        assert cache.load(again) is loaded
+        cache.close()
+
+    def test_least_recently_used_is_closed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(leaf_kernels, "_CACHED_KERNELS", 2)
+        closed: list[Any] = []
+
+        def close(graph: ClientKernel) -> None:
+            closed.append(graph)
+
+        monkeypatch.setattr(ClientKernel, "close", close)
+        cache = KernelCache(None)
+        kernels = [scaled(factor) for factor in (2, 3, 4)]
+        graphs: list[Any] = [cache.load(kernels[index]) for index in (0, 1, 0, 2)]
+
+        assert closed == [graphs[1][0]]
+        assert cache.load(kernels[0]) is graphs[0]
+
+
+class TestRunKernel:
+    @pytest.fixture
+    def leaf(self) -> Any:
+        leaf = stack.leaf_stack()
+        yield leaf
+        leaf.close()
+
+    async def run(
+        self, leaf: LeafStack, work: plan.Subround, data: Any, **options: Any
+    ) -> Any:
+        zeros = fl.StructType([np.int32])
+        inputs = await leaf.create_value([0], zeros)
+        ran = await leaf.run_kernel(work, inputs, data, **options)
+        if isinstance(ran, plan.NoKernel):
+            return ran
+        return [list(await partial.compute()) for partial in ran]
+
+    def test_partials_of_leaves_are_merged(self, leaf: LeafStack) -> None:
+        work = subround(kernel_of(doubled), [range(2), range(2, 3)])
+        data = [[np.int32(value) for value in (1, 2, 3)]]
+
+        assert asyncio.run(self.run(leaf, work, data)) == [[12]]
+
+    def test_clients_of_a_later_subround_are_found(self, leaf: LeafStack) -> None:
+        work = subround(kernel_of(doubled), [range(6, 8), range(8, 9)])
+        data = [[np.int32(value) for value in (1, 2, 3)]]
+
+        assert asyncio.run(self.run(leaf, work, data)) == [[12]]
+
+    def test_freed_scope_ends_the_run(self, leaf: LeafStack) -> None:
+        def check() -> None:
+            raise errors.ClusterError("Expected an open scope, found it freed.")
+
+        work = subround(kernel_of(doubled), [range(1)])
+
+        with pytest.raises(errors.ClusterError, match="freed"):
+            asyncio.run(self.run(leaf, work, [[np.int32(1)]], check=check))
+
+    def test_leaf_that_raises_is_told(
+        self, leaf: LeafStack, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = ClientKernel.run
+        calls: list[Any] = []
+
+        def fail_third(*args: Any) -> Any:
+            calls.append(args)
+            if len(calls) == 3:
+                raise RuntimeError("broken")
+            return run(*args)
+
+        monkeypatch.setattr(ClientKernel, "run", fail_third)
+        work = subround(kernel_of(doubled), [range(1), range(1, 3)])
+        data = [[np.int32(value) for value in (1, 2, 3)]]
+        work_by_one = dataclasses.replace(work, call_s=1e-9)
+
+        ran = asyncio.run(self.run(leaf, work_by_one, data))
+
+        assert ran == plan.NoKernel("RuntimeError in a kernel", 1)

@@ -1,0 +1,130 @@
+"""The layout of many clients' values, and one client's out of it."""
+
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import plain
+from ray_fed.tensorflow.client_data import (
+    ClientLayout,
+    GraphSequence,
+    UnfitError,
+    flatten,
+)
+
+VECTOR = fl.TensorType(np.float32, [2])
+ROWS = fl.TensorType(np.float32, [None, 2])
+LABELS = fl.TensorType(np.int32, [None])
+
+
+def rows(count: int, start: float = 0.0) -> Any:
+    return np.arange(2 * count, dtype=np.float32).reshape(count, 2) + np.float32(start)
+
+
+def lay(member: fl.Type, clients: list[Any]) -> tuple[ClientLayout, list[tf.Tensor]]:
+    layout = ClientLayout(member)
+    return layout, layout.lay([plain.to_plain(client, member) for client in clients])
+
+
+def members(member: fl.Type, clients: list[Any]) -> list[Any]:
+    """Return each client's value, taken out of the layout inside of one graph."""
+    layout, tensors = lay(member, clients)
+    traces: list[None] = []
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int64), *layout.specs])
+    def member_at(index: Any, *laid: Any) -> Any:
+        traces.append(None)
+        tensors: list[Any] = []
+        for leaf in flatten(layout.member(laid, index)):
+            is_sequence = isinstance(leaf, GraphSequence)
+            tensors += [*leaf.columns, leaf.length] if is_sequence else [leaf]
+        return tensors
+
+    found = [
+        [tensor.numpy().tolist() for tensor in member_at(np.int64(index), *tensors)]
+        for index in range(len(clients))
+    ]
+    assert len(traces) == 1
+    return found
+
+
+def test_tensors_of_one_shape_are_stacked() -> None:
+    _, (laid,) = lay(VECTOR, [rows(1)[0], rows(1, 5)[0]])
+
+    assert laid.numpy().tolist() == [[0.0, 1.0], [5.0, 6.0]]
+    assert members(VECTOR, [rows(1)[0], rows(1, 5)[0]]) == [[[0.0, 1.0]], [[5.0, 6.0]]]
+
+
+def test_tensors_of_many_lengths_are_laid_end_to_end() -> None:
+    clients = [rows(2), rows(0), rows(1, 7)]
+
+    _, (laid, splits) = lay(ROWS, clients)
+
+    assert laid.shape == (3, 2)
+    assert splits.numpy().tolist() == [0, 2, 2, 3]
+    assert members(ROWS, clients) == [[client.tolist()] for client in clients]
+
+
+def test_sequences_of_elements_keep_rows_and_lengths() -> None:
+    clients = [[1, 2, 3], [], [4]]
+
+    _, (laid, splits) = lay(fl.SequenceType(np.int32), clients)
+
+    assert laid.numpy().tolist() == [1, 2, 3, 4]
+    assert splits.numpy().tolist() == [0, 3, 3, 4]
+    assert members(fl.SequenceType(np.int32), clients) == [
+        [[1, 2, 3], 3],
+        [[], 0],
+        [[4], 1],
+    ]
+
+
+def test_batched_sequences_keep_each_client_s_splits() -> None:
+    sequence = fl.SequenceType(fl.StructType([("x", ROWS), ("y", LABELS)]))
+    sizes = [[2, 2, 1], [], [3], [0, 1]]
+    clients = [
+        [{"x": rows(size, 10 * size), "y": [size] * size} for size in batches]
+        for batches in sizes
+    ]
+
+    found = members(sequence, clients)
+
+    assert [client[1] for client in found] == [[0, 2, 4, 5], [0], [0, 3], [0, 0, 1]]
+    assert [client[3] for client in found] == [[0, 2, 4, 5], [0], [0, 3], [0, 0, 1]]
+    assert [client[2] for client in found] == [[2, 2, 2, 2, 1], [], [3, 3, 3], [1]]
+    assert [client[4] for client in found] == [3, 0, 1, 2]
+    assert found[0][0] == [*rows(2, 20).tolist()] * 2 + rows(1, 10).tolist()
+
+
+def test_structs_hold_tensors_and_sequences_in_order() -> None:
+    member = fl.StructType([("n", np.int32), ("xs", fl.SequenceType(np.str_))])
+
+    found = members(member, [(1, ["a", "b"]), (2, [])])
+
+    assert found == [[1, [b"a", b"b"], 2], [2, [], 0]]
+
+
+@pytest.mark.parametrize("member", [VECTOR, ROWS, fl.SequenceType(ROWS)], ids=str)
+def test_no_clients_are_laid_too(member: fl.Type) -> None:
+    layout, tensors = lay(member, [])
+
+    assert len(tensors) == len(layout.specs)
+    for tensor, spec in zip(tensors, layout.specs, strict=True):
+        assert spec.is_compatible_with(tensor)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        fl.TensorType(np.int32, [None, None]),
+        fl.TensorType(np.int32, None),
+        fl.SequenceType(fl.TensorType(np.int32, [2, None])),
+    ],
+    ids=str,
+)
+def test_other_unknown_dimensions_do_not_fit(member: fl.Type) -> None:
+    with pytest.raises(UnfitError, match="client data of type"):
+        ClientLayout(member)
