@@ -10,6 +10,7 @@ graph's input as it is. Three layouts cover what a federated type can say:
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -109,9 +110,13 @@ def lay_rows(
         return Column(rows)
     if shape is not None and None not in shape[1:]:
         arrays = [np.asarray(tensor, dtype) for tensor in tensors]
-        empty = np.empty((0, *fixed), dtype)
-        splits = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int64)
-        return Column(np.concatenate([empty, *arrays]), splits)
+        ends = itertools.accumulate((len(array) for array in arrays), initial=0)
+        splits = np.fromiter(ends, np.int64, len(arrays) + 1)
+        if len(arrays) == 1:
+            return Column(arrays[0], splits)
+        return Column(
+            np.concatenate(arrays) if arrays else np.empty((0, *fixed), dtype), splits
+        )
     rows = np.empty(len(tensors), object)
     for index, tensor in enumerate(tensors):
         rows[index] = np.asarray(tensor)

@@ -4,11 +4,11 @@ What `rows` does for the elements of a sequence, once more for clients: tensors 
 end to end, with splits where sizes differ. So nothing is padded, and clients of any
 sizes fit one trace.
 
-    f32[784]                 f32[clients, 784]
-    f32[?, 784]              f32[sum, 784], splits i64[clients + 1]
-    f32[784]*                f32[sum, 784], splits i64[clients + 1]
-    f32[?, 784]*             f32[sum, 784], splits of elements i64[sum + 1],
-                             splits of clients i64[clients + 1]
+    f32[784]         f32[clients, 784]
+    f32[?, 784]      f32[sum, 784], bounds of clients i64[clients + 1, 1]
+    f32[784]*        f32[sum, 784]; lengths i64[clients], bounds of clients' elements
+    f32[?, 784]*     f32[sum, 784], all clients' splits i64[sum + clients], bounds of
+                     clients' rows; lengths, bounds of elements and of splits
 """
 
 import dataclasses
@@ -79,7 +79,19 @@ def has_splits(type_spec: fl.TensorType) -> bool:
     return None in shape
 
 
-_SPLITS = tf.TensorSpec([None], tf.int64)
+_COUNTS = tf.TensorSpec([None], tf.int64)
+_BOUNDS = tf.TensorSpec([None, 1], tf.int64)
+"""Where each client's part of something starts, and the last one's ends; of the rank
+that slicing takes, as every op counts in a loop over small clients."""
+
+
+def _bounds(lengths: Sequence[int]) -> Array:
+    return np.cumsum([0, *lengths], dtype=np.int64)[:, np.newaxis]
+
+
+def _part(laid: tf.Tensor, bounds: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    start, stop = tf.gather(bounds, index), tf.gather(bounds, index + 1)
+    return tf.strided_slice(laid, start, stop, np.ones(1, np.int64))
 
 
 class TensorLayout:
@@ -89,21 +101,22 @@ class TensorLayout:
         self._type_spec = type_spec
         self._has_splits = has_splits(type_spec)
         spec = lead_spec(type_spec, is_stacked=not self._has_splits)
-        self.specs = [spec, *([_SPLITS] if self._has_splits else [])]
+        self.specs = [spec, *([_BOUNDS] if self._has_splits else [])]
 
     def lay(self, members: Sequence[Plain]) -> list[Array]:
         """Return the arrays of these clients, in the order of `specs`."""
         dtype = plain.storage_dtype(self._type_spec)
         column = rows.lay_rows(members, dtype, self._type_spec.shape)
-        return [column.rows, *([] if column.splits is None else [column.splits])]
+        if column.splits is None:
+            return [column.rows]
+        return [column.rows, column.splits[:, np.newaxis]]
 
     def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> tf.Tensor:
         """Return one client's tensor."""
-        laid = tensors[0]
-        if not self._has_splits:
-            return laid[index]
-        splits = tensors[1]
-        return laid[splits[index] : splits[index + 1]]
+        if self._has_splits:
+            laid, bounds = tensors
+            return _part(laid, bounds, index)
+        return tf.gather(tensors[0], index)
 
 
 class SequenceLayout:
@@ -115,55 +128,45 @@ class SequenceLayout:
         self.specs: list[tf.TensorSpec] = []
         for column, splits in zip(self._types, self._have_splits, strict=True):
             self.specs.append(lead_spec(column, is_stacked=not splits))
-            self.specs.extend([_SPLITS] * splits)
-        self.specs.append(_SPLITS)
+            self.specs.extend([_COUNTS, _BOUNDS] * splits)
+        self.specs.extend([_COUNTS, _BOUNDS, _BOUNDS])
 
     def lay(self, members: Sequence[rows.Rows]) -> list[Array]:
         """Return the arrays of these clients, in the order of `specs`."""
         laid: list[Array] = []
         for index, type_spec in enumerate(self._types):
             columns = [member.columns[index] for member in members]
-            laid.append(_concatenate([c.rows for c in columns], type_spec))
+            laid.append(_concatenate([column.rows for column in columns], type_spec))
             if self._have_splits[index]:
-                laid.append(_join_splits(columns))
+                splits = [c.splits for c in columns if c.splits is not None]
+                laid.append(np.concatenate([np.empty(0, np.int64), *splits]))
+                laid.append(_bounds([len(column.rows) for column in columns]))
         lengths = [member.length for member in members]
-        laid.append(np.cumsum([0, *lengths], dtype=np.int64))
-        return laid
+        elements = _bounds(lengths)
+        shift = np.arange(len(elements))[:, np.newaxis]  # a split more than elements
+        return [*laid, np.array(lengths, np.int64), elements, elements + shift]
 
     def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> GraphSequence:
         """Return one client's sequence."""
-        *taken, ends = tensors
-        start, stop = ends[index], ends[index + 1]
+        *taken, lengths, elements, of_splits = tensors
         remaining = iter(taken)
         columns: list[tf.Tensor] = []
         for has_own_splits in self._have_splits:
             laid = next(remaining)
             if has_own_splits:
-                splits = next(remaining)[start : stop + 1]
-                columns.append(laid[splits[0] : splits[-1]])
-                columns.append(splits - splits[0])
+                splits, bounds = next(remaining), next(remaining)
+                columns.append(_part(laid, bounds, index))
+                columns.append(_part(splits, of_splits, index))
             else:
-                columns.append(laid[start:stop])
-        return GraphSequence(tuple(columns), stop - start)
+                columns.append(_part(laid, elements, index))
+        return GraphSequence(tuple(columns), tf.gather(lengths, index))
 
 
 def _concatenate(arrays: list[Array], type_spec: fl.TensorType) -> Array:
-    if len(arrays) == 1:
-        return arrays[0]
+    if arrays:
+        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
     shape = [size for size in type_spec.shape or () if size is not None]
-    return np.concatenate(
-        [np.empty((0, *shape), plain.storage_dtype(type_spec)), *arrays]
-    )
-
-
-def _join_splits(columns: list[rows.Column]) -> Array:
-    parts, end = [np.zeros(1, np.int64)], 0
-    for column in columns:
-        splits = column.splits
-        if splits is not None and len(splits) > 1:
-            parts.append(splits[1:] + end)
-            end += int(splits[-1])
-    return np.concatenate(parts)
+    return np.empty((0, *shape), plain.storage_dtype(type_spec))
 
 
 class ClientLayout:
