@@ -73,7 +73,7 @@ class ExecutionContext(flf.SyncContext):
                 seed=config.seed,
                 store=store,
                 sinks=(self._sinks,),
-                call_s=config.kernels.call_s if config.kernels.enabled else None,
+                call_s=_call_s(config),
             ),
         )
         self._thread: LoopThread | CallingThread | None = (
@@ -243,6 +243,16 @@ def _wait_for(
     if isinstance(thread, CallingThread):
         return thread.run(coroutine)
     return wait_for(thread, coroutine)
+
+
+def _call_s(config: Config) -> float | None:
+    """Return how long a call of a kernel may be; None for no kernels.
+
+    Debugging goes through the work of one client at a time.
+    """
+    if config.debug or not config.kernels.enabled:
+        return None
+    return config.kernels.call_s
 
 
 class _Closed(flf.SyncContext):
