@@ -5,8 +5,9 @@ Where this runs is where TensorFlow is: on a thread of this process, or in an ac
 
 import asyncio
 import collections
+import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -15,6 +16,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.plan as plan
+import ray_fed.values as values
 from ray_fed.executors.evaluation import merge_subtrees
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.threads import ThreadDelegatingExecutor
@@ -22,6 +24,9 @@ from ray_fed.executors.threads import ThreadDelegatingExecutor
 flf = fl.framework
 _CACHED_KERNELS = 32
 """Graphs that one worker keeps; one of a small model holds a few MB."""
+
+_LAID_BYTES = 64 * 2**20
+"""Data of clients that a worker copies at once; laying it has a fixed cost."""
 
 
 class Pace:
@@ -58,21 +63,40 @@ class KernelCache:
 
     def load(self, kernel: plan.Kernel) -> "tuple[Any, Pace] | plan.NoKernel":
         """Return a kernel's graph and its pace, built when first asked for."""
-        key = kernel.content
+
+        def build() -> Any:
+            from ray_fed.tensorflow.kernels import ClientKernel
+
+            return ClientKernel(kernel, self._device)
+
+        return self._load(kernel.content, build)
+
+    def load_merge(self, merge: bytes) -> "tuple[Any, Pace] | plan.NoKernel":
+        """Return the graph of a serialised merge, as `load` does that of a kernel."""
+
+        def build() -> Any:
+            from ray_fed.tensorflow.kernels import MergeKernel
+
+            return MergeKernel(merge, self._device)
+
+        return self._load(hashlib.sha256(b"merge" + merge).digest(), build)
+
+    def _load(
+        self, key: bytes, build: Callable[[], Any]
+    ) -> "tuple[Any, Pace] | plan.NoKernel":
         if key not in self._kernels:
-            self._kernels[key] = self._build(kernel)
+            self._kernels[key] = self._build(build)
             if len(self._kernels) > _CACHED_KERNELS:
                 _, dropped = self._kernels.popitem(last=False)
                 _close(dropped)
         self._kernels.move_to_end(key)
         return self._kernels[key]
 
-    def _build(self, kernel: plan.Kernel) -> "tuple[Any, Pace] | plan.NoKernel":
+    def _build(self, build: Callable[[], Any]) -> "tuple[Any, Pace] | plan.NoKernel":
         from ray_fed.tensorflow.client_data import UnfitError
-        from ray_fed.tensorflow.kernels import ClientKernel
 
         try:
-            return ClientKernel(kernel, self._device), Pace()
+            return build(), Pace()
         except UnfitError as error:
             return plan.NoKernel(str(error))
         except Exception as error:  # noqa: BLE001 (what TensorFlow refuses to trace)
@@ -118,30 +142,35 @@ class KernelRun:
         self._call_s = call_s
         self._check = check
 
-    async def leaf(
-        self, leaf: range, data: Sequence[Sequence[Any]]
-    ) -> tuple[Any, fl.Type]:
-        """Return the partial of a leaf and its type.
+    def structured(self, accumulators: Sequence[Any]) -> tuple[Any, fl.Type]:
+        """Return accumulators as the normal form of a partial, and its type."""
+        return self._graph.partial(accumulators)
+
+    def lay(self, clients: range, data: Sequence[Sequence[Any]]) -> Any:
+        """Return the data of clients, by index in the cohort, as graphs take it."""
+        return self._graph.lay(data, clients)
+
+    async def leaf(self, clients: range, laid: Any) -> Sequence[Any]:
+        """Return the accumulators at the end of a leaf.
 
         Args:
-            leaf: its clients, by index in the cohort.
-            data: for each part their plain values, in order.
+            clients: positions of its clients in what was laid.
+            laid: what `lay` returned.
 
         Raises:
             Exception: what the clients' work raised.
         """
-        laid = self._graph.lay(data, leaf)
-        accumulators, done = self._zeros, 0
-        while done < len(leaf):
+        accumulators, done = self._zeros, clients.start
+        while done < clients.stop:
             self._check()
             await asyncio.sleep(0)  # lets a cancelled call end here
-            count = self._pace.count(len(leaf) - done, self._call_s)
-            clients = range(done, done + count)
+            count = self._pace.count(clients.stop - done, self._call_s)
+            part = range(done, done + count)
             started = time.monotonic()
-            accumulators = self._graph.run(clients, accumulators, self._constants, laid)
+            accumulators = self._graph.run(part, accumulators, self._constants, laid)
             self._pace.note(count, time.monotonic() - started)
             done += count
-        return self._graph.partial(accumulators)
+        return accumulators
 
 
 async def run_kernel(
@@ -170,17 +199,58 @@ async def run_kernel(
     given = plain.to_plain(await inputs.compute(), inputs.type_signature)
     run = KernelRun(loaded, given, kernel.num_aggregations, subround.call_s, check)
     first = subround.leaves[0].start
-    partials: list[flf.ExecutorValue] = []
-    for position, leaf in enumerate(subround.leaves):
-        part = [members[leaf.start - first : leaf.stop - first] for members in data]
-        try:
-            partial, type_spec = await run.leaf(leaf, part)
-        except errors.ClusterError:
-            raise
-        except Exception as error:  # noqa: BLE001 (the interpreter will say what it is)
-            return plan.NoKernel(f"{type(error).__name__} in a kernel", position)
-        partials.append(await executor.create_value(partial, type_spec))
-    return await merge_subtrees(subround, partials, executor)
+    partials: list[Sequence[Any]] = []
+    try:
+        for group in _groups(subround.leaves, data):
+            clients = range(group[0].start, group[-1].stop)
+            part = [m[clients.start - first : clients.stop - first] for m in data]
+            laid = run.lay(clients, part)
+            for leaf in group:
+                inside = range(leaf.start - clients.start, leaf.stop - clients.start)
+                partials.append(await run.leaf(inside, laid))
+    except errors.ClusterError:
+        raise
+    except Exception as error:  # noqa: BLE001 (the interpreter will say what it is)
+        return plan.NoKernel(f"{type(error).__name__} in a kernel", len(partials))
+    merge = kernels.load_merge(cast("bytes", subround.merge))
+    if not isinstance(merge, plan.NoKernel):
+        partials = _merge_subtrees(subround, partials, merge[0])
+    embedded = [await executor.create_value(*run.structured(p)) for p in partials]
+    if isinstance(merge, plan.NoKernel):
+        return await merge_subtrees(subround, embedded, executor)
+    return embedded
+
+
+def _groups(
+    leaves: Sequence[range], data: Sequence[Sequence[Any]]
+) -> Iterator[list[range]]:
+    """Yield runs of leaves whose data is laid at once: few copies, of bounded size."""
+    group: list[range] = []
+    num_bytes = 0
+    first = leaves[0].start
+    for leaf in leaves:
+        inside = slice(leaf.start - first, leaf.stop - first)
+        size = sum(values.count_bytes(members[inside]) for members in data)
+        if group and num_bytes + size > _LAID_BYTES:
+            yield group
+            group, num_bytes = [], 0
+        group.append(leaf)
+        num_bytes += size
+    yield group
+
+
+def _merge_subtrees(
+    subround: plan.Subround, partials: Sequence[Any], merge: Callable[[Any, Any], Any]
+) -> list[Any]:
+    """Return the accumulators of each of `subround.nodes`."""
+    held = list(partials)
+    merged: list[Any] = []
+    for start, stop in subround.nodes:
+        first = start - subround.first_leaf
+        for left, right in plan.merge_order([(i, i + 1) for i in range(start, stop)]):
+            held[first + left] = merge(held[first + left], held[first + right])
+        merged.append(held[first])
+    return merged
 
 
 class LeafStack(ReferenceResolvingExecutor):

@@ -1,5 +1,7 @@
 """A leaf's client work and accumulation as one graph that loops over clients.
 
+Merges of partials are graphs, too: the interpreter would make many calls of each.
+
     accumulators, constants      the same for all clients: outside of the loop
     data of clients first..last  sliced inside of it: no padding, no second trace
         -> accumulators after these clients
@@ -196,6 +198,47 @@ class ClientKernel:
     ) -> tuple[values.Struct[Any], fl.Type]:
         """Return accumulators as the normal form of a partial, and its type."""
         return pack(iter(accumulators), self._partial), self._partial
+
+
+class MergeKernel:
+    """The graph that merges two partials.
+
+    Args:
+        merge: serialised <U, U> -> U.
+        device: name of the device to run on; None leaves it to TensorFlow.
+
+    Raises:
+        UnfitError: it needs what a graph cannot do, or draws.
+    """
+
+    def __init__(self, merge: bytes, device: str | None) -> None:
+        self._merge = blocks.parse_block(merge)
+        self._pair = values.struct_type(_parameter(self._merge))
+        self._device = device
+        tensors = [_tensor_type(leaf) for leaf in leaf_types(self._pair)]
+        with tf.device(device):
+            self._function = tf.compat.v1.wrap_function(
+                self._build, [specs.to_spec(tensor) for tensor in tensors]
+            )
+
+    def _build(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        grafts = Grafts()
+        pair = pack(iter(tensors), self._pair)
+        merged = Interpreter(grafts).call(self._merge, pair)
+        if grafts.sites:
+            raise UnfitError("a merge that draws")
+        return flatten(merged)
+
+    def close(self) -> None:
+        """Do nothing: the graph keeps nothing between calls."""
+
+    def __call__(
+        self, left: Sequence[tf.Tensor], right: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return the accumulators of two partials merged."""
+        with tf.device(self._device):
+            captured = self._function.captured_inputs
+            return self._function._call_flat([*left, *right], captured)  # noqa: SLF001
 
 
 def _parameter(block: fl.framework.ComputationBuildingBlock) -> fl.Type:

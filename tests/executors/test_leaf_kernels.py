@@ -140,7 +140,11 @@ class TestRunKernel:
 
         assert asyncio.run(self.run(leaf, work, data)) == [[12]]
 
-    def test_clients_of_a_later_subround_are_found(self, leaf: LeafStack) -> None:
+    @pytest.mark.parametrize("laid_bytes", [1, 8, 2**20])
+    def test_clients_of_a_later_subround_are_found(
+        self, leaf: LeafStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
+    ) -> None:
+        monkeypatch.setattr(leaf_kernels, "_LAID_BYTES", laid_bytes)
         work = subround(kernel_of(doubled), [range(6, 8), range(8, 9)])
         data = [[np.int32(value) for value in (1, 2, 3)]]
 
