@@ -87,16 +87,16 @@ class Grafts:
         if proto.WhichOneof("computation") != "tensorflow":
             raise UnfitError(f"a computation of kind {proto.WhichOneof('computation')}")
         message = proto.tensorflow
-        keyed, content, first = _keyed(message)
+        content = graph.content_of(graph.graph_of(message))
         type_spec = cast("fl.FunctionType", block.type_signature)
-        lowered = lowering.lower(keyed, type_spec)
+        lowered = lowering.lower(message, type_spec)
         if isinstance(lowered, lowering.Unlowered):
             raise UnfitError(lowered.reason)
         graph_def = lowered.graph_def
-        second = randomness.key_random_ops(graph_def)
+        states = randomness.key_random_ops(graph_def)
         feeds = dict(zip(lowered.feeds, _tensors(leaves), strict=True))
-        self._note_unkeyed(graph.origin_of(message), content, (first, second))
-        assigned = self._assign(graph_def, (first, second), content, path, feeds)
+        self._note_unkeyed(graph.origin_of(message), content, states)
+        assigned = self._assign(graph_def, states, content, path, feeds)
         loader.isolate(graph_def, *assigned, lowered.initialize_op)
         inside = {name: tf.identity(tensor) for name, tensor in feeds.items()}
         return tf.graph_util.import_graph_def(
@@ -107,47 +107,30 @@ class Grafts:
         )
 
     def _note_unkeyed(
-        self, origin: str, content: bytes, keyed: Sequence[randomness.RandomStates]
+        self, origin: str, content: bytes, states: randomness.RandomStates
     ) -> None:
-        ops = tuple(dict.fromkeys(op for states in keyed for op in states.unkeyed))
-        if ops:
+        if states.unkeyed:
+            ops = tuple(states.unkeyed)
             self.unkeyed.append(notes.Unkeyed(origin, content.hex()[:12], ops))
 
     def _assign(
         self,
         graph_def: Any,
-        keyed: Sequence[randomness.RandomStates],
+        states: randomness.RandomStates,
         content: bytes,
         path: tuple[str, ...],
         feeds: dict[str, Any],
     ) -> list[str]:
         """Let a graph set its random states first; return the op that does."""
-        names = [name for states in keyed for name in states.names]
-        if not names or self._state_of is None:
+        if not states.names or self._state_of is None:
             return []
-        self._states.extend(keyed)
-        placeholders, op = randomness.add_assignments(graph_def, names)
+        self._states.append(states)
+        placeholders, op = randomness.add_assignments(graph_def, states.names)
         for index, placeholder in enumerate(placeholders):
             feeds[placeholder] = self._state_of(len(self.sites))
             site = DrawSite(path, content + index.to_bytes(4))
             self.sites.append(site)
         return [op]
-
-
-def _keyed(message: Any) -> tuple[Any, bytes, randomness.RandomStates]:
-    """Return a message whose random ops take states, as where it runs by itself.
-
-    Also what identifies it, and these states.
-    """
-    graph_def = graph.graph_of(message)
-    content = graph.content_of(graph_def)
-    states = randomness.key_random_ops(graph_def)
-    if not states.names:
-        return message, content, states
-    keyed = graph.pb.TensorFlow()
-    keyed.CopyFrom(message)
-    keyed.graph_def.Pack(graph_def)
-    return keyed, content, states
 
 
 def _tensors(leaves: Sequence[Any]) -> list[tf.Tensor]:

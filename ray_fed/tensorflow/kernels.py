@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
+import ray_fed.notes as notes
 import ray_fed.plan as plan
 import ray_fed.tensorflow.normal as normal
 import ray_fed.tensorflow.specs as specs
@@ -184,6 +185,7 @@ class ClientKernel:
             constants: the same for all.
             laid: what `lay` returned.
         """
+        notes.note([*self._work_grafts.unkeyed, *self._fold_grafts.unkeyed])
         with tf.device(self._device):
             bounds = [
                 tf.constant(end, tf.int64) for end in (clients.start, clients.stop)

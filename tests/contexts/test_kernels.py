@@ -101,6 +101,11 @@ def random_over_sequence(dataset: Any) -> Any:
     return dataset.reduce(tf.zeros([3]), add)
 
 
+@rtf.computation(fl.SequenceType(VECTOR))
+def over_shuffled(dataset: Any) -> Any:
+    return dataset.shuffle(3).reduce(tf.zeros([3]), lambda total, x: 2 * total + x)
+
+
 @rtf.computation(STATE, fl.SequenceType(BATCH))
 def train(state: Any, dataset: Any) -> Any:
     weights = tf.Variable(state["w"])
@@ -205,6 +210,10 @@ CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ragged batches": (summed(reduce_batches), (RAGGED,)),
     "random over a sequence": (
         summed(random_over_sequence),
+        ([vectors()[:n] for n in range(NUM_CLIENTS)],),
+    ),
+    "shuffled sequence": (
+        summed(over_shuffled),
         ([vectors()[:n] for n in range(NUM_CLIENTS)],),
     ),
     "training": (train_round, (STATE_VALUE, RAGGED)),
