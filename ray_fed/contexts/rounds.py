@@ -310,6 +310,7 @@ class Rounds:
                 subround_index=subround_index,
                 num_clients=sum(len(leaf) for leaf in leaves),
                 attempts=outcome.attempts,
+                started_s=started - call.started,
                 seconds=time.monotonic() - started,
                 worker=outcome.worker,
                 worker_pid=outcome.worker_pid,
@@ -334,6 +335,7 @@ class _Call:
         merged: by each stage that is done.
         next_index: of the next subround.
         notes: what its work told.
+        started: by the monotonic clock.
     """
 
     spec: CallSpec
@@ -343,6 +345,7 @@ class _Call:
     merged: list[Any] = dataclasses.field(default_factory=list[Any])
     next_index: int = 0
     notes: set[Note] = dataclasses.field(default_factory=set[Note])
+    started: float = dataclasses.field(default_factory=time.monotonic)
 
     def take_indices(self, count: int) -> int:
         """Return the first of so many new subround indices."""

@@ -32,6 +32,7 @@ class SubroundFinished:
         subround_index: in its round; the finish comes after the last one.
         num_clients: that it ran.
         attempts: 1 where nothing failed.
+        started_s: when it was submitted, in seconds since its round began.
         seconds: from its first submission to its result.
         worker: name of the worker that ran it.
         worker_pid: process of the clients' work.
@@ -46,6 +47,7 @@ class SubroundFinished:
     subround_index: int
     num_clients: int
     attempts: int
+    started_s: float
     seconds: float
     worker: str
     worker_pid: int

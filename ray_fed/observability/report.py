@@ -1,24 +1,24 @@
 """What one round cost: gathered from its events, drawn in a notebook."""
 
 import dataclasses
-import html
 
 import pydantic
 from typing_extensions import override
 
-from ray_fed.observability import events
+from ray_fed.observability import events, report_table
 
 _OPEN_ROUNDS = 256
 
 
 class SubroundReport(pydantic.BaseModel):
-    """Where one subround ran, how long, and how often it was tried."""
+    """Where one subround ran, when, and how often it was tried: see its event."""
 
     model_config = pydantic.ConfigDict(frozen=True)
 
     subround_index: int
     num_clients: int
     attempts: int
+    started_s: float
     seconds: float
     worker: str
     worker_pid: int
@@ -79,43 +79,26 @@ class RoundReport(pydantic.BaseModel):
         return (
             f"round {self.round_index}: {self.num_clients} clients in"
             f" {len(self.subrounds)} subrounds, {self.seconds:.3f} s,"
-            f" {self.clients_per_second:.0f} clients/s, {self.retries} retries"
+            f" {self.clients_per_second:.0f} clients/s, {self.retries}"
+            f" {'retry' if self.retries == 1 else 'retries'}"
         )
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            "<tr>"
-            + "".join(
-                f"<td>{html.escape(str(cell))}</td>"
-                for cell in (
-                    subround.subround_index,
-                    subround.num_clients,
-                    subround.attempts,
-                    f"{subround.seconds:.3f}",
-                    subround.worker,
-                    subround.worker_pid,
-                    subround.node,
-                )
-            )
-            + "</tr>"
+        rows = [
+            {
+                "subround": subround.subround_index,
+                "clients": subround.num_clients,
+                "pid": subround.worker_pid,
+                **subround.model_dump(),
+            }
             for subround in self.subrounds
-        )
-        head = "".join(
-            f"<th>{name}</th>"
-            for name in (
-                "subround",
-                "clients",
-                "attempts",
-                "seconds",
-                "worker",
-                "pid",
-                "node",
-            )
-        )
-        return (
-            f"<table><caption>{html.escape(str(self))}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        )
+        ]
+        remarks = [
+            *(f"drew without a key: {ops}" for ops in self.unkeyed_ops),
+            *(f"read through tf.data: {found}" for found in self.unlowered),
+            *(f"interpreted, not in a kernel: {reason}" for reason in self.no_kernel),
+        ]
+        return report_table.draw_table(str(self), rows, remarks, self.seconds)
 
 
 class ReportBuilder:

@@ -16,6 +16,7 @@ def finish_subround(attempts: int = 1) -> events.SubroundFinished:
         subround_index=0,
         num_clients=3,
         attempts=attempts,
+        started_s=0.0,
         seconds=0.1,
         worker="worker 0",
         worker_pid=1,

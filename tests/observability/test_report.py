@@ -18,6 +18,7 @@ def _subround(
         subround_index=index,
         num_clients=5,
         attempts=attempts,
+        started_s=0.5 * index,
         seconds=0.25,
         worker=worker,
         worker_pid=100 + index,
@@ -48,6 +49,7 @@ def test_report_says_what_the_events_said() -> None:
                 subround_index=0,
                 num_clients=5,
                 attempts=1,
+                started_s=0.0,
                 seconds=0.25,
                 worker="w",
                 worker_pid=100,
@@ -85,20 +87,42 @@ def test_report_is_one_line_of_text() -> None:
     report = _report(_subround(0, attempts=2), _subround(1))
 
     assert str(report) == (
-        "round 4: 10 clients in 2 subrounds, 2.000 s, 5 clients/s, 1 retries"
+        "round 4: 10 clients in 2 subrounds, 2.000 s, 5 clients/s, 1 retry"
     )
 
 
 def test_html_is_a_table_with_a_row_for_each_subround() -> None:
     report = _report(_subround(0), _subround(1))
 
-    table = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
 
-    rows = table.findall("tbody/tr")
-    assert table.findtext("caption") == str(report)
-    assert len(table.findall("thead/tr/th")) == 7
+    rows = found.findall("table/tbody/tr")
+    assert found.findtext("table/caption") == str(report)
+    assert len(found.findall("table/thead/tr/th")) == 8
     assert [cell.text for cell in rows[1]] == [
-        *("1", "5", "1", "0.250", "w", "101", "10.0.0.1")
+        *("1", "5", "1", "0.250", None, "w", "101", "10.0.0.1")
+    ]
+    assert found.find("ul") is None
+
+
+def test_html_has_a_bar_for_when_a_subround_ran() -> None:
+    report = _report(_subround(0), _subround(2, attempts=2))
+
+    found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+
+    bars = [bar.get("style", "") for bar in found.findall(".//td/div/div")]
+    assert bars[0].startswith("margin-left:0px;width:20px;")  # 0.25 of 2 s, of 160 px
+    assert bars[1].startswith("margin-left:80px;width:20px;")
+    assert bars[0][-7:] != bars[1][-7:]  # what was tried again has another color
+
+
+def test_html_says_below_what_ran_otherwise_than_asked() -> None:
+    report = _report(_subround(0)).model_copy(update={"unlowered": ("`f`: window",)})
+
+    found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+
+    assert [item.text for item in found.findall("ul/li")] == [
+        "read through tf.data: `f`: window"
     ]
 
 
