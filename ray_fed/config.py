@@ -243,13 +243,11 @@ def _explain_one(detail: dict[str, Any], model: type[pydantic.BaseModel]) -> str
     path = [str(part) for part in detail["loc"]]
     name = ".".join(path)
     if detail["type"] != "extra_forbidden":
-        return (
-            f"Expected `{name}` to be as documented, found `{detail['input']!r}`:"
-            f" {detail['msg']}."
-        )
+        reason = detail["msg"][0].lower() + detail["msg"][1:]
+        return f"Expected a legal `{name}`, found `{detail['input']!r}`: {reason}."
     legal = sorted(_fields_at(path[:-1], model))
     near = difflib.get_close_matches(path[-1], legal, n=1, cutoff=0.5)
-    hint = f": did you mean `{near[0]}`?" if near else "."
+    hint = f": did you mean `{'.'.join([*path[:-1], *near])}`?" if near else "."
     return f"Expected one of the settings {legal}, found `{name}`{hint}"
 
 

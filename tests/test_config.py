@@ -68,14 +68,16 @@ def test_different_settings_differ() -> None:
     [
         pytest.param({"worker": 2}, "did you mean `workers`?", id="upper level"),
         pytest.param(
-            {"workers": {"cuont": 2}}, "did you mean `count`?", id="lower level"
+            {"workers": {"cuont": 2}}, "did you mean `workers.count`?", id="lower level"
         ),
         pytest.param(
-            {"retry": {"memroy": 2}}, "did you mean `memory`?", id="another lower level"
+            {"retry": {"memroy": 2}},
+            "did you mean `retry.memory`?",
+            id="another lower level",
         ),
         pytest.param(
             {"subrounds": {"timeout": 2}},
-            "did you mean `timeout_s`?",
+            "did you mean `subrounds.timeout_s`?",
             id="unit left out",
         ),
     ],
@@ -133,7 +135,7 @@ def test_unknown_key_of_a_part_is_refused_on_its_own(
 def test_value_out_of_range_is_refused_by_name(
     settings: dict[str, Any], name: str
 ) -> None:
-    with pytest.raises(errors.ConfigError, match=rf"Expected `{name}` to be"):
+    with pytest.raises(errors.ConfigError, match=rf"Expected a legal `{name}`"):
         Config(**settings)
 
 
@@ -211,7 +213,7 @@ def test_unknown_variable_is_refused_with_the_nearest(
 ) -> None:
     monkeypatch.setenv("RAY_FED_RETRY__CRAHS", "5")
 
-    with pytest.raises(errors.ConfigError, match="did you mean `crash`"):
+    with pytest.raises(errors.ConfigError, match=r"did you mean `retry\.crash`"):
         Config.load()
 
 

@@ -1,6 +1,7 @@
 """Runs each plan as a Ray task over the pool: retried by Ray, cancelled by its call."""
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import itertools
 import math
@@ -86,6 +87,8 @@ class RayRunner(fl.framework.AsyncContext):
             return await refs[0], refs[1:]
         except BaseException:  # a cancelled call ends its task too
             ray.cancel(refs[0], force=False)
+            for ref in refs[1:]:  # they hold the same error, and Ray prints unread ones
+                ref.future().add_done_callback(_read)
             raise
 
     async def _repeat(self, name: str, comp: Any, arg: Any) -> Any:
@@ -102,6 +105,11 @@ class RayRunner(fl.framework.AsyncContext):
                 num_lost += 1
                 if num_lost > self._max_retries:
                     raise
+
+
+def _read(future: concurrent.futures.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 def _num_values(comp: plan.Subround | plan.Finish) -> int:

@@ -125,12 +125,20 @@ def _connect(address: str | None, config: Config) -> bool:
                 ) from error
         else:
             return False
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        _system_config={"idle_worker_killing_time_threshold_ms": _IDLE_COORDINATOR_MS},
-        **options,
-    )
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            _system_config={
+                "idle_worker_killing_time_threshold_ms": _IDLE_COORDINATOR_MS
+            },
+            **options,
+        )
+    except Exception as error:  # Ray raises bare ones for a start that fails
+        raise errors.ClusterError(
+            f"Expected Ray to start on this machine, found: {error} Try again when the"
+            ' machine is less busy, or run without Ray: Config(backend="local").'
+        ) from error
     return True
 
 

@@ -313,6 +313,13 @@ def _build_local(address: str | None, config: Config) -> ExecutionContext:
         raise errors.ConfigError(
             f"Expected no address for the local backend, found `{address}`."
         )
+    if config.workers.num_gpus or config.workers.resources:
+        raise errors.ConfigError(
+            "Expected neither `workers.num_gpus` nor `workers.resources` for the local"
+            " backend, whose workers are threads of this process, found"
+            f" {config.workers.num_gpus:g} and {dict(config.workers.resources)}: set"
+            ' backend="ray".'
+        )
     from ray_fed.tensorflow import devices
 
     devices.set_threads(max(1, int(config.workers.num_cpus)))

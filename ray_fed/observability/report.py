@@ -76,10 +76,11 @@ class RoundReport(pydantic.BaseModel):
 
     @override
     def __str__(self) -> str:
+        num_subrounds = sum(subround.num_clients > 0 for subround in self.subrounds)
         return (
             f"round {self.round_index}: {self.num_clients} clients in"
-            f" {len(self.subrounds)} subrounds, {self.seconds:.3f} s,"
-            f" {self.clients_per_second:.0f} clients/s, {self.retries}"
+            f" {num_subrounds} subrounds, {self.seconds:.3f} s,"
+            f" {self.clients_per_second:.1f} clients/s, {self.retries}"
             f" {'retry' if self.retries == 1 else 'retries'}"
         )
 

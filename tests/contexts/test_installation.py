@@ -152,3 +152,10 @@ def test_import_loads_neither_tensorflow_nor_ray() -> None:
     )
 
     assert run.stdout.strip() == "set()"
+
+
+def test_local_backend_refuses_what_only_ray_can_give() -> None:
+    config = ray_fed.Config(backend="local", workers={"count": 1, "num_gpus": 1})
+
+    with pytest.raises(errors.ConfigError, match=r"num_gpus.*found 1 and"):
+        ray_fed.create_context(config)

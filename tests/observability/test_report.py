@@ -87,7 +87,7 @@ def test_report_is_one_line_of_text() -> None:
     report = _report(_subround(0, attempts=2), _subround(1))
 
     assert str(report) == (
-        "round 4: 10 clients in 2 subrounds, 2.000 s, 5 clients/s, 1 retry"
+        "round 4: 10 clients in 2 subrounds, 2.000 s, 5.0 clients/s, 1 retry"
     )
 
 
