@@ -11,10 +11,12 @@ Three things in a graph are global to a process, and are made local to a call:
 """
 
 import hashlib
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # no public name
 
 _ANONYMOUS_NAME = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 """What TensorFlow's kernels take as "a handle of its own for each execution"."""
@@ -170,12 +172,15 @@ def import_function(graph_def: Any, feeds: list[str], fetches: list[str]) -> Any
     def load() -> None:
         tf.graph_util.import_graph_def(graph_def, name="")
 
+    names = [function.signature.name for function in graph_def.library.function]
     wrapped = tf.compat.v1.wrap_function(load, [])
+    _free_at_end(wrapped, names)
     graph = wrapped.graph
     pruned = wrapped.prune(
         [graph.as_graph_element(name) for name in feeds],
         [graph.as_graph_element(name) for name in fetches],
     )
+    _free_at_end(pruned, names)
 
     def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if not fetches:
@@ -183,3 +188,19 @@ def import_function(graph_def: Any, feeds: list[str], fetches: list[str]) -> Any
         return pruned._call_flat(tensors, pruned.captured_inputs)  # noqa: SLF001
 
     return run
+
+
+def _free_at_end(wrapped: Any, names: list[str]) -> None:
+    """Free a graph's library with the function that was made of it.
+
+    TensorFlow adds the library to the process for each such function, counts by name,
+    and takes nothing back: a round with a computation of its own would leak.
+    """
+    if names:
+        finalizer = weakref.finalize(wrapped, _free, context.context(), names)
+        finalizer.atexit = False  # the process frees it all, and TensorFlow may be gone
+
+
+def _free(eager_context: Any, names: list[str]) -> None:
+    for name in names:
+        eager_context.remove_function(name)

@@ -5,6 +5,7 @@
 import asyncio
 import collections
 import concurrent.futures
+import gc
 import json
 import pathlib
 import subprocess
@@ -16,6 +17,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import ray_fed.blocks as blocks
 from ray_fed import tensorflow as rtf
@@ -404,3 +406,80 @@ class TestIsolate:
         assert (gradient.function_name, gradient.gradient_func) == (f, f_grad)
         assert (call.op, call.attr["names"].s.decode()) == (f, f)
         assert call.attr["branches"].list.func[0].name == f_grad
+
+
+class TestLibraries:
+    """Functions that a graph brings live as long as what was made of it."""
+
+    @staticmethod
+    def imported(message: Any) -> Callable[..., Any]:
+        graph_def = graph.graph_of(message)
+        loader.isolate(graph_def, None)
+        return loader.import_function(
+            graph_def,
+            graph.bound_names(message.parameter),
+            graph.bound_names(message.result),
+        )
+
+    @staticmethod
+    def registered() -> set[str]:
+        gc.collect()
+        eager: Any = context.context()
+        names: list[str] = eager.list_function_names()
+        # TensorFlow keeps a function of its own for each op that runs eagerly.
+        return {name for name in names if not name.startswith("__wrapped__")}
+
+    @staticmethod
+    def message(result: Callable[[Any], Any]) -> Any:
+        @rtf.computation(np.int32)
+        def looped(n: Any) -> Any:
+            for index in tf.range(3):
+                n += index
+            return result(n)
+
+        return looped.to_proto().tensorflow
+
+    def test_are_freed_with_the_last_function_of_the_graph(self) -> None:
+        message = self.message(lambda n: n)
+        before = self.registered()
+
+        first, second = self.imported(message), self.imported(message)
+        with_both = self.registered() - before
+        del first
+        result = int(second([tf.constant(4)])[0])
+        del second
+
+        assert any(name.startswith("while_body") for name in with_both)
+        assert result == 7
+        assert self.registered() <= before
+
+    def test_are_freed_when_a_graph_cannot_be_loaded(self) -> None:
+        message = self.message(lambda n: n)
+        message.result.tensor.tensor_name = "missing:0"
+        before = self.registered()
+
+        with pytest.raises(KeyError, match="missing"):
+            self.imported(message)
+
+        assert self.registered() <= before
+
+    def test_leave_a_dataset_that_outlives_them_whole(self) -> None:
+        message = self.message(
+            lambda n: tf.data.Dataset.range(3).map(
+                lambda x: tf.while_loop(
+                    lambda y: y < 100, lambda y: y * 10, [x + tf.cast(n, tf.int64)]
+                )
+            )
+        )
+        before = self.registered()
+        function = self.imported(message)
+        variant = function([tf.constant(4)])[0]
+        spec = tf.TensorSpec([], tf.int64)
+        dataset = tf.data.experimental.from_variant(variant, spec)  # of 7, 8, 9
+
+        del function
+        after = self.registered()
+        elements = [int(element) for element in dataset]
+
+        assert after <= before
+        assert elements == [700, 800, 900]
