@@ -103,7 +103,10 @@ def random_over_sequence(dataset: Any) -> Any:
 
 @rtf.computation(fl.SequenceType(VECTOR))
 def over_shuffled(dataset: Any) -> Any:
-    return dataset.shuffle(3).reduce(tf.zeros([3]), lambda total, x: 2 * total + x)
+    def add(total: Any, x: Any) -> Any:
+        return 2 * total + x
+
+    return dataset.shuffle(3).reduce(tf.zeros([3]), add)
 
 
 @rtf.computation(STATE, fl.SequenceType(BATCH))
