@@ -52,7 +52,11 @@ def total_at_server(data: Any) -> Any:
 
 
 @pytest.fixture(
-    params=["local", "debugging", pytest.param("ray", marks=pytest.mark.ray)]
+    params=[
+        "local",
+        "debugging",
+        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow]),
+    ]
 )
 def invoke(request: pytest.FixtureRequest) -> Iterator[Invoke]:
     if request.param == "debugging":
@@ -182,6 +186,7 @@ def test_reference_alone_travels(write: FilesOf) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_driver_opens_no_file_of_a_client(
     ray_contexts: ContextFactory, write: FilesOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,9 @@ def spread(start: Any, data: Any) -> Any:
     return fl.federated_mean(distances), start
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.fixture(
+    params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+)
 def context(request: pytest.FixtureRequest) -> ExecutionContext:
     return request.getfixturevalue(f"{request.param}_contexts")(workers=2)
 
@@ -105,6 +107,7 @@ def test_kept_state_gives_the_bits_of_one_passed_by_value(
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_every_part_on_ray_stays_stored(ray_contexts: Any) -> None:
     held = start(ray_contexts(workers=2), one_round, ((MODEL, np.int32(0)), [1.0, 2.0]))
 

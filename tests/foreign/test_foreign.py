@@ -95,6 +95,7 @@ def test_debugging_stack_says_that_it_refuses_lambdas(name: str) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fed_avg", "robust", "state"])
 def test_fixture_runs_on_ray(
     name: str, ray_contexts: Callable[..., ExecutionContext]

@@ -22,7 +22,7 @@ from ray_fed.program import RayFederatedContext, RayValueReference
 
 import tensorflow as tf  # isort: skip
 
-BOTH = ["local", pytest.param("ray", marks=pytest.mark.ray)]
+BOTH = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
 

@@ -169,6 +169,7 @@ def settle(measure_now: Callable[[], int], target: int) -> int:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_state_stays_in_the_store_through_twenty_invocations(
     ray_contexts: Any, local_contexts: Any, tmp_path: pathlib.Path
@@ -209,6 +210,7 @@ def test_state_stays_in_the_store_through_twenty_invocations(
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_worker_that_dies_costs_no_state(
     ray_contexts: Any, local_contexts: Any, tmp_path: pathlib.Path
