@@ -100,8 +100,8 @@ class RemoteValue(flf.ExecutorValue):
 
     @override
     async def compute(self) -> Any:
-        """Return the value in plain form."""
-        return await self.fetch("compute")
+        """Return the value as any executor does: structures with their names."""
+        return plain.to_structs(await self.fetch("compute"), self._type_signature)
 
 
 def _unwrap(value: Any) -> Any:

@@ -1,8 +1,9 @@
 """One contract for every stack: what numpy says, the same bits, the same errors.
 
 A stack is a fixture that returns a function from a number of clients to an executor;
-its name stands in `STACKS`. What the documented debugging stack may refuse (lambdas
-and sequence intrinsics at clients) is marked `needs_lambdas`.
+its name stands in `LOCAL_STACKS`, or it is the one on real Ray. What the documented
+debugging stack may refuse (lambdas and sequence intrinsics at clients) is marked
+`needs_lambdas`.
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -11,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import federated_language as fl
@@ -19,9 +20,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed
 import ray_fed.errors as errors
 from ray_fed import plain
 from ray_fed import tensorflow as rtf
+from ray_fed.cluster.direct import RayExecutorFactory
+from ray_fed.executors import stack
 
 flf = fl.framework
 StackFor = Callable[..., flf.Executor]
@@ -49,10 +53,32 @@ def debugging_in_pairs(debugging_stack_for: StackFor) -> StackFor:
     return lambda num_clients: debugging_stack_for(num_clients, clients_per_thread=2)
 
 
-STACKS = ["one_leaf", "three_leaves", "debugging", "debugging_in_pairs"]
+@pytest.fixture
+def direct() -> Iterator[StackFor]:
+    """Over one leaf that runs clients and server in the caller's own thread."""
+    leaf = stack.leaf_stack()
+    yield lambda num_clients: stack.local_stack(num_clients, [leaf], leaf)
+    leaf.close()
 
 
-@pytest.fixture(params=STACKS)
+@pytest.fixture(scope="module")
+def two_workers(ray_cluster: None) -> Iterator[RayExecutorFactory]:
+    """Two workers on Ray, gone after the last test here so that others fit."""
+    workers = ray_fed.Workers(count=2, num_cpus=0.5)
+    with RayExecutorFactory(ray_fed.Config(workers=workers)) as factory:
+        yield factory
+
+
+@pytest.fixture
+def on_ray(two_workers: RayExecutorFactory) -> StackFor:
+    return lambda num_clients: two_workers.create_executor({fl.CLIENTS: num_clients})
+
+
+LOCAL_STACKS = ["direct", "one_leaf", "three_leaves", "debugging", "debugging_in_pairs"]
+ON_RAY = pytest.param("on_ray", marks=pytest.mark.ray)
+
+
+@pytest.fixture(params=[*LOCAL_STACKS, ON_RAY])
 def stack_for(request: pytest.FixtureRequest) -> StackFor:
     return request.getfixturevalue(request.param)
 
@@ -613,11 +639,17 @@ def simple(value: Any) -> Any:
 
 
 SUPPORTED = [
-    pytest.param(stack, name, num_clients, id=f"{stack}-{name}-{num_clients} clients")
-    for stack in STACKS
+    pytest.param(
+        stack_name,
+        name,
+        num_clients,
+        id=f"{stack_name}-{name}-{num_clients} clients",
+        marks=[pytest.mark.ray] * (stack_name == "on_ray"),
+    )
+    for stack_name in [*LOCAL_STACKS, "on_ray"]
     for name, case in CASES.items()
     for num_clients in (0, 1, 4)
-    if not (case.needs_lambdas and stack.startswith("debugging"))
+    if not (case.needs_lambdas and stack_name.startswith("debugging"))
     and not (case.needs_clients and not num_clients)
 ]
 
@@ -667,9 +699,13 @@ def bits(value: Any) -> Any:
 
 
 @pytest.mark.claim("semantics.60")
+@pytest.mark.parametrize("stack_name", [*LOCAL_STACKS[1:], ON_RAY])
 @pytest.mark.parametrize("num_clients", [1, 2, 13, 33])
 def test_gives_the_same_bits_on_every_stack(
-    request: pytest.FixtureRequest, evaluate: Evaluate, num_clients: int
+    request: pytest.FixtureRequest,
+    evaluate: Evaluate,
+    stack_name: str,
+    num_clients: int,
 ) -> None:
     rng = np.random.default_rng(num_clients)
     x, w = rng.normal(size=(2, num_clients)).astype(np.float32)
@@ -678,7 +714,7 @@ def test_gives_the_same_bits_on_every_stack(
         for k in range(num_clients)
     ]
 
-    results = [
+    expected, found = (
         evaluate(
             request.getfixturevalue(name)(num_clients),
             statistics,
@@ -686,11 +722,11 @@ def test_gives_the_same_bits_on_every_stack(
             list(abs(w)),
             m,
         )
-        for name in STACKS
-    ]
+        for name in ["direct", stack_name]
+    )
 
-    assert all(bits(result) == bits(results[0]) for result in results)
-    np.testing.assert_allclose(results[0]["mean"], np.mean(x), rtol=1e-4, atol=1e-6)
+    assert bits(found) == bits(expected)
+    np.testing.assert_allclose(found["mean"], np.mean(x), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.claim("federating.34", "semantics.60")
@@ -802,11 +838,14 @@ class TestErrors:
         with pytest.raises(errors.ComputationError) as caught:
             evaluate(executor, make(), [1.0, 1.0, 1.0, -1.0, 1.0])
 
-        message = re.sub(r"`\w+` \((\w+.py):\d+", r"`NAME` (\1:LINE", str(caught.value))
+        message = re.sub(
+            r"`\w+` \((\w+.py):\d+", r"`NAME` (\1:LINE", caught.value.message
+        )
         assert message == (
             "The computation `NAME` (test_contract.py:LINE) raised"
-            " InvalidArgumentError: assertion failed: [not positive] [client 3]"
+            " InvalidArgumentError: assertion failed: [not positive]"
         )
+        assert caught.value.location.client_index == 3
         assert evaluate(executor, computation_of("map"), [1.0] * 5) == [2.0] * 5
 
     @pytest.mark.claim("semantics.59")
@@ -815,7 +854,7 @@ class TestErrors:
     ) -> None:
         comp = computation_of("secure sum")
 
-        with pytest.raises(errors.ComputationError, match=r"most 100 .*\[client 1\]"):
+        with pytest.raises(errors.ComputationError, match=r"most 100 .*\[client 1[],]"):
             evaluate(stack_for(2), comp, [100, 101])
 
     def test_a_key_above_the_last(
@@ -823,5 +862,5 @@ class TestErrors:
     ) -> None:
         comp = computation_of("select")
 
-        with pytest.raises(errors.ComputationError, match=r"max_key=2.*\[client 1\]"):
+        with pytest.raises(errors.ComputationError, match=r"max_key=2.*\[client 1[],]"):
             evaluate(stack_for(2), comp, [[0, 1], [3, 0]], [0.0, 1.0, 2.0])
