@@ -71,12 +71,14 @@ class Retry(_Frozen):
     Attributes:
         crash: a process or node died, an object was lost.
         preemption: a node was taken away with notice.
-        memory: a process was ended for want of memory.
+        memory: a process was ended for want of memory, or TensorFlow found none.
+        hang: a worker took longer than `subrounds.timeout_s`.
     """
 
     crash: Annotated[int, pydantic.Field(ge=0)] = 3
     preemption: Annotated[int, pydantic.Field(ge=0)] = 10
     memory: Annotated[int, pydantic.Field(ge=0)] = 2
+    hang: Annotated[int, pydantic.Field(ge=0)] = 1
 
 
 class Subrounds(_Frozen):
@@ -85,8 +87,11 @@ class Subrounds(_Frozen):
     Attributes:
         count: subrounds a round; None: one a worker. The bits of a result do not
             depend on it.
-        timeout_s: seconds that a subround may take, waiting for a worker included;
-            None: no limit of its own.
+        timeout_s: seconds that a worker may take for a subround, from its lease: one
+            that takes longer is ended and replaced, and the subround runs again, within
+            `retry.hang`. The wait for a worker does not count: it ends when those
+            before end, and `workers.start_timeout_s` bounds that for one to start.
+            None: no limit.
     """
 
     count: Count | None = None

@@ -10,6 +10,7 @@
     │   ├── MissingFileError             (FileNotFoundError) a data file that is named
     │   ├── ContextStateError            (RuntimeError) init, shutdown out of order
     │   ├── ComputationError             (RuntimeError) the user's computation raised
+    │   │   └── WorkerMemoryError        and found no memory: retried on Ray
     │   ├── SavedStateError              (ValueError)  a file of saved state is damaged
     │   ├── UpToMergeTypeError           (TypeError)   \
     │   ├── MergeTypeNotAssignableError  (TypeError)    } MergeableCompForm refuses
@@ -21,14 +22,18 @@
         ├── WorkerLost                   retried, never seen by a caller
         └── RetryBudgetError             retried often enough; has the last failure
 
+Those of a round have the base LocatedError and say where in it they happened:
+ComputationError, DeadlineError, RetryBudgetError.
+
 Messages follow one form: "Expected X, found Y", then what to do. Every error
 survives pickling, because most of them are born on another machine.
 """
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Self
 
 from typing_extensions import override
 
@@ -102,18 +107,20 @@ class Location:
         return ", ".join(f"{k} {v}" for k, v in fields.items() if v is not None)
 
 
-class ComputationError(UserError, RuntimeError):
-    """A computation of the user's raised while it ran; it is never retried.
+class LocatedError(RayFedError):
+    """An error that knows where in a round it happened.
 
     Attributes:
-        location: where it ran.
-        cause_text: the traceback on the machine where it ran.
+        message: without the location.
+        location: as much of it as is known.
+        cause_text: the traceback on the machine where it happened; empty where nothing
+            was left to tell it.
     """
 
     def __init__(
         self, message: str, location: Location | None = None, cause_text: str = ""
     ) -> None:
-        super().__init__(message, location, cause_text)
+        super().__init__(message)
         self.message = message
         self.location = location or Location()
         self.cause_text = cause_text
@@ -123,10 +130,31 @@ class ComputationError(UserError, RuntimeError):
         where = str(self.location)
         return f"{self.message} [{where}]" if where else self.message
 
-    def located(self, **fields: Any) -> "ComputationError":
+    def located(self, **fields: Any) -> Self:
         """Return the same error with more of its location known."""
-        location = dataclasses.replace(self.location, **fields)
-        return ComputationError(self.message, location, self.cause_text)
+        found = copy.copy(self)
+        found.location = dataclasses.replace(self.location, **fields)
+        return found
+
+
+class WorkerTraceback(Exception):  # noqa: N818 (a cause, for whoever reads it)
+    """What a worker's traceback said: the cause of an error that came from there."""
+
+    @override
+    def __str__(self) -> str:
+        return f"on the worker:\n{self.args[0]}"
+
+
+class ComputationError(LocatedError, UserError, RuntimeError):
+    """A computation of the user's raised while it ran; it is never retried."""
+
+
+class WorkerMemoryError(ComputationError):
+    """Work of a computation found no memory; on Ray it is tried again, within limits.
+
+    A batch that is larger than what fits raises it wherever it runs; so does a worker
+    whose memory is full of something else.
+    """
 
 
 class _Origin(str):
@@ -184,7 +212,7 @@ class ResourceError(ClusterError):
     """More was asked for than the cluster has, now or ever."""
 
 
-class DeadlineError(ClusterError, TimeoutError):
+class DeadlineError(LocatedError, ClusterError, TimeoutError):
     """Something did not happen within its configured time."""
 
 
@@ -192,12 +220,13 @@ class WorkerLost(ClusterError):  # noqa: N818 (named for what happened, not to c
     """A worker died under a subround; Ray runs the subround again."""
 
 
-class RetryBudgetError(ClusterError):
+class RetryBudgetError(LocatedError, ClusterError):
     """A subround failed more often than its class of failure may.
 
     Attributes:
         failure_class: "crash", "preemption", "memory" or "fatal".
         location: where the last failure was.
+        cause_text: what the last failure was, as its worker told it.
     """
 
     def __init__(
@@ -205,13 +234,7 @@ class RetryBudgetError(ClusterError):
         message: str,
         failure_class: str = "crash",
         location: Location | None = None,
+        cause_text: str = "",
     ) -> None:
-        super().__init__(message, failure_class, location)
-        self.message = message
+        super().__init__(message, location, cause_text)
         self.failure_class = failure_class
-        self.location = location or Location()
-
-    @override
-    def __str__(self) -> str:
-        where = str(self.location)
-        return f"{self.message} [{where}]" if where else self.message

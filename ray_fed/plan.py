@@ -228,6 +228,33 @@ class Finish:
 
 
 @dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One worker's turn at a subround.
+
+    Attributes:
+        attempt: 1 for the first try; a copy of a straggler has its number.
+        worker: its name.
+        worker_pid: its process.
+        node: address of the machine.
+        started_s: when the worker was leased, in seconds since the subround first asked
+            for one.
+        seconds: that it was leased.
+        ended: "crash", "preemption", "memory" or "hang", by which it was lost;
+            "slower", where a copy of the same work was there first.
+        detail: what happened, in words.
+    """
+
+    attempt: int
+    worker: str
+    worker_pid: int
+    node: str
+    started_s: float = 0.0
+    seconds: float = 0.0
+    ended: str = ""
+    detail: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """What a runner gives back for a subround or a finish.
 
@@ -241,6 +268,7 @@ class Outcome:
         notes: what the work told, in order.
         kernel_leaves: how many leaves a kernel ran.
         no_kernel: why others were interpreted, if a kernel was asked for.
+        lost: the attempts that came to nothing, in order.
     """
 
     values: tuple[object, ...]
@@ -252,3 +280,4 @@ class Outcome:
     notes: tuple[Note, ...] = ()
     kernel_leaves: int = 0
     no_kernel: str | None = None
+    lost: tuple[Attempt, ...] = ()

@@ -97,7 +97,7 @@ def test_unknown_key_names_its_path_and_the_legal_ones() -> None:
         Config(retry={"zzz": 2})
 
     assert str(caught.value) == (
-        "Expected one of the settings ['crash', 'memory', 'preemption'], found"
+        "Expected one of the settings ['crash', 'hang', 'memory', 'preemption'], found"
         " `retry.zzz`."
     )
 

@@ -66,10 +66,13 @@ class Worker:
         """
         try:
             return await getattr(self.handle, method).remote(self.scope, *args)
-        except ray.exceptions.RayTaskError as error:
-            raise failures.unwrap(error) from None
-        except failures.LOST_ERRORS as error:
-            raise LostWorkerError(self, error) from error
+        except ray.exceptions.RayError as error:
+            # The argument of a call may have been lost, not the worker.
+            is_task = isinstance(error, ray.exceptions.RayTaskError)
+            cause = failures.unwrap(error) if is_task else error
+            if failures.is_loss(cause):
+                raise LostWorkerError(self, cause) from error
+            raise cause from None
 
 
 class WorkerSource(Protocol):

@@ -1,4 +1,26 @@
-"""Ray's errors as ray_fed's: what died, what may be retried, what the user did."""
+"""Ray's errors as ray_fed's: what died, what may be tried again, what the user did.
+
+    class        what                                           who tries again
+    crash        a process or node died, an object was lost     Ray: the task
+    preemption   a node was taken away with notice              Ray: the task
+    memory       killed for want of memory, or TensorFlow       Ray: the task
+                 found none
+    hang         a worker was still at it after                 Ray: the task
+                 `subrounds.timeout_s`, and was killed
+    application  the user's computation raised                  nobody
+    fatal        what no other attempt can mend                 nobody
+
+One layer tries again. Ray runs the task of a subround again when it raises `WorkerLost`
+or its own process dies (`runner` does it for tasks whose results are kept, which Ray
+must not remember); workers themselves are never restarted, nor their calls repeated.
+The pool counts each failure by subround and class, deaths of a task's own process too,
+and refuses the lease that would be one too many. Ray's own limit, the sum of all
+budgets, is thus never what ends a subround, not even where Ray would go on for ever
+(tasks that were killed for want of memory).
+"""
+
+import dataclasses
+from typing import Literal
 
 import ray.exceptions
 
@@ -9,10 +31,39 @@ LOST_ERRORS = (
     ray.exceptions.RayActorError,
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.NodeDiedError,
+    ray.exceptions.LocalRayletDiedError,
     ray.exceptions.ObjectLostError,
     ray.exceptions.OutOfMemoryError,
 )
 """What a caller sees when a worker, its node or an object on it is gone."""
+
+FATAL_ERRORS = (
+    ray.exceptions.RuntimeEnvSetupError,
+    ray.exceptions.ActorUnschedulableError,
+    ray.exceptions.TaskUnschedulableError,
+    ray.exceptions.OwnerDiedError,
+    ray.exceptions.OutOfDiskError,
+    ray.exceptions.ObjectStoreFullError,
+    ray.exceptions.AuthenticationError,
+)
+"""What would only fail again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a worker is of no more use to a subround.
+
+    Attributes:
+        failure_class: whose budget it is counted against.
+        detail: which worker on which node, and what happened, in words.
+        client_index: whose work it was, in the cohort; None where nobody can tell.
+        cause_text: the worker's traceback, where it lived to tell.
+    """
+
+    failure_class: FailureClass
+    detail: str
+    client_index: int | None = None
+    cause_text: str = ""
 
 
 def classify(error: BaseException) -> FailureClass:
@@ -22,6 +73,11 @@ def classify(error: BaseException) -> FailureClass:
     if getattr(error, "preempted", False):
         return "preemption"
     return "crash"
+
+
+def is_loss(error: BaseException) -> bool:
+    """Return whether work that met this error may end well on another worker."""
+    return isinstance(error, LOST_ERRORS) and not isinstance(error, FATAL_ERRORS)
 
 
 def describe(error: BaseException) -> str:
@@ -38,3 +94,19 @@ def unwrap(error: ray.exceptions.RayTaskError) -> BaseException:
     if isinstance(cause, BaseException):
         return cause
     return errors.ClusterError(f"Expected a result, found: {describe(error)}")
+
+
+def final_error(error: BaseException) -> BaseException:
+    """Return what a caller of ray_fed sees for what ended a task."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        error = unwrap(error)
+    if not isinstance(error, ray.exceptions.RayError):
+        return error
+    failure_class: FailureClass | Literal["fatal"] = classify(error)
+    if isinstance(error, FATAL_ERRORS):
+        failure_class = "fatal"
+    return errors.RetryBudgetError(
+        f"Expected a subround to finish, found {type(error).__name__}:"
+        f" {describe(error)}",
+        failure_class,
+    )

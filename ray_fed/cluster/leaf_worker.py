@@ -61,6 +61,9 @@ class LeafWorker:
         """Block for as long as the actor lives, for whoever waits for its end."""
         threading.Event().wait()
 
+    def settle(self) -> None:
+        """Return once all work that was begun before has ended."""
+
     def begin(self, scope: str) -> None:
         """Open a scope, empty."""
         if scope in self._freed:

@@ -6,6 +6,8 @@ from typing import Any
 
 import ray.exceptions
 
+import ray_fed.errors as errors
+import ray_fed.plan as plan
 from ray_fed.cluster import failures
 from ray_fed.cluster.connection import LostWorkerError, Worker
 
@@ -16,35 +18,60 @@ class Lease:
 
     Attributes:
         worker: to call.
-        attempt: 1 for the first lease of a name.
-        pid: the worker's process.
+        attempt: that begins with the lease; its end is not known.
+        lost: the attempts before, under the same name.
     """
 
     worker: Worker
-    attempt: int
-    pid: int
+    attempt: plan.Attempt
+    lost: tuple[plan.Attempt, ...]
 
 
-async def lease(pool: Any, name: str) -> Lease:
+async def lease(pool: Any, name: str, timeout_s: float | None = None) -> Lease:
     """Lease a worker under a name, which is the scope of values on it too.
 
     Args:
         pool: handle of the `PoolHost`.
         name: of a subround, or of another use; unique.
+        timeout_s: seconds after which the worker counts as hung; None: never.
 
     Raises:
         RetryBudgetError: workers were lost under the name too often, or none starts.
+        DeadlineError: they hung too often.
+        ClusterError: the pool is gone.
     """
     try:
-        worker, handle, attempt, pid, node = await pool.lease.remote(name)
+        attempt, handle, lost = await pool.lease.remote(name, timeout_s)
     except ray.exceptions.RayTaskError as error:
         raise failures.unwrap(error) from None
-    return Lease(Worker(handle, name, worker, node), attempt, pid)
+    except ray.exceptions.RayActorError as error:
+        raise errors.ClusterError(
+            "Expected a pool of workers, found it gone: close the context and make"
+            f" another. {failures.describe(error)}"
+        ) from error
+    return Lease(Worker(handle, name, attempt.worker, attempt.node), attempt, lost)
 
 
 async def report(pool: Any, name: str, loss: LostWorkerError) -> None:
     """Tell the pool of the loss of a worker that is leased under a name."""
-    await pool.lost.remote(name, failures.classify(loss.error), loss.detail)
+    failure = failures.Failure(failures.classify(loss.error), loss.detail)
+    await pool.lost.remote(name, failure)
+
+
+async def report_memory(
+    pool: Any, lease: Lease, error: errors.WorkerMemoryError
+) -> str:
+    """Tell the pool to replace a worker whose work found no memory; return why.
+
+    What fills its memory may well be its own, so the next attempt gets a fresh one.
+    """
+    attempt = lease.attempt
+    detail = f"`{attempt.worker}` on node {attempt.node}: {error.message}"
+    failure = failures.Failure(
+        "memory", detail, error.location.client_index, error.cause_text
+    )
+    await pool.lost.remote(lease.worker.scope, failure)
+    return detail
 
 
 class PooledWorker:

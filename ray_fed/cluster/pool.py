@@ -13,10 +13,11 @@ A lost worker counts against the budget of the subround that held it, by class.
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Literal
 
-FailureClass = Literal["crash", "preemption", "memory"]
+FailureClass = Literal["crash", "preemption", "memory", "hang"]
 
 MAX_FAILED_STARTS = 3
 """Starts that fail one after another before everyone who waits is refused."""
@@ -34,9 +35,15 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """End a worker that did not become ready in time."""
+    """End a worker that did not become ready in time, or hangs.
+
+    Attributes:
+        worker: its name.
+        detail: why, in words.
+    """
 
     worker: str
+    detail: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +80,12 @@ class _Worker:
     subround: str | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Ticket:
+    subround: str
+    timeout_s: float
+
+
 class Pool:
     """The state of a pool of a fixed number of workers.
 
@@ -89,7 +102,7 @@ class Pool:
         self._budgets = budgets
         self._start_timeout_s = start_timeout_s
         self._workers: dict[str, _Worker] = {}
-        self._tickets: dict[int, str] = {}  # to subround
+        self._tickets: dict[int, _Ticket] = {}
         self._names = itertools.count()
         self._ids = itertools.count()
         self._attempts: collections.Counter[str] = collections.Counter()
@@ -98,10 +111,15 @@ class Pool:
         self._failed_starts: list[str] = []
         self._paused_until_s: float | None = None
 
-    def ask(self, subround: str) -> int:
-        """Ask for a worker for a subround; return the ticket to decide on."""
+    def ask(self, subround: str, timeout_s: float = math.inf) -> int:
+        """Ask for a worker for a subround; return the ticket to decide on.
+
+        Args:
+            subround: its name.
+            timeout_s: seconds from the lease until the worker counts as hung.
+        """
         ticket = next(self._ids)
-        self._tickets[ticket] = subround
+        self._tickets[ticket] = _Ticket(subround, timeout_s)
         return ticket
 
     def withdraw(self, ticket: int) -> None:
@@ -122,6 +140,15 @@ class Pool:
         if found is not None and found.state == "leased":
             found.state, found.subround = "idle", None
 
+    def abandon(self, worker: str, until_s: float) -> None:
+        """Note that nobody wants what a leased worker still works on.
+
+        It stays leased until it is given back; if it is not by then, it is ended.
+        """
+        found = self._workers.get(worker)
+        if found is not None and found.state == "leased":
+            found.subround, found.deadline_s = None, until_s
+
     def lost(self, worker: str, failure_class: FailureClass, detail: str) -> None:
         """Note that a worker is gone; a second report of the same loss is ignored.
 
@@ -136,8 +163,12 @@ class Pool:
         if found.state == "starting":
             self._failed_starts.append(detail)
         elif found.subround is not None:
-            self._failures[found.subround, failure_class] += 1
-            self._last_failure[found.subround] = (failure_class, detail)
+            self.failed(found.subround, failure_class, detail)
+
+    def failed(self, subround: str, failure_class: FailureClass, detail: str) -> None:
+        """Count a failure of a subround that is no worker's."""
+        self._failures[subround, failure_class] += 1
+        self._last_failure[subround] = (failure_class, detail)
 
     def forget(self, subround: str) -> None:
         """Drop what is counted for a subround that ended."""
@@ -152,12 +183,13 @@ class Pool:
         Args:
             now_s: seconds of any clock that only goes forward.
         """
-        actions: list[Action] = [*self._refuse_spent(), *self._expire(now_s)]
+        actions: list[Action] = [*self._expire(now_s), *self._end_hung(now_s)]
+        actions += self._refuse_spent()
         if self._may_start(now_s):
             actions += self._replace(now_s)
         elif self.num_ready == 0:
             actions += self._refuse_all()
-        return [*actions, *self._grant()]
+        return [*actions, *self._grant(now_s)]
 
     def _may_start(self, now_s: float) -> bool:
         """Return whether to start workers: not for a while after too many failures."""
@@ -174,7 +206,9 @@ class Pool:
     def next_deadline_s(self) -> float | None:
         """Return when `decide` is to be called again if nothing happens before."""
         deadlines = [
-            w.deadline_s for w in self._workers.values() if w.state == "starting"
+            worker.deadline_s
+            for worker in self._workers.values()
+            if worker.state != "idle" and worker.deadline_s < math.inf
         ]
         if self._paused_until_s is not None:
             deadlines.append(self._paused_until_s)
@@ -187,7 +221,8 @@ class Pool:
 
     def _refuse_spent(self) -> list[Action]:
         refused: list[Action] = []
-        for ticket, subround in list(self._tickets.items()):
+        for ticket, asked in list(self._tickets.items()):
+            subround = asked.subround
             failure_class, detail = self._last_failure.get(subround, (None, ""))
             if failure_class is None:
                 continue
@@ -209,15 +244,30 @@ class Pool:
             for name, worker in self._workers.items()
             if worker.state == "starting" and worker.deadline_s <= now_s
         ]
+        detail = (
+            f"it was not ready within {self._start_timeout_s:.0f} s"
+            " (`workers.start_timeout_s`); is the cluster short of what `workers` asks"
+            " for?"
+        )
         for name in expired:
-            self.lost(
-                name,
-                "crash",
-                f"it was not ready within {self._start_timeout_s:.0f} s"
-                " (`workers.start_timeout_s`); is the cluster short of what"
-                " `workers` asks for?",
+            self.lost(name, "crash", detail)
+        return [Stop(name, detail) for name in expired]
+
+    def _end_hung(self, now_s: float) -> list[Action]:
+        hung = [
+            name
+            for name, worker in self._workers.items()
+            if worker.state == "leased" and worker.deadline_s <= now_s
+        ]
+        stops: list[Action] = []
+        for name in hung:
+            detail = (
+                f"`{name}` had not finished within the time of its subround"
+                " (`subrounds.timeout_s`), and was ended."
             )
-        return [Stop(name) for name in expired]
+            self.lost(name, "hang", detail)
+            stops.append(Stop(name, detail))
+        return stops
 
     def _refuse_all(self) -> list[Action]:
         detail = self._failed_starts[-1]
@@ -239,16 +289,17 @@ class Pool:
             started.append(Start(name))
         return started
 
-    def _grant(self) -> list[Action]:
+    def _grant(self, now_s: float) -> list[Action]:
         granted: list[Action] = []
         idle = [
             name for name, worker in self._workers.items() if worker.state == "idle"
         ]
-        for (ticket, subround), name in zip(
+        for (ticket, asked), name in zip(
             list(self._tickets.items()), idle, strict=False
         ):
-            worker = self._workers[name]
+            worker, subround = self._workers[name], asked.subround
             worker.state, worker.subround = "leased", subround
+            worker.deadline_s = now_s + asked.timeout_s
             self._attempts[subround] += 1
             del self._tickets[ticket]
             granted.append(Grant(ticket, name, self._attempts[subround]))

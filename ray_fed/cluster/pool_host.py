@@ -1,20 +1,28 @@
 """The light actor that hosts the pool: performs what the pool decides."""
 
 import asyncio
+import contextlib
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 import ray
 import ray.exceptions
 
 import ray_fed.errors as errors
+import ray_fed.plan as plan
 from ray_fed.cluster import failures
 from ray_fed.cluster import pool as pools
+from ray_fed.cluster.attempts import AttemptLog
+from ray_fed.cluster.failures import Failure
 from ray_fed.config import Config
 
-_Lease: TypeAlias = tuple[str, Any, int, int, str]
-"""Name and handle of a worker, attempt (1 for the first), process, node."""
+_Lease: TypeAlias = tuple[plan.Attempt, Any, tuple[plan.Attempt, ...]]
+"""The attempt that begins, the handle of its worker, and those that were lost."""
+
+_ABANDONED_S = 30.0
+"""How long work that nobody waits for may keep its worker before it is ended."""
 
 
 class PoolHost:
@@ -35,6 +43,7 @@ class PoolHost:
             "crash": retry.crash,
             "preemption": retry.preemption,
             "memory": retry.memory,
+            "hang": retry.hang,
         }
         self._config = config
         self._pool = pools.Pool(count, budgets, config.workers.start_timeout_s)
@@ -42,6 +51,7 @@ class PoolHost:
         self._facts: dict[str, tuple[int, str]] = {}
         self._waiting: dict[int, tuple[str, asyncio.Future[_Lease]]] = {}
         self._leased: dict[str, str] = {}  # the worker of each subround that runs
+        self._log = AttemptLog()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -49,16 +59,27 @@ class PoolHost:
         """Begin to start workers, without waiting for them."""
         self._act()
 
-    async def lease(self, subround: str) -> _Lease:
+    async def lease(self, subround: str, timeout_s: float | None = None) -> _Lease:
         """Return a worker of the caller's own, once one is free.
 
-        A subround that asks again, because its coordinator died, loses what it had.
+        A subround that asks again, because its coordinator died, loses what it had;
+        that is a crash of its own.
+
+        Args:
+            subround: its name.
+            timeout_s: seconds from the lease until the worker counts as hung and is
+                ended; None: never.
 
         Raises:
             RetryBudgetError: the subround failed too often, or no worker starts.
+            DeadlineError: it hung too often.
         """
-        self._release(subround)
-        ticket = self._pool.ask(subround)
+        if self._withdraw(subround) or subround in self._leased:
+            detail = "the process that drove it is gone"
+            self._pool.failed(subround, "crash", detail)
+            self._abandon(subround, Failure("crash", detail))
+        self._log.asked(subround, time.monotonic())
+        ticket = self._pool.ask(subround, timeout_s or math.inf)
         future: asyncio.Future[_Lease] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = (subround, future)
         self._act()
@@ -68,17 +89,19 @@ class PoolHost:
             self._waiting.pop(ticket, None)
             self._pool.withdraw(ticket)
 
-    async def lost(
-        self, subround: str, failure_class: pools.FailureClass, detail: str
-    ) -> None:
-        """Take note that the worker of a subround died."""
+    async def lost(self, subround: str, failure: Failure) -> None:
+        """Take note that the worker of a subround died, or is to be replaced."""
         worker = self._leased.pop(subround, None)
         if worker is not None:
-            self._lose(worker, failure_class, detail)
+            self._lose(worker, failure)
 
     async def release(self, subround: str) -> None:
         """Take back the worker of a subround that is done with it."""
-        self._release(subround)
+        worker = self._leased.pop(subround, None)
+        if worker in self._handles:
+            self._log.done(worker)
+            self._handles[worker].free.remote(subround)
+            self._pool.give_back(worker)
         self._act()
 
     async def forgive(self, subround: str) -> None:
@@ -87,24 +110,51 @@ class PoolHost:
 
     async def end(self, subround: str) -> None:
         """Take back what a subround has, whether it is done or is to be cancelled."""
-        for ticket, (waiting, _) in list(self._waiting.items()):
-            if waiting == subround:
-                cancelled = "The subround was cancelled."
-                self._refuse(pools.Refuse(ticket, cancelled, "fatal"))
-        self._release(subround)
+        self._withdraw(subround)
+        self._abandon(subround, None)
         self._pool.forget(subround)
+        self._log.forget(subround)
         self._act()
 
-    def _release(self, subround: str) -> None:
-        worker = self._leased.pop(subround, None)
-        if worker in self._handles:
-            self._handles[worker].free.remote(subround)
-            self._pool.give_back(worker)
+    def _withdraw(self, subround: str) -> bool:
+        """Refuse what a subround waits for; return whether it did wait."""
+        found = [t for t, (name, _) in self._waiting.items() if name == subround]
+        for ticket in found:
+            self._pool.withdraw(ticket)
+            _, future = self._waiting.pop(ticket)
+            if not future.done():
+                cancelled = "The subround was cancelled."
+                future.set_exception(errors.RetryBudgetError(cancelled, "fatal"))
+        return bool(found)
 
-    def _lose(
-        self, worker: str, failure_class: pools.FailureClass, detail: str
-    ) -> None:
-        self._pool.lost(worker, failure_class, detail)
+    def _abandon(self, subround: str, failure: Failure | None) -> None:
+        """Take back a worker that may still be at work: once it has ended that.
+
+        Args:
+            subround: that has it, if it has one.
+            failure: why, for its log; None where it is no failure.
+        """
+        worker = self._leased.pop(subround, None)
+        if worker not in self._handles:
+            return
+        if failure is None:
+            self._log.done(worker)
+        else:
+            self._log.lost(worker, failure, time.monotonic())
+        self._pool.abandon(worker, time.monotonic() + _ABANDONED_S)
+        self._spawn(self._settle(worker, subround))
+
+    async def _settle(self, worker: str, subround: str) -> None:
+        handle = self._handles[worker]
+        handle.free.remote(subround)
+        with contextlib.suppress(ray.exceptions.RayError):  # `_start` sees it, too
+            await handle.settle.remote()
+            self._pool.give_back(worker)
+            self._act()
+
+    def _lose(self, worker: str, failure: Failure) -> None:
+        self._log.lost(worker, failure, time.monotonic())
+        self._pool.lost(worker, failure.failure_class, failure.detail)
         self._drop(worker)
         self._act()
 
@@ -117,16 +167,21 @@ class PoolHost:
         for action in self._pool.decide(time.monotonic()):
             match action:
                 case pools.Start():
-                    task = asyncio.ensure_future(self._start(action.worker))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
+                    self._spawn(self._start(action.worker))
                 case pools.Stop():
+                    hang = Failure("hang", action.detail)
+                    self._log.lost(action.worker, hang, time.monotonic())
                     self._drop(action.worker)
                 case pools.Grant():
                     self._grant(action)
                 case pools.Refuse():
                     self._refuse(action)
         self._set_timer()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _grant(self, action: pools.Grant) -> None:
         subround, future = self._waiting.get(action.ticket, ("", None))
@@ -135,14 +190,16 @@ class PoolHost:
             return
         # Noted here, so that whoever ends the subround finds what it was given.
         self._leased[subround] = worker = action.worker
-        facts = self._facts[worker]
-        future.set_result((worker, self._handles[worker], action.attempt, *facts))
+        attempt = plan.Attempt(action.attempt, worker, *self._facts[worker])
+        begun = self._log.granted(subround, attempt, time.monotonic())
+        lost = self._log.lost_of(subround)
+        future.set_result((begun, self._handles[worker], lost))
 
     def _refuse(self, action: pools.Refuse) -> None:
-        _, future = self._waiting.get(action.ticket, ("", None))
+        subround, future = self._waiting.get(action.ticket, ("", None))
         if future is not None and not future.done():
             future.set_exception(
-                errors.RetryBudgetError(action.message, action.failure_class)
+                self._log.final_error(subround, action.message, action.failure_class)
             )
 
     def _set_timer(self) -> None:
@@ -166,7 +223,7 @@ class PoolHost:
             if worker in self._handles:
                 node = self._facts.get(worker, (0, "unknown"))[1]
                 detail = f"`{worker}` on node {node}: {failures.describe(error)}"
-                self._lose(worker, failures.classify(error), detail)
+                self._lose(worker, Failure(failures.classify(error), detail))
 
     def _drop(self, worker: str) -> None:
         self._facts.pop(worker, None)

@@ -51,11 +51,9 @@ class RayRunner(fl.framework.AsyncContext):
         name = f"{self._prefix}-{next(self._names)}"
         running = self._repeat if comp.parts_type is not None else self._run
         try:
-            outcome, results = await asyncio.wait_for(
-                running(name, comp, arg), self._config.subrounds.timeout_s
-            )
+            outcome, results = await running(name, comp, arg)
         except BaseException as error:  # noqa: BLE001 (whatever ends a call is told)
-            raise _translate(error, self._config) from None
+            raise failures.final_error(error) from None
         finally:
             self._pool.end.remote(name)
         if comp.parts_type is not None:
@@ -69,7 +67,7 @@ class RayRunner(fl.framework.AsyncContext):
     @property
     def _max_retries(self) -> int:
         retry = self._config.retry
-        return retry.crash + retry.preemption + retry.memory
+        return retry.crash + retry.preemption + retry.memory + retry.hang
 
     async def _run(self, name: str, comp: Any, arg: Any, **options: Any) -> Any:
         """Run the task of a plan; return its outcome and references to its values."""
@@ -82,7 +80,9 @@ class RayRunner(fl.framework.AsyncContext):
                 **options,
             },
         )
-        refs: list[Any] = task.remote(self._pool, name, comp, arg)
+        refs: list[Any] = task.remote(
+            self._pool, name, comp, arg, self._config.subrounds.timeout_s
+        )
         try:
             return await refs[0], refs[1:]
         except BaseException:  # a cancelled call ends its task too
@@ -101,7 +101,9 @@ class RayRunner(fl.framework.AsyncContext):
                 # The pool counts these, and has the last word.
                 if not isinstance(failures.unwrap(error), errors.WorkerLost):
                     raise
-            except failures.LOST_ERRORS:
+            except ray.exceptions.RayError as error:
+                if not failures.is_loss(error):
+                    raise
                 num_lost += 1
                 if num_lost > self._max_retries:
                     raise
@@ -154,23 +156,3 @@ async def _bring_home(refs: list[Any], timeout_s: float | None) -> None:
             f" (`subrounds.timeout_s`), found {len(missing)} of {len(refs)} parts"
             " missing."
         )
-
-
-def _translate(error: BaseException, config: Config) -> BaseException:
-    """Return what a caller sees for what awaiting a task raised."""
-    match error:
-        case TimeoutError():
-            return errors.DeadlineError(
-                f"Expected a subround within {config.subrounds.timeout_s} s"
-                " (`subrounds.timeout_s`), found it still running: it was cancelled."
-            )
-        case ray.exceptions.RayTaskError():
-            return failures.unwrap(error)
-        case ray.exceptions.RayError():
-            return errors.RetryBudgetError(
-                "Expected a subround to finish, found its coordinating task lost:"
-                f" {failures.describe(error)}",
-                failures.classify(error),
-            )
-        case _:
-            return error

@@ -51,7 +51,9 @@ RemotePoolHost: Any = cast("Any", ray.remote)(num_cpus=0, max_concurrency=1000)(
 
 
 @ray.remote(num_cpus=0)
-def run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
+def run_plan(
+    pool: Any, name: str, comp: Any, arg: Any, timeout_s: float | None = None
+) -> Any:
     """Run a subround or a finish on a leased worker.
 
     Args:
@@ -59,42 +61,59 @@ def run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
         name: of the subround, unique among those of the pool.
         comp: a `plan.Subround` or `plan.Finish`.
         arg: as `executors.evaluation` takes it; what is stored holds ObjectRefs.
+        timeout_s: seconds after which a worker counts as hung; None: never.
 
     Returns:
         An `Outcome` without values, then each value.
 
     Raises:
-        WorkerLost: the worker died, to be run again by Ray.
-        RetryBudgetError: it died too often.
+        WorkerLost: the worker died, hung or found no memory: to be run again by Ray.
+        RetryBudgetError: that happened too often.
+        DeadlineError: the last time, it hung.
         ComputationError: the user's computation raised.
     """
-    return asyncio.run(_run_plan(pool, name, comp, arg))
+    return asyncio.run(_run_plan(pool, name, comp, arg, timeout_s))
 
 
-async def _run_plan(pool: Any, name: str, comp: Any, arg: Any) -> Any:
-    lease = await leases.lease(pool, name)
-    worker = lease.worker
+async def _run_plan(
+    pool: Any, name: str, comp: Any, arg: Any, timeout_s: float | None
+) -> Any:
+    lease = await leases.lease(pool, name, timeout_s)
     try:
-        await worker.call("begin")
-        connection = WorkerConnection(_OneWorker(worker))
-        with notes.noting() as noted:
-            evaluated = await _evaluate(connection, comp, arg)
+        evaluated, noted = await _work(lease.worker, comp, arg)
     except LostWorkerError as loss:
         await leases.report(pool, name, loss)
         raise errors.WorkerLost(loss.detail) from None
+    except errors.WorkerMemoryError as error:
+        raise errors.WorkerLost(
+            await leases.report_memory(pool, lease, error)
+        ) from None
+    except errors.ComputationError as error:
+        raise error.located(attempt=lease.attempt.attempt) from error
     pool.release.remote(name)
+    ran = lease.attempt
     outcome = plan.Outcome(
         (),
-        lease.attempt,
-        worker.name,
-        lease.pid,
+        ran.attempt,
+        ran.worker,
+        ran.worker_pid,
         os.getpid(),
-        worker.node,
+        ran.node,
         notes.in_order(noted),
         evaluated.kernel_leaves,
         evaluated.no_kernel,
+        lease.lost,
     )
     return (outcome, *evaluated.values)
+
+
+async def _work(
+    worker: Worker, comp: Any, arg: Any
+) -> tuple[evaluation.Evaluated, set[notes.Note]]:
+    await worker.call("begin")
+    connection = WorkerConnection(_OneWorker(worker))
+    with notes.noting() as noted:
+        return await _evaluate(connection, comp, arg), noted
 
 
 class _OneWorker:

@@ -20,6 +20,7 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.blocks as blocks
+import ray_fed.errors as errors
 import ray_fed.notes as notes
 import ray_fed.parts as parts
 import ray_fed.plan as plan
@@ -300,6 +301,12 @@ class Rounds:
         started = time.monotonic()
         try:
             outcome: plan.Outcome = await runner.invoke(comp, arg)
+        except errors.LocatedError as error:
+            located = error.located(
+                round_index=call.spec.round_index, subround_index=subround_index
+            )
+            told = error.cause_text
+            raise located from (errors.WorkerTraceback(told) if told else None)
         finally:
             self._free.put_nowait(runner)
         call.notes.update(outcome.notes)
@@ -318,6 +325,7 @@ class Rounds:
                 node=outcome.node,
                 kernel_leaves=outcome.kernel_leaves,
                 no_kernel=outcome.no_kernel,
+                lost=outcome.lost,
             )
         )
         return outcome

@@ -30,6 +30,9 @@ _BOILERPLATE = (
     "[[{{node",
 )
 """Starts of lines in TensorFlow's messages that tell a user nothing."""
+_NO_MEMORY = "ResourceExhaustedError"
+"""TensorFlow's name for it; this module does not load TensorFlow."""
+
 _NODE_SUFFIX = re.compile(r"\s*\[Op:[^\]]*\]")
 
 
@@ -143,7 +146,10 @@ def describe_failure(
     told = [line for line in lines if line and not line.startswith(_BOILERPLATE)]
     summary = _NODE_SUFFIX.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
     origin = errors.origin_of(error) or "a computation"
-    return errors.ComputationError(
+    kind = errors.ComputationError
+    if isinstance(error, MemoryError) or type(error).__name__ == _NO_MEMORY:
+        kind = errors.WorkerMemoryError
+    return kind(
         f"{origin[0].upper()}{origin[1:]} raised {type(error).__name__}: {summary}",
         errors.Location(client_index=client_index),
         cause_text="".join(traceback.format_exception(error)),

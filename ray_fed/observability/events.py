@@ -4,6 +4,7 @@ import dataclasses
 from typing import Protocol
 
 import ray_fed.notes as notes
+import ray_fed.plan as plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,7 @@ class SubroundFinished:
         kernel_leaves: how many of its leaves a kernel ran.
         no_kernel: why the others were interpreted, in a few words; None where nobody
             asked for a kernel.
+        lost: the attempts that came to nothing, in order.
     """
 
     round_index: int
@@ -55,6 +57,7 @@ class SubroundFinished:
     node: str
     kernel_leaves: int = 0
     no_kernel: str | None = None
+    lost: tuple[plan.Attempt, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

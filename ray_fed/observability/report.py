@@ -1,10 +1,12 @@
 """What one round cost: gathered from its events, drawn in a notebook."""
 
+import collections
 import dataclasses
 
 import pydantic
 from typing_extensions import override
 
+import ray_fed.plan as plan
 from ray_fed.observability import events, report_table
 
 _OPEN_ROUNDS = 256
@@ -26,6 +28,7 @@ class SubroundReport(pydantic.BaseModel):
     node: str
     kernel_leaves: int = 0
     no_kernel: str | None = None
+    lost: tuple[plan.Attempt, ...] = ()
 
 
 class RoundReport(pydantic.BaseModel):
@@ -54,9 +57,15 @@ class RoundReport(pydantic.BaseModel):
     unlowered: tuple[str, ...] = ()
 
     @property
-    def retries(self) -> int:
+    def num_retries(self) -> int:
         """How many attempts were made beyond the first of each subround."""
         return sum(subround.attempts - 1 for subround in self.subrounds)
+
+    @property
+    def retries(self) -> dict[str, int]:
+        """How many attempts failed, by class: crash, preemption, memory, hang."""
+        ends = [lost.ended for s in self.subrounds for lost in s.lost]
+        return dict(collections.Counter(end for end in ends if end != "slower"))
 
     @property
     def kernel_leaves(self) -> int:
@@ -80,8 +89,8 @@ class RoundReport(pydantic.BaseModel):
         return (
             f"round {self.round_index}: {self.num_clients} clients in"
             f" {num_subrounds} subrounds, {self.seconds:.3f} s,"
-            f" {self.clients_per_second:.1f} clients/s, {self.retries}"
-            f" {'retry' if self.retries == 1 else 'retries'}"
+            f" {self.clients_per_second:.1f} clients/s, {self.num_retries}"
+            f" {'retry' if self.num_retries == 1 else 'retries'}"
         )
 
     def _repr_html_(self) -> str:
@@ -95,6 +104,13 @@ class RoundReport(pydantic.BaseModel):
             for subround in self.subrounds
         ]
         remarks = [
+            *(
+                f"subround {subround.subround_index}, attempt {lost.attempt},"
+                f" {lost.seconds:.3f} s on {lost.worker} (pid {lost.worker_pid}, node"
+                f" {lost.node}): {lost.ended}: {lost.detail}"
+                for subround in self.subrounds
+                for lost in subround.lost
+            ),
             *(f"drew without a key: {ops}" for ops in self.unkeyed_ops),
             *(f"read through tf.data: {found}" for found in self.unlowered),
             *(f"interpreted, not in a kernel: {reason}" for reason in self.no_kernel),

@@ -15,7 +15,7 @@ from ray_fed.cluster.pool import (
 )
 
 START_TIMEOUT_S = 10.0
-BUDGETS: dict[FailureClass, int] = {"crash": 2, "preemption": 4, "memory": 0}
+BUDGETS: dict[FailureClass, int] = {"crash": 2, "preemption": 4, "memory": 0, "hang": 1}
 
 
 def _pool(count: int) -> Pool:
@@ -343,7 +343,9 @@ def test_worker_that_does_not_start_in_time_is_stopped_and_replaced() -> None:
     pool = _pool(1)
     pool.decide(0.0)
 
-    assert pool.decide(START_TIMEOUT_S) == [Stop("worker 0"), Start("worker 1")]
+    stop, start = pool.decide(START_TIMEOUT_S)
+    assert isinstance(stop, Stop)
+    assert (stop.worker, start) == ("worker 0", Start("worker 1"))
     assert pool.next_deadline_s() == 2 * START_TIMEOUT_S
 
 
@@ -443,7 +445,7 @@ def test_failed_starts_are_on_no_subrounds_budget() -> None:
 
 
 def test_starts_are_tried_again_after_a_pause_while_others_work() -> None:
-    pool = Pool(2, {"crash": 1, "preemption": 1, "memory": 1}, 60.0)
+    pool = Pool(2, {"crash": 1, "preemption": 1, "memory": 1, "hang": 1}, 60.0)
     first, second = (a.worker for a in pool.decide(0.0) if isinstance(a, Start))
     pool.ready(first)
     failed = second
@@ -457,3 +459,104 @@ def test_starts_are_tried_again_after_a_pause_while_others_work() -> None:
     assert paused == []
     assert pool.next_deadline_s() == 1.0 + START_PAUSE_S
     assert [type(a) for a in pool.decide(1.0 + START_PAUSE_S)] == [Start]
+
+
+def _hang(pool: Pool, subround: str, timeout_s: float, now_s: float) -> list[Action]:
+    """Lease a worker that does not come back; return what is decided of it."""
+    pool.ask(subround, timeout_s)
+    for action in pool.decide(now_s):
+        if isinstance(action, Start):
+            pool.ready(action.worker)
+            pool.decide(now_s)
+    return pool.decide(now_s + timeout_s)
+
+
+def test_worker_that_keeps_its_subround_too_long_is_ended_and_replaced() -> None:
+    pool = _started(1)
+
+    stop, start = _hang(pool, "a", 5.0, now_s=0.0)
+
+    assert isinstance(stop, Stop)
+    assert stop.worker == "worker 0"
+    assert "`subrounds.timeout_s`" in stop.detail
+    assert start == Start("worker 1")
+
+
+def test_time_of_a_subround_counts_from_its_lease() -> None:
+    pool = _started(1)
+    grant = _lease(pool, "a")
+    pool.ask("b", 5.0)
+    pool.decide(0.0)
+    pool.give_back(grant.worker)
+
+    pool.decide(100.0)
+
+    assert pool.decide(104.9) == []
+    assert pool.next_deadline_s() == 105.0
+    assert [type(action) for action in pool.decide(105.0)] == [Stop, Start]
+
+
+def test_worker_that_came_back_in_time_is_not_ended() -> None:
+    pool = _started(1)
+    pool.ask("a", 5.0)
+    (grant,) = pool.decide(0.0)
+    assert isinstance(grant, Grant)
+
+    pool.give_back(grant.worker)
+
+    assert pool.decide(6.0) == []
+    assert pool.next_deadline_s() is None
+
+
+def test_lease_without_a_time_is_never_ended() -> None:
+    pool = _started(1)
+    _lease(pool, "a")
+
+    assert pool.decide(1e9) == []
+
+
+def test_subround_that_hangs_too_often_is_refused() -> None:
+    pool = _started(1)
+    _hang(pool, "a", 5.0, now_s=0.0)
+    pool.ready("worker 1")
+    _hang(pool, "a", 5.0, now_s=10.0)
+
+    ticket = pool.ask("a", 5.0)
+
+    (refusal,) = _refusals(pool.decide(20.0))
+    assert (refusal.ticket, refusal.failure_class) == (ticket, "hang")
+    assert "most 1 failures of hang" in refusal.message
+
+
+def test_abandoned_worker_is_nobodys_until_it_is_given_back() -> None:
+    pool = _started(1)
+    grant = _lease(pool, "a")
+    ticket = pool.ask("b")
+
+    pool.abandon(grant.worker, 30.0)
+
+    assert pool.decide(1.0) == []
+    pool.give_back(grant.worker)
+    assert pool.decide(2.0) == [Grant(ticket, grant.worker, attempt=1)]
+
+
+def test_abandoned_worker_that_does_not_come_back_is_ended_at_nobodys_cost() -> None:
+    pool = _started(1)
+    grant = _lease(pool, "a")
+    pool.abandon(grant.worker, 30.0)
+
+    assert [type(action) for action in pool.decide(30.0)] == [Stop, Start]
+    pool.ready("worker 1")
+    assert _lease(pool, "a", 31.0).attempt == 2
+    assert pool.next_deadline_s() is None
+
+
+def test_failure_of_a_subround_without_a_worker_counts() -> None:
+    pool = _started(1)
+    for _ in range(3):
+        pool.failed("a", "crash", "its process is gone")
+
+    pool.ask("a")
+
+    (refusal,) = _refusals(pool.decide(0.0))
+    assert "found 3. The last: its process is gone" in refusal.message

@@ -70,7 +70,7 @@ def test_subrounds_are_in_order_whatever_finished_first() -> None:
 def test_retries_are_attempts_beyond_the_first() -> None:
     report = _report(_subround(0, attempts=3), _subround(1), _subround(2, attempts=2))
 
-    assert report.retries == 3
+    assert report.num_retries == 3
 
 
 @pytest.mark.parametrize(
