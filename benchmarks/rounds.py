@@ -1,0 +1,210 @@
+"""Prints one line of JSON: rounds of ray_fed beside plain TensorFlow's, in one run.
+
+    python -m benchmarks.rounds --workload tiny --clients 1000 --workers 2
+
+Plain TensorFlow loops over all clients in one graph, in as many processes of one thread
+as there are workers, with XLA if that is faster; its data lie in tensors before. Those
+that are measured take turns, round by round. The command fails where results differ, or
+where the interpreter ran what a kernel should.
+"""
+
+import argparse
+import contextlib
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.hosting import Hosted, MemoryWatch, keep_to_cpu, read_status
+from benchmarks.subjects import Backend, PlainTensorFlow
+
+_WARM_UP = 2
+_FIXED = ("tiny", 10)
+"""Workload and clients of the rounds that show what a round itself costs."""
+
+_XLA_LIMIT = 2.0
+"""XLA that takes so many times longer on one client takes no part in the rounds: on a
+CPU, cnn takes minutes."""
+
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+"""Sums of thousands of clients, in another order, of numbers below one."""
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rounds")
+    parser.add_argument("--workload", choices=("tiny", "mlp", "cnn"), default="tiny")
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=10, help="after two to warm up")
+    parser.add_argument(
+        "--distinct",
+        type=int,
+        default=None,
+        help="client i has the data of i mod this (default: each has its own)",
+    )
+    return parser.parse_args(arguments)
+
+
+def _choose_plain(plain: PlainTensorFlow) -> tuple[dict[str, bool], dict[str, float]]:
+    """Return which forms to time, with XLA or not, and what one client took."""
+    forms = {"plain": False, "plain_xla": True}
+    seconds: dict[str, float] = {}
+    for name, jit in forms.items():
+        runs = [plain.run(jit_compile=jit, num_clients=1)[0] for _ in range(4)]
+        seconds[name] = min(runs[1:])
+    if seconds["plain_xla"] > _XLA_LIMIT * seconds["plain"]:
+        del forms["plain_xla"]
+    return forms, seconds
+
+
+def _take_turns(
+    runs: Mapping[str, Callable[[], Any]], num_rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
+    """Return the seconds of all rounds, the first ones too, and the last results."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    results: dict[str, list[Any]] = {}
+    for _ in range(_WARM_UP + num_rounds):
+        for name, run in runs.items():
+            took, results[name] = run()
+            seconds[name].append(took)
+    return seconds, results
+
+
+def check_results(results: dict[str, list[Any]]) -> list[str]:
+    """Return what is wrong with the results, in words."""
+    wrong: list[str] = []
+    expected = results["plain"]
+    for name, found in results.items():
+        if not all(
+            np.allclose(a, b, _RELATIVE, _ABSOLUTE)
+            for a, b in zip(found, expected, strict=True)
+        ):
+            wrong.append(f"Expected the weights of plain TensorFlow, `{name}` differs.")
+    if {"local", "ray"} <= results.keys() and any(
+        not np.array_equal(a, b)
+        for a, b in zip(results["local"], results["ray"], strict=True)
+    ):
+        wrong.append("Expected the same bits of `local` and `ray`, they differ.")
+    return wrong
+
+
+def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Run everything; return the figures, and what is wrong."""
+    distinct = options.distinct or options.clients
+    cohort = (options.workload, options.clients)
+    with contextlib.ExitStack() as stack:
+        plain = PlainTensorFlow(*cohort, options.workers, distinct)
+        stack.callback(plain.close)
+        hosts = _start_backends(options, stack)
+        for host in hosts.values():
+            for label, of in (("cohort", cohort), ("fixed", _FIXED)):
+                host.call("prepare", label=label, of=of, num_distinct=distinct)
+        timed, one_client_s = _choose_plain(plain)
+        runs: dict[str, Callable[[], Any]] = {
+            name: functools.partial(plain.run, jit_compile=jit)
+            for name, jit in timed.items()
+        }
+        watches = {backend: MemoryWatch(host.pid) for backend, host in hosts.items()}
+        for watch in watches.values():
+            stack.enter_context(watch)
+        runs |= _rounds_of(hosts, "cohort")
+        seconds, results = _take_turns(runs, options.rounds)
+        fixed, _ = _take_turns(_rounds_of(hosts, "fixed"), options.rounds)
+        facts = {backend: host.call("facts") for backend, host in hosts.items()}
+        memory = _describe_memory(hosts, watches)
+        memory["plain"] = {"worker_peak_mb": plain.peak_mb()}
+    for backend, told in facts.items():
+        memory[backend]["worker_peak_mb"] = told.pop("worker_peak_mb")
+    wrong = check_results(results) + check_kernels(facts)
+    figures = summarise(options.clients, seconds, fixed)
+    figures["one_client_s"] = {k: round(v, 5) for k, v in one_client_s.items()}
+    return {**vars(options), **figures, "memory": memory, "kernels": facts}, wrong
+
+
+def _start_backends(
+    options: argparse.Namespace, stack: contextlib.ExitStack
+) -> dict[str, Hosted]:
+    hosts: dict[str, Hosted] = {}
+    for backend in ("local", "ray"):
+        hosts[backend] = host = Hosted(Backend, backend, options.workers)
+        stack.callback(host.close)
+        host.receive()
+    return hosts
+
+
+def _rounds_of(hosts: dict[str, Hosted], label: str) -> dict[str, Callable[[], Any]]:
+    return {
+        backend: functools.partial(host.call, "run", label=label)
+        for backend, host in hosts.items()
+    }
+
+
+def _describe_memory(
+    hosts: dict[str, Hosted], watches: dict[str, MemoryWatch]
+) -> dict[str, dict[str, Any]]:
+    return {
+        backend: {
+            "driver_peak_mb": read_status(hosts[backend].pid, "VmHWM"),
+            "driver_growth_mb": round(watch.peak - watch.before, 1),
+        }
+        for backend, watch in watches.items()
+    }
+
+
+def check_kernels(facts: dict[str, dict[str, Any]]) -> list[str]:
+    """Return which backends interpreted what a kernel should have run, in words."""
+    return [
+        f"Expected kernels to run all leaves on `{backend}`, found"
+        f" {told['interpreted_leaves']} interpreted: {', '.join(told['reasons'])}."
+        for backend, told in facts.items()
+        if told["interpreted_leaves"]
+    ]
+
+
+def summarise(
+    num_clients: int,
+    seconds: Mapping[str, Sequence[float]],
+    fixed: Mapping[str, Sequence[float]],
+) -> dict[str, Any]:
+    """Return the figures of these rounds, the first two of each left out.
+
+    Args:
+        num_clients: of a round of `seconds`.
+        seconds: of each round, by who ran it.
+        fixed: the same, of rounds that are small.
+    """
+    medians = {name: statistics.median(s[_WARM_UP:]) for name, s in seconds.items()}
+    rates = {name: num_clients / median for name, median in medians.items()}
+    best = max(rate for name, rate in rates.items() if name.startswith("plain"))
+    return {
+        "clients_per_s": {name: round(rate, 2) for name, rate in rates.items()},
+        "ratio_to_plain": {
+            name: round(rate / best, 3)
+            for name, rate in rates.items()
+            if not name.startswith("plain")
+        },
+        "fixed_ms": {
+            name: round(1000 * statistics.median(s[_WARM_UP:]), 2)
+            for name, s in fixed.items()
+        },
+        "first_round_s": {name: round(s[0], 3) for name, s in seconds.items()},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    options = _parse(arguments)
+    keep_to_cpu()
+    figures, wrong = measure(options)
+    print(json.dumps(figures))
+    for message in wrong:
+        print(message, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The benchmark of rounds, in a short form: all of its parts, and what fails it."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import rounds
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(570)
+def test_benchmark_prints_one_line_of_figures_that_agree() -> None:
+    command = "benchmarks.rounds --workload tiny --clients 20 --workers 2 --rounds 1"
+
+    ran = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    (line,) = ran.stdout.splitlines()
+    figures = json.loads(line)
+    assert figures["clients"] == 20
+    assert figures["clients_per_s"].keys() >= {"plain", "local", "ray"}
+    assert figures["ratio_to_plain"].keys() == {"local", "ray"}
+    assert figures["fixed_ms"].keys() == {"local", "ray"}
+    assert len(figures["memory"]["ray"]["worker_peak_mb"]) == 2
+    assert figures["kernels"]["ray"] == {"interpreted_leaves": 0, "reasons": []}
+
+
+ONES, TWOS = [np.ones(3, np.float32)], [np.full(3, 2, np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("results", "named"),
+    [
+        ({"plain": ONES, "local": ONES, "ray": ONES}, []),
+        ({"plain": ONES, "local": ONES, "ray": TWOS}, ["`ray` differs", "same bits"]),
+        (
+            {"plain": ONES, "local": ONES, "ray": [ONES[0] + np.float32(1e-6)]},
+            ["same bits"],
+        ),
+        ({"plain": ONES, "plain_xla": TWOS}, ["`plain_xla` differs"]),
+    ],
+    ids=["agree", "other weights", "other bits", "XLA differs"],
+)
+def test_results_that_differ_are_named(results: Any, named: list[str]) -> None:
+    found = rounds.check_results(results)
+
+    assert len(found) == len(named)
+    for message, name in zip(found, named, strict=True):
+        assert name in message
+
+
+def test_medians_leave_out_the_rounds_that_warm_up() -> None:
+    seconds = {"plain": [9.0, 9.0, 2.0], "plain_xla": [9.0, 9.0, 1.0], "ray": [8, 9, 4]}
+
+    figures = rounds.summarise(8, seconds, {"ray": [9.0, 9.0, 0.005]})
+
+    assert figures["clients_per_s"] == {"plain": 4.0, "plain_xla": 8.0, "ray": 2.0}
+    assert figures["ratio_to_plain"] == {"ray": 0.25}
+    assert figures["fixed_ms"] == {"ray": 5.0}
+    assert figures["first_round_s"]["ray"] == 8
+
+
+def test_leaves_that_no_kernel_ran_are_told() -> None:
+    facts = {
+        "local": {"interpreted_leaves": 0, "reasons": []},
+        "ray": {"interpreted_leaves": 3, "reasons": ["`x` at clients"]},
+    }
+
+    (message,) = rounds.check_kernels(facts)
+
+    assert "`ray`, found 3 interpreted: `x` at clients" in message
