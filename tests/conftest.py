@@ -1,5 +1,6 @@
 """Fixtures that several test modules share, and the count of tests on real Ray."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import federated_language as fl
 import hypothesis
 import pytest
 import ray
+from ray._private import internal_api, worker
 
 import ray_fed
 from ray_fed.cluster.direct import RayExecutorFactory
@@ -37,6 +39,36 @@ def ray_cluster() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+class RayMemory:
+    """What Ray holds for this process."""
+
+    def num_references(self) -> int:
+        """Return how many objects this process has a share in, as lineage too."""
+        core: Any = worker.global_worker
+        return len(core.core_worker.get_all_reference_counts())
+
+    def stored_bytes(self) -> int:
+        """Return what all objects of the node's store take."""
+        (node,) = ray.nodes()
+        stats: Any = internal_api.node_stats(
+            node["NodeManagerAddress"], node["NodeManagerPort"]
+        )
+        return stats.store_stats.object_store_bytes_used
+
+    def settle(self, measure_now: Callable[[], int], target: int) -> int:
+        """Return a measure once it is down at its target, or after a while."""
+        deadline = time.monotonic() + 20
+        while measure_now() > target and time.monotonic() < deadline:
+            time.sleep(0.1)  # Ray frees what nobody needs a little later
+        return measure_now()
+
+
+@pytest.fixture
+def ray_memory(ray_cluster: None) -> RayMemory:
+    """Measures of the session's Ray."""
+    return RayMemory()
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,19 @@
 """Values that many calls take: put into the object store once, passed by reference."""
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import ray
 
 import ray_fed.values as values
+from ray_fed.values import Stored, StoredClients, StoredParts
 
 _INLINE_BYTES = 64 * 1024
 """Smaller values travel inside of a call: a trip to the object store costs more."""
+
+_REFERENCES_TOGETHER = 256
+"""In one argument of a task; Ray keeps arguments up to 100 KB in the call itself."""
 
 
 def store(value: Any) -> Any:
@@ -19,5 +25,71 @@ def store(value: Any) -> Any:
         return value
     reference = ray.put(value)
     if isinstance(value, list):
-        return values.StoredClients(reference, 0, len(cast("list[Any]", value)))
-    return values.Stored(reference)
+        return StoredClients(reference, 0, len(cast("list[Any]", value)))
+    return Stored(reference)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """Stands for a reference that travels beside an argument."""
+
+    index: int
+
+
+def detach(argument: Any) -> tuple[Any, list[list[Any]]]:
+    """Take references out of what a task takes, to travel in arguments of their own.
+
+    Ray stores an argument of more than 100 KB as an object. Where that holds references
+    and the task may be repeated, what they name is never freed: seen with Ray 2.60,
+    2026-11-21. Short lists of references stay in the call.
+
+    Args:
+        argument: a list of what leaves take, or a tuple of such lists.
+
+    Returns:
+        What `attach` makes the argument of, and short lists of references.
+    """
+    found: dict[Any, _Slot] = {}
+
+    def take(reference: Any) -> _Slot:
+        return found.setdefault(reference, _Slot(len(found)))
+
+    bare = _replace(argument, take)
+    held = list(found)
+    starts = range(0, len(held), _REFERENCES_TOGETHER)
+    return bare, [held[start : start + _REFERENCES_TOGETHER] for start in starts]
+
+
+def attach(bare: Any, held: Sequence[Sequence[Any]]) -> Any:
+    """Return the argument that `detach` took apart."""
+    references = [reference for together in held for reference in together]
+    return _replace(bare, lambda slot: references[slot.index])
+
+
+def _replace(argument: Any, fn: Callable[[Any], Any]) -> Any:
+    """Return an argument with other references; lists of clients hold none."""
+    parts: dict[int, StoredParts] = {}
+    if isinstance(argument, tuple):
+        lists = cast("tuple[list[Any], ...]", argument)
+        return tuple([_replace_in(part, fn, parts) for part in held] for held in lists)
+    return [_replace_in(part, fn, parts) for part in argument]
+
+
+def _replace_in(
+    value: Any, fn: Callable[[Any], Any], parts: dict[int, StoredParts]
+) -> Any:
+    match value:
+        case Stored():
+            return Stored(fn(value.reference))
+        case StoredClients():
+            return dataclasses.replace(value, reference=fn(value.reference))
+        case StoredParts():
+            if id(value) not in parts:  # an executor knows them by identity
+                held = tuple(_replace_in(part, fn, parts) for part in value.parts)
+                parts[id(value)] = StoredParts(held)
+            return parts[id(value)]
+        case tuple():
+            members = cast("tuple[Any, ...]", value)
+            return tuple(_replace_in(member, fn, parts) for member in members)
+        case _:
+            return value

@@ -19,7 +19,7 @@ import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.parts as parts
 import ray_fed.plan as plan
-from ray_fed.cluster import failures, workers
+from ray_fed.cluster import failures, object_store, workers
 from ray_fed.config import Config
 from ray_fed.values import Stored
 
@@ -80,9 +80,9 @@ class RayRunner(fl.framework.AsyncContext):
                 **options,
             },
         )
-        refs: list[Any] = task.remote(
-            self._pool, name, comp, arg, self._config.subrounds.timeout_s
-        )
+        bare, held = object_store.detach(arg)
+        timeout_s = self._config.subrounds.timeout_s
+        refs: list[Any] = task.remote(self._pool, name, comp, bare, timeout_s, *held)
         try:
             return await refs[0], refs[1:]
         except BaseException:  # a cancelled call ends its task too

@@ -18,7 +18,7 @@ import ray
 import ray_fed.errors as errors
 import ray_fed.notes as notes
 import ray_fed.plan as plan
-from ray_fed.cluster import leases
+from ray_fed.cluster import leases, object_store
 from ray_fed.cluster.connection import LostWorkerError, Worker, WorkerConnection
 from ray_fed.cluster.leaf_worker import LeafWorker
 from ray_fed.cluster.pool_host import PoolHost
@@ -52,7 +52,7 @@ RemotePoolHost: Any = cast("Any", ray.remote)(num_cpus=0, max_concurrency=1000)(
 
 @ray.remote(num_cpus=0)
 def run_plan(
-    pool: Any, name: str, comp: Any, arg: Any, timeout_s: float | None = None
+    pool: Any, name: str, comp: Any, arg: Any, timeout_s: float | None, *held: Any
 ) -> Any:
     """Run a subround or a finish on a leased worker.
 
@@ -60,8 +60,9 @@ def run_plan(
         pool: handle of the `PoolHost`.
         name: of the subround, unique among those of the pool.
         comp: a `plan.Subround` or `plan.Finish`.
-        arg: as `executors.evaluation` takes it; what is stored holds ObjectRefs.
+        arg: as `executors.evaluation` takes it, but for what is stored.
         timeout_s: seconds after which a worker counts as hung; None: never.
+        held: ObjectRefs of what is stored; see `object_store.detach`.
 
     Returns:
         An `Outcome` without values, then each value.
@@ -72,6 +73,7 @@ def run_plan(
         DeadlineError: the last time, it hung.
         ComputationError: the user's computation raised.
     """
+    arg = object_store.attach(arg, held)
     return asyncio.run(_run_plan(pool, name, comp, arg, timeout_s))
 
 

@@ -13,7 +13,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
@@ -24,10 +23,9 @@ from ray_fed.program import FileProgramStateManager, RayFederatedContext
 import federated_language as fl
 import numpy as np
 import pytest
-import ray
 import tensorflow as tf
 from numpy.typing import NDArray
-from ray._private import internal_api, worker
+from ray._private import worker
 from typing_extensions import override
 
 SIZE = 100_000
@@ -145,34 +143,11 @@ def read_sizes() -> Generator[list[int]]:
         yield sizes
 
 
-def num_references() -> int:
-    """Return how many objects this process has a share in, as lineage too."""
-    core: Any = worker.global_worker
-    return len(core.core_worker.get_all_reference_counts())
-
-
-def stored_bytes() -> int:
-    """Return what all objects of the node's store take."""
-    (node,) = ray.nodes()
-    stats: Any = internal_api.node_stats(
-        node["NodeManagerAddress"], node["NodeManagerPort"]
-    )
-    return stats.store_stats.object_store_bytes_used
-
-
-def settle(measure_now: Callable[[], int], target: int) -> int:
-    """Return a measure once it is down at its target, or after a while: Ray lags."""
-    deadline = time.monotonic() + 20
-    while measure_now() > target and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return measure_now()
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_state_stays_in_the_store_through_twenty_invocations(
-    ray_contexts: Any, local_contexts: Any, tmp_path: pathlib.Path
+    ray_contexts: Any, local_contexts: Any, tmp_path: pathlib.Path, ray_memory: Any
 ) -> None:
     seen = Seen()
     memory: Any = fl.program.MemoryReleaseManager()
@@ -180,20 +155,20 @@ def test_state_stays_in_the_store_through_twenty_invocations(
     references: list[int] = []
     with RayFederatedContext(ray_contexts(workers=2, seed=3)) as context:
         fl.framework.set_default_context(context)
-        before = settle(stored_bytes, 0)
+        before = ray_memory.settle(ray_memory.stored_bytes, 0)
         with read_sizes() as sizes:
 
             def on_round(_: int) -> None:
                 by_round.append(sizes.copy())
                 sizes.clear()
-                references.append(num_references())
+                references.append(ray_memory.num_references())
 
             releases = fl.program.GroupingReleaseManager([memory, seen])
             state = asyncio.run(run_program(context, tmp_path, releases, on_round))
             final: Any = asyncio.run(fl.program.materialize_value(state))
         found = final.model.tobytes()
         del state, final  # what was read is not copied out of the store
-        left = settle(stored_bytes, before)
+        left = ray_memory.settle(ray_memory.stored_bytes, before)
     expected, metrics = run_plainly(local_contexts(workers=2, seed=3))
 
     assert found == expected.model.tobytes()
