@@ -1,11 +1,13 @@
 """The mergeable form of a computation: what can be cut by clients, and the rest."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import federated_language as fl
 
 import ray_fed.errors as errors
+import ray_fed.values as values
 
 flf = fl.framework
 
@@ -96,6 +98,21 @@ class MergeableCompChain:
     def parameter(self) -> fl.Type | None:
         """The type of the argument; None where the computation takes none."""
         return self.stages[0].up_to_merge.type_signature.parameter
+
+    @functools.cached_property
+    def reads_clients(self) -> bool:
+        """Whether `after_merge` may read values of clients, not only pass them on.
+
+        Nothing but an intrinsic reads them.
+        """
+        return flf.computation_contains(self.after_merge, _takes_clients)
+
+
+def _takes_clients(block: flf.ComputationBuildingBlock) -> bool:
+    if not isinstance(block, flf.Intrinsic):
+        return False
+    parameter = values.function_type(block.type_signature).parameter
+    return parameter is not None and flf.type_contains(parameter, values.is_at_clients)
 
 
 def _partial_type(up_to_merge: flf.ConcreteComputation) -> fl.Type:

@@ -74,6 +74,7 @@ class ExecutionContext(flf.SyncContext):
                 store=store,
                 sinks=(self._sinks,),
                 call_s=_call_s(config),
+                leaves_out_clients=True,
             ),
         )
         self._thread: LoopThread | CallingThread | None = (

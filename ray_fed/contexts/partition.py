@@ -126,6 +126,17 @@ def slice_clients(arg: Any, type_spec: fl.Type | None, clients: range) -> Any:
     return values.map_placed(cut, arg, type_spec)
 
 
+def without_clients(arg: Any, type_spec: fl.Type) -> Any:
+    """Return an argument with stand-ins of the same length for values of clients."""
+
+    def leave_out(part_type: fl.Type, part: Any) -> Any:
+        if values.differs_by_client(part_type):
+            return values.StoredClients(None, 0, len(part))
+        return part
+
+    return values.map_placed(leave_out, arg, type_spec)
+
+
 def join_results(results: list[Any], type_spec: fl.Type) -> Any:
     """Return the results of leaves as the result of their cohort.
 

@@ -29,6 +29,8 @@ class RoundPolicy:
         sinks: receive events.
         call_s: seconds of clients that one call of a kernel may cover, about; None:
             all work is interpreted.
+        leaves_out_clients: whether runners take stand-ins for values of clients that a
+            finish does not read.
     """
 
     cut_leaves: Callable[[int], Sequence[range]]
@@ -39,6 +41,7 @@ class RoundPolicy:
     store: Callable[[Any], Any] = lambda value: value
     sinks: tuple[events.EventSink, ...] = ()
     call_s: float | None = None
+    leaves_out_clients: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

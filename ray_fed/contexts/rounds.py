@@ -83,6 +83,7 @@ class Rounds:
         async with self._round(spec, num_clients, cut) as call:
             if parameter is not None:
                 call.argument = [self._share(arg, parameter)]
+                call.at_finish = [self._at_finish(chain, call.argument[0], parameter)]
             call.slices = [
                 self._slice(call.argument, parameter, cut, run) for run in cut.runs
             ]
@@ -149,6 +150,14 @@ class Rounds:
             return self._policy.store(part)
 
         return values.map_placed(share, arg, parameter)
+
+    def _at_finish(
+        self, chain: MergeableCompChain, shared: Any, parameter: fl.Type
+    ) -> Any:
+        """Return the argument as a finish takes it."""
+        if chain.reads_clients or not self._policy.leaves_out_clients:
+            return shared
+        return partition.without_clients(shared, parameter)
 
     def _slice(
         self, argument: list[Any], parameter: fl.Type | None, cut: CohortCut, run: range
@@ -267,7 +276,8 @@ class Rounds:
             draw=self._draw(call),
             parts_type=parts_type,
         )
-        arg = (partials, [*call.argument, *call.merged])
+        before = [] if computation is None else [*call.at_finish, *call.merged]
+        arg = (partials, before)
         outcome = await self._dispatch(finish, arg, call.take_indices(1), call)
         return outcome.values[0] if parts_type is None else outcome.values
 
@@ -339,6 +349,7 @@ class _Call:
         spec: what was decided of it.
         cut: of its cohort.
         argument: the argument, if the computation takes one; at most one element.
+        at_finish: the same, as after-merge work takes it.
         slices: the same for each leaf, run by run.
         merged: by each stage that is done.
         next_index: of the next subround.
@@ -349,6 +360,7 @@ class _Call:
     spec: CallSpec
     cut: CohortCut
     argument: list[Any] = dataclasses.field(default_factory=list[Any])
+    at_finish: list[Any] = dataclasses.field(default_factory=list[Any])
     slices: Sequence[Sequence[list[Any]]] = ()
     merged: list[Any] = dataclasses.field(default_factory=list[Any])
     next_index: int = 0

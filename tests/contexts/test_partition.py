@@ -203,3 +203,10 @@ def test_heaviest_run_is_begun_first() -> None:
     cut = CohortCut.of(3, policy, DATA, [5, 9, 7])
 
     assert cut.heaviest_first == (1, 2, 0)
+
+
+def test_left_out_clients_keep_their_number() -> None:
+    found = partition.without_clients(([1, 2], (7, [3, 4])), NESTED)
+
+    gone = StoredClients(None, 0, 2)
+    assert found == (gone, (7, gone))
