@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ray_fed
 import ray_fed.errors as errors
 from ray_fed import plain
 from ray_fed import tensorflow as rtf
@@ -61,17 +60,9 @@ def direct() -> Iterator[StackFor]:
     leaf.close()
 
 
-@pytest.fixture(scope="module")
-def two_workers(ray_cluster: None) -> Iterator[RayExecutorFactory]:
-    """Two workers on Ray, gone after the last test here so that others fit."""
-    workers = ray_fed.Workers(count=2, num_cpus=0.5)
-    with RayExecutorFactory(ray_fed.Config(workers=workers)) as factory:
-        yield factory
-
-
 @pytest.fixture
-def on_ray(two_workers: RayExecutorFactory) -> StackFor:
-    return lambda num_clients: two_workers.create_executor({fl.CLIENTS: num_clients})
+def on_ray(ray_executors: RayExecutorFactory) -> StackFor:
+    return lambda num_clients: ray_executors.create_executor({fl.CLIENTS: num_clients})
 
 
 LOCAL_STACKS = ["direct", "one_leaf", "three_leaves", "debugging", "debugging_in_pairs"]
