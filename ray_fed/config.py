@@ -56,6 +56,7 @@ class Workers(_Frozen):
         num_gpus: of each actor; a fraction becomes a TensorFlow memory limit.
         resources: further Ray resources of each actor.
         start_timeout_s: seconds within which an actor must be ready.
+        client_bytes: of `program.ClientData` that each actor keeps between rounds.
     """
 
     count: Count | None = None
@@ -63,6 +64,7 @@ class Workers(_Frozen):
     num_gpus: Annotated[float, pydantic.Field(ge=0)] = 0.0
     resources: Mapping[str, float] = {}
     start_timeout_s: Seconds = 120.0
+    client_bytes: Annotated[int, pydantic.Field(ge=0)] = 2**30
 
 
 class Retry(_Frozen):

@@ -7,7 +7,8 @@ Python hands in structures of many containers; the inside knows one *plain* form
     SequenceType    `Rows`
     FederatedType   the member's form; a list of it where clients differ
 
-Anywhere in it, `External` may stand for the value that a file holds.
+Anywhere in it, `External` may stand for the value that a file holds. A `ClientRun` may
+stand for the values of clients, and a `ClientMember` for one.
 
 Plain values pickle, need neither names nor TensorFlow, and are read-only by
 convention.
@@ -22,6 +23,7 @@ import numpy as np
 import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.rows as rows
+from ray_fed.client_runs import ClientMember, as_run
 from ray_fed.values import (
     External,
     Plain,
@@ -56,7 +58,7 @@ def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Pla
     """
     if isinstance(value, fl.framework.Data) and not differs_by_client(type_spec):
         value = _plain_data(value, type_spec, label)
-    if isinstance(value, Stored | StoredParts | External):
+    if isinstance(value, Stored | StoredParts | External | ClientMember):
         return value
     match type_spec:
         case fl.TensorType():
@@ -93,6 +95,9 @@ def _plain_federated(value: object, type_spec: fl.FederatedType, label: str) -> 
         return to_plain(value, type_spec.member, label)
     if isinstance(value, StoredClients):
         return value
+    run = as_run(value, type_spec.member)
+    if run is not None:
+        return run
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise errors.ValueMismatchError(
             f"Expected {label} to be a list with a value for each client, as"

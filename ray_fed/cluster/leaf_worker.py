@@ -40,13 +40,16 @@ class LeafWorker:
     Args:
         num_threads: of TensorFlow.
         gpu_fraction: of the card that TensorFlow may fill; 0 hides every GPU.
+        client_bytes: of clients' data that is kept between rounds.
     """
 
-    def __init__(self, num_threads: int, gpu_fraction: float) -> None:
+    def __init__(
+        self, num_threads: int, gpu_fraction: float, client_bytes: int
+    ) -> None:
         from ray_fed.tensorflow import devices
 
         device = devices.configure(num_threads, gpu_fraction)
-        self._executor = stack.leaf_stack(device)
+        self._executor = stack.leaf_stack(device, client_bytes)
         self._loop = asyncio.new_event_loop()
         self._scopes: dict[str, dict[int, Any]] = {}
         self._freed: collections.deque[str] = collections.deque(maxlen=_FREED_SCOPES)
@@ -214,6 +217,10 @@ class LeafWorker:
                 )
                 held[key] = self._run(work)
         return list(noted)
+
+    def forget_clients(self, tokens: list[str]) -> None:
+        """Drop what is kept of clients whose sources are gone."""
+        self._executor.clients.forget(tokens)
 
     def drop(self, scope: str, keys: list[int]) -> None:
         """Drop values of a scope; those that it has not are ignored."""

@@ -7,6 +7,8 @@ from typing import Any, cast
 import ray
 
 import ray_fed.values as values
+from ray_fed.client_runs import ClientRun
+from ray_fed.cluster.stored_sources import StoredSource, store_run
 from ray_fed.values import Stored, StoredClients, StoredParts
 
 _INLINE_BYTES = 64 * 1024
@@ -19,8 +21,11 @@ _REFERENCES_TOGETHER = 256
 def store(value: Any) -> Any:
     """Put a large plain value into the object store; pass a small one on.
 
-    Clients become a run that is sliced without being read.
+    Clients become a run that is sliced without being read. Clients by reference stay
+    so; their source is put once, for as long as it lives.
     """
+    if isinstance(value, ClientRun):
+        return store_run(value)
     if values.count_bytes(value) < _INLINE_BYTES:
         return value
     reference = ray.put(value)
@@ -79,10 +84,10 @@ def _replace_in(
     value: Any, fn: Callable[[Any], Any], parts: dict[int, StoredParts]
 ) -> Any:
     match value:
-        case Stored():
-            return Stored(fn(value.reference))
-        case StoredClients():
+        case Stored() | StoredClients():
             return dataclasses.replace(value, reference=fn(value.reference))
+        case ClientRun():
+            return _replace_source(value, fn)
         case StoredParts():
             if id(value) not in parts:  # an executor knows them by identity
                 held = tuple(_replace_in(part, fn, parts) for part in value.parts)
@@ -93,3 +98,9 @@ def _replace_in(
             return tuple(_replace_in(member, fn, parts) for member in members)
         case _:
             return value
+
+
+def _replace_source(run: ClientRun, fn: Callable[[Any], Any]) -> ClientRun:
+    source = cast("StoredSource", run.source)
+    found = StoredSource(source.token, source.is_resident, fn(source.reference))
+    return dataclasses.replace(run, source=found)

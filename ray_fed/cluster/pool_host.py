@@ -158,6 +158,11 @@ class PoolHost:
         self._drop(worker)
         self._act()
 
+    async def forget_clients(self, tokens: list[str]) -> None:
+        """Have workers drop what they keep of clients whose sources are gone."""
+        for handle in self._handles.values():
+            handle.forget_clients.remote(tokens)
+
     async def close(self) -> None:
         """End all workers."""
         for worker in list(self._handles):

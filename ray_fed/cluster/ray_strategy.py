@@ -20,6 +20,7 @@ import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.blocks import Function
+from ray_fed.client_runs import ClientRun
 from ray_fed.cluster import object_store
 from ray_fed.cluster.connection import Worker
 from ray_fed.cluster.remote_executor import RemoteExecutor, RemoteValue
@@ -191,6 +192,8 @@ class RayFederatingStrategy(FederatingStrategy):
 def _place_members(worker: RemoteExecutor, part: Any, member: fl.Type) -> RemoteValue:
     serialised = blocks.serialise_type(member)
     bounds = None
+    if isinstance(part, ClientRun):
+        part = object_store.store(part)
     if isinstance(part, StoredClients):
         bounds = (part.start, part.stop)
         part = part.reference

@@ -1,8 +1,10 @@
 """The home of Ray: connect or start, see what there is, leave it as it was found."""
 
 import asyncio
+import collections
 import logging
 import math
+import weakref
 from typing import Any, cast
 
 import ray
@@ -10,6 +12,7 @@ import ray.exceptions
 
 import ray_fed.errors as errors
 import ray_fed.values as values
+from ray_fed.client_runs import ClientRun
 from ray_fed.cluster import failures, object_store, workers
 from ray_fed.cluster.inventory import expect_listener
 from ray_fed.cluster.leases import PooledWorker
@@ -42,6 +45,8 @@ class Session:
 
     def __init__(self, address: str | None, config: Config) -> None:
         self._config = config
+        self._tokens: set[str] = set()  # of sources whose clients workers may keep
+        self._gone: collections.deque[str] = collections.deque()
         self._owns_ray = _connect(address, config)
         try:
             self.num_workers = _count_workers(config)
@@ -62,8 +67,24 @@ class Session:
         ]
 
     def store(self, value: Any) -> Any:
-        """Put a large value into the object store once; see `object_store.store`."""
+        """Put a large value into the object store once; see `object_store.store`.
+
+        Sources of clients that are gone are forgotten on workers at the next call.
+        """
+        if isinstance(value, ClientRun) and value.source.token not in self._tokens:
+            token = value.source.token
+            self._tokens.add(token)
+            weakref.finalize(value.source, self._gone.append, token).atexit = False
+        self._forget_gone()
         return object_store.store(value)
+
+    def _forget_gone(self) -> None:
+        tokens: list[str] = []
+        while self._gone:
+            tokens.append(self._gone.popleft())
+        if tokens:
+            self._tokens.difference_update(tokens)
+            self._pool.forget_clients.remote(tokens)
 
     def sources(self) -> list[PooledWorker]:
         """Return all workers of the pool, to be held for as long as it lives."""

@@ -42,7 +42,8 @@ def start_worker(config: Config) -> Any:
         num_gpus=wanted.num_gpus,
         resources=dict(wanted.resources),
     )
-    return actor.remote(max(1, int(wanted.num_cpus)), wanted.num_gpus)
+    num_threads = max(1, int(wanted.num_cpus))
+    return actor.remote(num_threads, wanted.num_gpus, wanted.client_bytes)
 
 
 RemotePoolHost: Any = cast("Any", ray.remote)(num_cpus=0, max_concurrency=1000)(

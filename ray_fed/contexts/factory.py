@@ -335,10 +335,8 @@ def _build_local(address: str | None, config: Config) -> ExecutionContext:
 
 def _threaded_runners(config: Config) -> list[LocalRunner]:
     count = config.workers.count or os.cpu_count() or 1
-    return [
-        LocalRunner(leaf, f"thread {index}")
-        for index, leaf in enumerate(stack.threaded_leaves(count))
-    ]
+    leaves = stack.threaded_leaves(count, config.workers.client_bytes)
+    return [LocalRunner(leaf, f"thread {i}") for i, leaf in enumerate(leaves)]
 
 
 def _debugging_runners() -> list[LocalRunner]:

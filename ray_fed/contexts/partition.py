@@ -8,6 +8,7 @@ import numpy as np
 
 import ray_fed.errors as errors
 import ray_fed.values as values
+from ray_fed.client_runs import ClientRun
 from ray_fed.rows import Rows
 
 _BASE_WEIGHT = 10
@@ -45,7 +46,7 @@ def count_clients(arg: Any, type_spec: fl.Type | None, default: int) -> int:
     return counts[0][1] if counts else default
 
 
-def weigh_clients(arg: Any, type_spec: fl.Type | None) -> list[int] | None:
+def weigh_clients(arg: Any, type_spec: fl.Type | None) -> list[float] | None:
     """Return what each client's work will cost, as far as its data tell.
 
     Args:
@@ -56,15 +57,17 @@ def weigh_clients(arg: Any, type_spec: fl.Type | None) -> list[int] | None:
         In client order: rows of the client's sequences, and a base cost. None where no
         sequence is placed at clients, or its size is not known here.
     """
-    rows: list[list[int | None]] = []
+    rows: list[list[float | None]] = []
     if type_spec is None:
         return None
 
     def note(part_type: fl.Type, part: Any) -> Any:
-        if values.differs_by_client(part_type) and isinstance(part, list | tuple):
+        if isinstance(part, ClientRun):
+            weights = () if part.weights is None else part.weights
+            rows.append([float(weight) for weight in weights])
+        elif values.differs_by_client(part_type) and isinstance(part, list | tuple):
             member = values.member_type(part_type)
-            counts = [_count_rows(value, member) for value in part]
-            rows.append(counts)
+            rows.append([_count_rows(value, member) for value in part])
         return part
 
     values.map_placed(note, arg, type_spec)

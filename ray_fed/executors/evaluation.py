@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import federated_language as fl
+import numpy as np
 
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
@@ -19,6 +20,7 @@ import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.blocks import Function
+from ray_fed.client_runs import ClientRun
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.values import Plain, StoredClients
@@ -210,6 +212,9 @@ def _join(parts: Sequence[Any]) -> Sequence[Any]:
     first, last = parts[0], parts[-1]
     if isinstance(first, StoredClients):
         return StoredClients(first.reference, first.start, last.stop)
+    if isinstance(first, ClientRun):
+        positions = np.concatenate([part.positions for part in parts])
+        return ClientRun(first.source, first.type_signature, positions)
     return [member for part in parts for member in part]
 
 

@@ -16,7 +16,8 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.plan as plan
-import ray_fed.values as values
+from ray_fed.client_runs import ClientMember, ClientRun
+from ray_fed.executors.client_store import ClientStore
 from ray_fed.executors.evaluation import merge_subtrees
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.threads import ThreadDelegatingExecutor
@@ -146,9 +147,9 @@ class KernelRun:
         """Return accumulators as the normal form of a partial, and its type."""
         return self._graph.partial(accumulators)
 
-    def lay(self, clients: range, data: Sequence[Sequence[Any]]) -> Any:
+    def lay(self, clients: range, tensors: Sequence[Any]) -> Any:
         """Return the data of clients, by index in the cohort, as graphs take it."""
-        return self._graph.lay(data, clients)
+        return self._graph.lay(tensors, clients)
 
     async def leaf(self, clients: range, laid: Any) -> Sequence[Any]:
         """Return the accumulators at the end of a leaf.
@@ -174,8 +175,7 @@ class KernelRun:
 
 
 async def run_kernel(
-    executor: flf.Executor,
-    kernels: KernelCache,
+    executor: "LeafStack",
     subround: plan.Subround,
     inputs: flf.ExecutorValue,
     data: Sequence[Sequence[Any]],
@@ -184,15 +184,15 @@ async def run_kernel(
     """Return the partial of each of `subround.nodes`, embedded in the leaf stack.
 
     Args:
-        executor: embeds partials and merges them.
-        kernels: of the executor.
+        executor: has kernels and clients; embeds partials and merges them.
         subround: with a kernel, and a merge.
         inputs: what `server` of the kernel returned, embedded.
         data: for each of `data` of the kernel the plain values of all clients of the
-            subround, in order.
+            subround, in order; or runs of clients, which stand for them.
         check: called before each call; what it raises ends the run.
     """
     kernel = cast("plan.Kernel", subround.kernel)
+    kernels, store = executor.kernels, executor.clients
     loaded = kernels.load(kernel)
     if isinstance(loaded, plan.NoKernel):
         return loaded
@@ -201,10 +201,10 @@ async def run_kernel(
     first = subround.leaves[0].start
     partials: list[Sequence[Any]] = []
     try:
-        for group in _groups(subround.leaves, data):
+        for group in _groups(subround.leaves, data, store):
             clients = range(group[0].start, group[-1].stop)
             part = [m[clients.start - first : clients.stop - first] for m in data]
-            laid = run.lay(clients, part)
+            laid = run.lay(clients, _lay(loaded[0], kernel, part, store))
             for leaf in group:
                 inside = range(leaf.start - clients.start, leaf.stop - clients.start)
                 partials.append(await run.leaf(inside, laid))
@@ -221,8 +221,24 @@ async def run_kernel(
     return embedded
 
 
+def _lay(
+    graph: Any, kernel: plan.Kernel, data: Sequence[Sequence[Any]], store: ClientStore
+) -> Sequence[Any]:
+    """Return the values of clients as tensors; those that were laid before are kept."""
+
+    def make() -> Sequence[Any]:
+        return graph.lay_values([store.read_all(members) for members in data])
+
+    runs = [members for members in data if isinstance(members, ClientRun)]
+    if not runs or len(runs) < len(data):
+        return make()
+    key = (kernel.content, *(run.key for run in runs))
+    tokens = frozenset(run.source.token for run in runs)
+    return store.keep(key, tokens, make, graph.count_bytes)
+
+
 def _groups(
-    leaves: Sequence[range], data: Sequence[Sequence[Any]]
+    leaves: Sequence[range], data: Sequence[Sequence[Any]], store: ClientStore
 ) -> Iterator[list[range]]:
     """Yield runs of leaves whose data is laid at once: few copies, of bounded size."""
     group: list[range] = []
@@ -230,7 +246,7 @@ def _groups(
     first = leaves[0].start
     for leaf in leaves:
         inside = slice(leaf.start - first, leaf.stop - first)
-        size = sum(values.count_bytes(members[inside]) for members in data)
+        size = sum(store.count_bytes(members[inside]) for members in data)
         if group and num_bytes + size > _LAID_BYTES:
             yield group
             group, num_bytes = [], 0
@@ -259,11 +275,21 @@ class LeafStack(ReferenceResolvingExecutor):
     Args:
         target_executor: of the stack; owned.
         device: name of its device; None leaves it to TensorFlow.
+        client_bytes: of clients' data that is kept between rounds.
     """
 
-    def __init__(self, target_executor: flf.Executor, device: str | None) -> None:
+    def __init__(
+        self, target_executor: flf.Executor, device: str | None, client_bytes: int
+    ) -> None:
         super().__init__(target_executor)
-        self._kernels = KernelCache(device)
+        self.kernels = KernelCache(device)
+        self.clients = ClientStore(client_bytes)
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+        if isinstance(value, ClientMember):
+            value = self.clients.read(value)
+        return await super().create_value(value, type_spec)
 
     async def run_kernel(
         self,
@@ -273,11 +299,12 @@ class LeafStack(ReferenceResolvingExecutor):
         check: Callable[[], None] = lambda: None,
     ) -> list[flf.ExecutorValue] | plan.NoKernel:
         """See `run_kernel` of the module."""
-        return await run_kernel(self, self._kernels, subround, inputs, data, check)
+        return await run_kernel(self, subround, inputs, data, check)
 
     @override
     def close(self) -> None:
-        self._kernels.close()
+        self.kernels.close()
+        self.clients.close()
         super().close()
 
 

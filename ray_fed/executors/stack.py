@@ -28,22 +28,29 @@ from ray_fed.executors.threads import ThreadDelegatingExecutor
 flf = fl.framework
 
 
-def leaf_stack(device: Any = None) -> LeafStack:
+CLIENT_BYTES = 2**30
+"""Of clients' data that a stack keeps between rounds, where nobody says another."""
+
+
+def leaf_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> LeafStack:
     """Return a stack that runs all unplaced work, and kernels of client work.
 
     Args:
         device: a `tf.config.LogicalDevice`, or None.
+        client_bytes: of clients' data that is kept between rounds.
     """
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
     name = None if device is None else device.name
-    return LeafStack(SequenceExecutor(EagerTFExecutor(device)), name)
+    return LeafStack(SequenceExecutor(EagerTFExecutor(device)), name, client_bytes)
 
 
-def threaded_leaves(num_threads: int) -> list[ThreadedLeaf]:
-    """Return leaf stacks, each on a thread of its own."""
+def threaded_leaves(
+    num_threads: int, client_bytes: int = CLIENT_BYTES
+) -> list[ThreadedLeaf]:
+    """Return leaf stacks, each on a thread of its own; see `leaf_stack`."""
     return [
-        ThreadedLeaf(leaf_stack(), f"ray_fed leaf {index}")
+        ThreadedLeaf(leaf_stack(None, client_bytes), f"ray_fed leaf {index}")
         for index in range(num_threads)
     ]
 

@@ -10,11 +10,15 @@
 Release managers are federated_language's own.
 """
 
+from ray_fed.client_runs import ClientReference
+from ray_fed.program.client_data import ClientData
 from ray_fed.program.context import RayFederatedContext
 from ray_fed.program.managers import FileProgramStateManager
 from ray_fed.program.references import RayValueReference
 
 __all__ = [
+    "ClientData",
+    "ClientReference",
     "FileProgramStateManager",
     "RayFederatedContext",
     "RayValueReference",

@@ -137,11 +137,25 @@ class ClientKernel:
         )
         return added
 
-    def lay(self, data: Sequence[Sequence[Any]], clients: range) -> LaidClients:
-        """Return some clients' data as `run` takes it.
+    def lay_values(self, data: Sequence[Sequence[Any]]) -> list[tf.Tensor]:
+        """Return some clients' data as tensors, to be used in any round.
 
         Args:
             data: of each of `plan.Kernel.data` the clients' plain values, in order.
+        """
+        with tf.device(self._device):
+            return self._layout.lay(list(zip(*data, strict=True)))
+
+    @staticmethod
+    def count_bytes(tensors: Sequence[tf.Tensor]) -> int:
+        """Return about how many bytes tensors that were laid hold."""
+        return sum(int(tf.size(tensor)) * tensor.dtype.size for tensor in tensors)
+
+    def lay(self, tensors: Sequence[tf.Tensor], clients: range) -> LaidClients:
+        """Return some clients' data as `run` takes it in this round.
+
+        Args:
+            tensors: what `lay_values` returned.
             clients: their places among those that `draws.at_client` counts.
         """
         of_clients: list[Any] = [
@@ -153,7 +167,7 @@ class ClientKernel:
             return LaidClients(
                 tf.constant(self._states(self._fold_grafts, None), tf.int64),
                 tf.constant(np.reshape(of_clients, shape), tf.int64),
-                self._layout.lay(list(zip(*data, strict=True))),
+                tensors,
             )
 
     def _states(self, grafts: Grafts, position: int | None) -> Array:

@@ -24,6 +24,7 @@ import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.external as external
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
+from ray_fed.client_runs import ClientMember
 
 Normal = Any
 """A value in the normal form that the module describes."""
@@ -57,10 +58,7 @@ def normalise(value: Any, type_spec: fl.Type) -> Normal:
     Raises:
         ValueMismatchError: the value is not of the type, or the type is placed.
     """
-    if isinstance(value, fl.framework.Data):
-        value = plain.to_plain(value, type_spec)
-    if isinstance(value, values.External):
-        value = external.read(value.uri, type_spec)
+    value = _read(value, type_spec)
     match type_spec:
         case fl.TensorType():
             return _normalise_tensor(value, type_spec)
@@ -87,6 +85,15 @@ def normalise(value: Any, type_spec: fl.Type) -> Normal:
                 "Expected a tensor, sequence, structure or function, found the type"
                 f" `{type_spec}`: placements are for the executors above."
             )
+
+
+def _read(value: Any, type_spec: fl.Type) -> Any:
+    """Return what a value stands for, if it stands for another."""
+    if isinstance(value, fl.framework.Data):
+        value = plain.to_plain(value, type_spec)
+    if isinstance(value, values.External):
+        return external.read(value.uri, type_spec)
+    return value.read() if isinstance(value, ClientMember) else value
 
 
 def _normalise_tensor(value: Any, type_spec: fl.TensorType) -> tf.Tensor:

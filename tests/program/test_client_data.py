@@ -1,0 +1,300 @@
+"""Clients by reference: read where the work is, once, with the bits of plain values."""
+
+import collections
+import gc
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import ray
+import tensorflow as tf
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.client_runs import ClientRun
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.executors import stack
+from ray_fed.executors.client_store import ClientStore
+from ray_fed.program import ClientData
+
+ContextFactory = Callable[..., ExecutionContext]
+flf = fl.framework
+ROWS = fl.TensorType(np.float32, [3])
+DATASET = fl.SequenceType(ROWS)
+AT_CLIENTS = fl.FederatedType(DATASET, fl.CLIENTS)
+
+
+@rtf.computation(DATASET, np.float32)
+def total(dataset: Any, scale: Any) -> Any:
+    def add(sum_so_far: Any, row: Any) -> Any:
+        return sum_so_far + row * scale
+
+    return dataset.reduce(tf.zeros(3), add)
+
+
+@fl.federated_computation(AT_CLIENTS, fl.FederatedType(np.float32, fl.SERVER))
+def mean_of_totals(data: Any, scale: Any) -> Any:
+    pair = fl.federated_zip((data, fl.federated_broadcast(scale)))
+    return fl.federated_mean(fl.federated_map(total, pair))
+
+
+@fl.federated_computation(AT_CLIENTS, fl.FederatedType(np.float32, fl.SERVER))
+def totals(data: Any, scale: Any) -> Any:
+    pair = fl.federated_zip((data, fl.federated_broadcast(scale)))
+    return fl.federated_map(total, pair)
+
+
+def values_of(num_clients: int) -> list[list[Any]]:
+    rng = np.random.default_rng(7)
+    sizes = rng.integers(0, 9, num_clients)
+    return [list(rng.normal(size=(size, 3)).astype(np.float32)) for size in sizes]
+
+
+@pytest.fixture(
+    params=["local", "no kernels", pytest.param("ray", marks=pytest.mark.ray)]
+)
+def context(request: pytest.FixtureRequest) -> ExecutionContext:
+    if request.param == "ray":
+        return request.getfixturevalue("ray_contexts")(workers=2, subrounds=3)
+    build = request.getfixturevalue("local_contexts")
+    kernels = {"enabled": request.param == "local"}
+    return build(workers=2, subrounds=3, kernels=kernels)
+
+
+@pytest.mark.parametrize("computation", [mean_of_totals, totals])
+def test_held_values_give_the_bits_of_plain_ones(
+    context: ExecutionContext, computation: Any
+) -> None:
+    clients = values_of(11)
+    data = ClientData.from_values(clients, DATASET)
+
+    expected = context.invoke(computation, (clients, 2.0))
+    cohorts = [data, data[:], data.select(range(11)), list(data)]
+    found = [context.invoke(computation, (cohort, 2.0)) for cohort in cohorts]
+
+    for result in found:
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_loaded_values_give_the_bits_of_plain_ones(context: ExecutionContext) -> None:
+    clients = dict(zip("abcdefghijk", values_of(11), strict=True))
+    data = ClientData.from_function(clients, lambda name: clients[name], DATASET)
+    cohort = ["k", "a", "f", "b"]
+
+    expected = context.invoke(mean_of_totals, ([clients[c] for c in cohort], 0.5))
+    found = context.invoke(mean_of_totals, (data.select(cohort), 0.5))
+
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_each_client_is_loaded_once_by_a_worker(
+    context: ExecutionContext, tmp_path: pathlib.Path
+) -> None:
+    clients = values_of(9)
+
+    def load(client: int) -> Any:
+        with (tmp_path / f"{client}").open("a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()}\n")
+        return clients[client]
+
+    data = ClientData.from_function(range(9), load, DATASET)
+    results = [context.invoke(mean_of_totals, (data, 1.0)) for _ in range(4)]
+
+    assert all(np.array_equal(result, results[0]) for result in results)
+    runs = [(tmp_path / f"{client}").read_text().split() for client in range(9)]
+    stores = 1 if context.config.backend == "ray" else 2  # of a process: one a thread
+    assert all(max(collections.Counter(pids).values()) <= stores for pids in runs)
+
+
+def test_list_of_clients_may_repeat_one(context: ExecutionContext) -> None:
+    clients = values_of(3)
+    data = ClientData.from_values(clients, DATASET)
+
+    found = context.invoke(totals, ([data[2], data[0], data[2]], 1.0))
+
+    expected = context.invoke(totals, ([clients[2], clients[0], clients[2]], 1.0))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_function_that_raises_names_the_client(context: ExecutionContext) -> None:
+    def load(client: str) -> Any:
+        if client == "bert":
+            raise OSError("the disk is gone")
+        return []
+
+    data = ClientData.from_function(["anna", "bert"], load, DATASET)
+
+    with pytest.raises(errors.ComputationError, match=r"'bert'.*OSError.*disk is gone"):
+        context.invoke(mean_of_totals, (data, 1.0))
+    assert context.invoke(totals, (data[:1], 1.0)) is not None
+
+
+def test_function_that_returns_another_type_names_the_client(
+    context: ExecutionContext,
+) -> None:
+    data = ClientData.from_function([8, 9], np.float32, DATASET)
+
+    with pytest.raises(errors.ValueMismatchError, match=r"what client [89] has"):
+        context.invoke(mean_of_totals, (data, 1.0))
+
+
+def test_clients_of_another_type_are_refused(context: ExecutionContext) -> None:
+    data = ClientData.from_values([1.0, 2.0], np.float32)
+
+    with pytest.raises(errors.ValueMismatchError, match="what a client has"):
+        context.invoke(mean_of_totals, (data, 1.0))
+
+
+def test_debugging_stack_reads_clients_too() -> None:
+    clients = values_of(3)
+    factory = stack.thread_debugging_executor_factory()
+    context = flf.SyncExecutionContext(factory)
+    data = ClientData.from_values(clients, DATASET)
+
+    found = context.invoke(totals, (data, np.float32(1.0)))
+
+    expected = context.invoke(totals, (clients, np.float32(1.0)))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_references_tell_ids_and_weights() -> None:
+    data = ClientData.from_values({"a": [[1.0] * 3] * 4, "b": []}, DATASET)
+
+    assert [(client.id, client.weight) for client in data] == [("a", 4.0), ("b", 0.0)]
+    assert data[1:].ids == ("b",)
+    assert data.select(["b", "a", "b"]).ids == ("b", "a", "b")
+    assert len(data.select([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: ClientData.from_values([[1.0]], DATASET), r"what client 0 has"),
+        (
+            lambda: ClientData.from_values([[]], DATASET, weights=[1.0, 2.0]),
+            "one weight for each of 1 clients, found 2",
+        ),
+        (
+            lambda: ClientData.from_values([[]], DATASET, weights=[-1.0]),
+            "weights of at least 0",
+        ),
+        (
+            lambda: ClientData.from_function("aa", list, DATASET),
+            "an id of its own",
+        ),
+        (
+            lambda: ClientData.from_values([[]], DATASET).select([3]),
+            r"ids of these 1 clients, found \[3\]",
+        ),
+    ],
+)
+def test_bad_input_is_refused(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(errors.UserError, match=message):
+        build()
+
+
+@pytest.mark.ray
+def test_source_is_put_once_and_freed_with_its_last_holder(
+    ray_contexts: ContextFactory, ray_memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ray_contexts(workers=2, subrounds=3)
+    put: list[Any] = []
+    put_value = ray.put
+
+    def noting(value: Any, **options: Any) -> Any:
+        put.append(type(value).__name__)
+        return put_value(value, **options)
+
+    monkeypatch.setattr(ray, "put", noting)
+    vector = fl.TensorType(np.float32, [200_000])
+    clients = [np.full([200_000], i, np.float32) for i in range(6)]
+    data = ClientData.from_values(clients, vector)
+
+    @fl.federated_computation(fl.FederatedType(vector, fl.CLIENTS))
+    def mean(values: Any) -> Any:
+        return fl.federated_mean(values)
+
+    gc.collect()
+    before = ray_memory.stored_bytes()
+    for _ in range(3):
+        np.testing.assert_array_equal(context.invoke(mean, data)[:2], [2.5, 2.5])
+    held = ray_memory.stored_bytes()
+    del data
+    gc.collect()
+    context.invoke(mean, [np.zeros([200_000], np.float32)])  # workers hear of it
+
+    assert put[:2] == ["list", "_ChunkedSource"]
+    assert held - before > 6 * 800_000
+    assert ray_memory.settle(ray_memory.stored_bytes, before) <= before
+
+
+class TestClientStore:
+    def test_keeps_no_more_than_it_may(self) -> None:
+        loads: list[int] = []
+
+        def load(client: int) -> Any:
+            loads.append(client)
+            return np.zeros([10], np.float32)
+
+        data = ClientData.from_function(range(3), load, fl.TensorType(np.float32, [10]))
+        store = ClientStore(max_bytes=80)  # two of them
+
+        for position in (0, 1, 0, 2, 0, 1):
+            store.read(data[position])
+
+        assert loads == [0, 1, 2, 1]
+
+    def test_hands_out_what_is_too_large_to_keep(self) -> None:
+        data = ClientData.from_function(
+            [0], lambda _: np.zeros([10], np.float32), fl.TensorType(np.float32, [10])
+        )
+        store = ClientStore(max_bytes=4)
+
+        assert store.read(data[0]).shape == (10,)
+        assert store.count_bytes(data) == 40
+
+    def test_measures_and_reads_what_is_no_run(self) -> None:
+        store = ClientStore(max_bytes=100)
+
+        assert store.count_bytes([np.zeros(3, np.float32)]) == 12
+        assert store.read_all([1, 2]) == [1, 2]
+
+    @pytest.mark.parametrize("end", ["close", "forget", "the source is gone"])
+    def test_drops_all_in_the_end(self, end: str) -> None:
+        vector = fl.TensorType(np.float32, [10])
+
+        def load(_: int) -> Any:
+            return np.zeros([10], np.float32)
+
+        data = ClientData.from_function(range(2), load, vector)
+        other = ClientData.from_function(range(2), load, vector)
+        store = ClientStore(max_bytes=1000)
+        for position in range(2):
+            store.read(data[position])
+            store.read(other[position])
+        assert store.num_bytes == 160
+
+        if end == "close":
+            store.close()
+            assert store.num_bytes == 0
+            return
+        if end == "forget":
+            store.forget([data.source.token])
+        else:
+            del data
+            gc.collect()
+            store.read(other[0])
+
+        assert store.num_bytes == 80
+
+
+def test_run_is_cut_without_being_read() -> None:
+    data = ClientData.from_function(range(5), lambda _: 1 / 0, DATASET)
+
+    run = ClientRun(data.source, data.type_signature, data.positions)[1:4]
+
+    assert list(run.positions) == [1, 2, 3]
