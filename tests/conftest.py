@@ -111,6 +111,12 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
         session.close()
 
 
+@pytest.fixture(scope="session", params=[1, 3, 2])
+def num_workers(request: pytest.FixtureRequest) -> int:
+    """Sizes of pools; pytest runs the tests of one size together, over one pool."""
+    return request.param
+
+
 @pytest.fixture(scope="session")
 def ray_executors(ray_cluster: None) -> Iterator[RayExecutorFactory]:
     """Stacks without subrounds on two workers, small enough beside any other pool."""

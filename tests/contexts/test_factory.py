@@ -115,14 +115,13 @@ def test_bits_do_not_depend_on_the_cut_locally(
 @pytest.mark.claim("semantics.60")
 @pytest.mark.ray
 @pytest.mark.parametrize("subrounds", [1, 4, 7])
-@pytest.mark.parametrize("workers", [3, 1, 2])
 def test_bits_on_ray_equal_local_ones(
     ray_contexts: ContextFactory,
     expected_bits: dict[str, bytes],
-    workers: int,
+    num_workers: int,
     subrounds: int,
 ) -> None:
-    context = ray_contexts(workers=workers, subrounds=subrounds)
+    context = ray_contexts(workers=num_workers, subrounds=subrounds)
 
     result = context.invoke(one_round, [client_data(), MODEL])
 

@@ -49,15 +49,14 @@ def expected(job: Job) -> Iterator[list[bytes]]:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("subrounds", [1, 4, 7])
-@pytest.mark.parametrize("workers", [2, 1, 3])
 def test_weights_on_ray_equal_local_ones(
     ray_contexts: ContextFactory,
     job: Job,
     expected: list[bytes],
-    workers: int,
+    num_workers: int,
     subrounds: int,
 ) -> None:
-    context = ray_contexts(workers=workers, subrounds=subrounds)
+    context = ray_contexts(workers=num_workers, subrounds=subrounds)
 
     weights = train(context, job)
 
