@@ -31,11 +31,13 @@ class ClientSource(abc.ABC):
             read.
         opens_once: whether the first read opens a way to all, so that whoever reads
             should keep the source itself.
+        num_bytes: of the arrays that are at hand.
     """
 
     token: str
     is_resident: bool
     opens_once: bool = False
+    num_bytes: int = 0
 
     @abc.abstractmethod
     def read(self, position: int) -> Plain:

@@ -10,6 +10,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.plain as plain
+import ray_fed.values as values
 from ray_fed.client_runs import ClientSource
 from ray_fed.values import Plain
 
@@ -26,6 +27,7 @@ class HeldSource(ClientSource):
     def __init__(self, held: Sequence[Plain]) -> None:
         self.token = uuid.uuid4().hex
         self.held = held
+        self.num_bytes = values.count_bytes(list(held))
 
     @override
     def read(self, position: int) -> Plain:

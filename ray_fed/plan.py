@@ -269,6 +269,8 @@ class Outcome:
         kernel_leaves: how many leaves a kernel ran.
         no_kernel: why others were interpreted, if a kernel was asked for.
         lost: the attempts that came to nothing, in order.
+        value_bytes: of the arrays in each value that left a worker's node; empty where
+            values stay in this process.
     """
 
     values: tuple[object, ...]
@@ -281,3 +283,4 @@ class Outcome:
     kernel_leaves: int = 0
     no_kernel: str | None = None
     lost: tuple[Attempt, ...] = ()
+    value_bytes: tuple[int, ...] = ()

@@ -32,9 +32,11 @@ class Stored:
 
     Attributes:
         reference: whatever the store gave for it; opaque here.
+        num_bytes: of the value's arrays, about; 0 where nobody counted.
     """
 
     reference: object
+    num_bytes: int = dataclasses.field(default=0, compare=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,20 +18,26 @@ _REFERENCES_TOGETHER = 256
 """In one argument of a task; Ray keeps arguments up to 100 KB in the call itself."""
 
 
-def store(value: Any) -> Any:
+def store(value: Any) -> tuple[Any, int]:
     """Put a large plain value into the object store; pass a small one on.
 
     Clients become a run that is sliced without being read. Clients by reference stay
-    so; their source is put once, for as long as it lives.
+    so; their source is put once, for as long as it lives. What is stored stays.
+
+    Returns:
+        What stands for the value, and the bytes of its arrays: those of a source count
+        when it is put.
     """
     if isinstance(value, ClientRun):
         return store_run(value)
-    if values.count_bytes(value) < _INLINE_BYTES:
-        return value
+    num_bytes = values.count_bytes(value)
+    if num_bytes < _INLINE_BYTES or isinstance(value, Stored):
+        return value, num_bytes
     reference = ray.put(value)
     if isinstance(value, list):
-        return StoredClients(reference, 0, len(cast("list[Any]", value)))
-    return Stored(reference)
+        count = len(cast("list[Any]", value))
+        return StoredClients(reference, 0, count), num_bytes
+    return Stored(reference, num_bytes), num_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,7 +116,7 @@ class RayFederatingStrategy(FederatingStrategy):
             return await gather_by_index(
                 w.create_value(found, type_spec) for w in self._workers
             )
-        found = object_store.store(found)
+        found, _ = object_store.store(found)
         found = found.reference if isinstance(found, Stored) else found
         return [
             embedded
@@ -193,7 +193,7 @@ def _place_members(worker: RemoteExecutor, part: Any, member: fl.Type) -> Remote
     serialised = blocks.serialise_type(member)
     bounds = None
     if isinstance(part, ClientRun):
-        part = object_store.store(part)
+        part, _ = object_store.store(part)
     if isinstance(part, StoredClients):
         bounds = (part.start, part.stop)
         part = part.reference

@@ -59,7 +59,7 @@ class RayRunner(fl.framework.AsyncContext):
         if comp.parts_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
         if _stays_stored(comp):
-            held: list[Any] = [Stored(ref) for ref in results]
+            held: list[Any] = list(map(Stored, results, outcome.value_bytes))
         else:
             held = [await ref for ref in results]
         return dataclasses.replace(outcome, values=tuple(held))

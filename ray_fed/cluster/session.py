@@ -66,7 +66,7 @@ class Session:
             for _ in range(_RUNNERS_PER_WORKER * self.num_workers)
         ]
 
-    def store(self, value: Any) -> Any:
+    def store(self, value: Any) -> tuple[Any, int]:
         """Put a large value into the object store once; see `object_store.store`.
 
         Sources of clients that are gone are forgotten on workers at the next call.

@@ -24,15 +24,20 @@ _stored = weakref.WeakKeyDictionary()
 """Of each source the job and what stands for it in that job's object store."""
 
 
-def store_run(run: ClientRun) -> ClientRun:
-    """Return a run whose source is in the object store, put there the first time."""
-    source = run.source
+def store_run(run: ClientRun) -> tuple[ClientRun, int]:
+    """Return a run whose source is in the object store, put there the first time.
+
+    Returns:
+        The run, and how many bytes of values were put.
+    """
+    source, num_bytes = run.source, 0
     if not isinstance(source, StoredSource):
         job = ray.get_runtime_context().get_job_id()
         if _stored.get(source, ("", None))[0] != job:
             _stored[source] = (job, _store_source(source))
+            num_bytes = source.num_bytes
         source = _stored[source][1]
-    return dataclasses.replace(run, source=source, weights=None)
+    return dataclasses.replace(run, source=source, weights=None), num_bytes
 
 
 def _store_source(source: ClientSource) -> "StoredSource":

@@ -18,6 +18,7 @@ import ray
 import ray_fed.errors as errors
 import ray_fed.notes as notes
 import ray_fed.plan as plan
+import ray_fed.values as values
 from ray_fed.cluster import leases, object_store
 from ray_fed.cluster.connection import LostWorkerError, Worker, WorkerConnection
 from ray_fed.cluster.leaf_worker import LeafWorker
@@ -106,6 +107,7 @@ async def _run_plan(
         evaluated.kernel_leaves,
         evaluated.no_kernel,
         lease.lost,
+        tuple(values.count_bytes(value) for value in evaluated.values),
     )
     return (outcome, *evaluated.values)
 

@@ -53,7 +53,7 @@ class ExecutionContext(flf.SyncContext):
         config: Config,
         runners: Sequence[flf.AsyncContext],
         num_workers: int,
-        store: Callable[[Any], Any],
+        store: Callable[[Any], tuple[Any, int]],
         on_close: Callable[[], None],
         fetch: Callable[[Any], Awaitable[Any]] | None = None,
     ) -> None:
@@ -330,7 +330,7 @@ def _build_local(address: str | None, config: Config) -> ExecutionContext:
         for runner in runners:
             runner.close()
 
-    return ExecutionContext(config, runners, len(runners), lambda value: value, close)
+    return ExecutionContext(config, runners, len(runners), RoundPolicy.store, close)
 
 
 def _threaded_runners(config: Config) -> list[LocalRunner]:

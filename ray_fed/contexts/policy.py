@@ -25,7 +25,8 @@ class RoundPolicy:
         replicas: leaves of such a call, each with the whole argument; None: as many
             as its cohort is cut into.
         seed: of the random numbers of all calls.
-        store: makes a value that many subrounds share cheap to pass along.
+        store: makes a value that many subrounds share cheap to pass along; returns what
+            stands for it, and how many bytes of arrays leave this process.
         sinks: receive events.
         call_s: seconds of clients that one call of a kernel may cover, about; None:
             all work is interpreted.
@@ -38,7 +39,7 @@ class RoundPolicy:
     default_num_clients: int = 0
     replicas: int | None = None
     seed: int = 0
-    store: Callable[[Any], Any] = lambda value: value
+    store: Callable[[Any], tuple[Any, int]] = lambda value: (value, 0)
     sinks: tuple[events.EventSink, ...] = ()
     call_s: float | None = None
     leaves_out_clients: bool = False

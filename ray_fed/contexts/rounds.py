@@ -82,11 +82,9 @@ class Rounds:
         cut = CohortCut.of(num_clients, self._policy, parameter, weights)
         async with self._round(spec, num_clients, cut) as call:
             if parameter is not None:
-                call.argument = [self._share(arg, parameter)]
+                call.argument = [self._share(arg, parameter, call)]
                 call.at_finish = [self._at_finish(chain, call.argument[0], parameter)]
-            call.slices = [
-                self._slice(call.argument, parameter, cut, run) for run in cut.runs
-            ]
+            call.slices = [self._slice(call, parameter, run) for run in cut.runs]
             *earlier, last = chain.stages
             for stage in earlier:
                 partials = await self._run_up_to_merge(stage, call)
@@ -106,8 +104,8 @@ class Rounds:
         whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,))
         async with self._round(spec, num_clients, whole) as call:
             if parameter is not None:
-                call.argument = [self._share(arg, parameter)]
-            call.slices = [[call.argument]]
+                call.argument = [self._share(arg, parameter, call)]
+            call.slices = [self._slice(call, parameter, range(1))]
             parts_type = spec.parts_type(comp.type_signature.result)
             (held,) = await self._run_leaves(comp, None, call, parts_type)
             return held[0] if parts_type is None else held
@@ -127,7 +125,11 @@ class Rounds:
         for note in notes.in_order(call.notes):
             self._emit(events.of_note(note, round_index))
         seconds = time.monotonic() - started
-        self._emit(events.RoundFinished(round_index, seconds))
+        self._emit(
+            events.RoundFinished(
+                round_index, seconds, call.bytes_broadcast, sum(call.bytes_sliced)
+            )
+        )
 
     def _draw(self, call: "_Call") -> DrawKey:
         return DrawKey(self._policy.seed, call.spec.round_index)
@@ -136,18 +138,21 @@ class Rounds:
         for sink in self._policy.sinks:
             sink.on_event(event)
 
-    def _share(self, arg: Any, parameter: fl.Type | None) -> Any:
+    def _share(self, arg: Any, parameter: fl.Type, call: "_Call") -> Any:
         """Store what all subrounds see; leave what is cut by clients."""
-        if parameter is None:
-            return None
+
+        def store(value: Any) -> Any:
+            stored, num_bytes = self._policy.store(value)
+            call.bytes_broadcast += num_bytes
+            return stored
 
         def share(part_type: fl.Type, part: Any) -> Any:
             if values.differs_by_client(part_type):
                 return part
             if values.holds_stored(part):
                 held = parts.split(part, part_type)
-                return values.StoredParts(tuple(map(self._policy.store, held)))
-            return self._policy.store(part)
+                return values.StoredParts(tuple(map(store, held)))
+            return store(part)
 
         return values.map_placed(share, arg, parameter)
 
@@ -160,21 +165,22 @@ class Rounds:
         return partition.without_clients(shared, parameter)
 
     def _slice(
-        self, argument: list[Any], parameter: fl.Type | None, cut: CohortCut, run: range
+        self, call: "_Call", parameter: fl.Type | None, run: range
     ) -> list[list[Any]]:
         """Return the argument of each leaf of a run; the run's clients stored once."""
+        call.bytes_sliced.append(0)
         if parameter is None:
             return [[] for _ in run]
-        (arg,) = argument
-        leaves = [cut.leaves[index] for index in run]
+        (arg,) = call.argument
+        leaves = [call.cut.leaves[index] for index in run]
         clients = range(leaves[0].start, leaves[-1].stop)
 
         def store(part_type: fl.Type, part: Any) -> Any:
-            return (
-                self._policy.store(part)
-                if values.differs_by_client(part_type)
-                else part
-            )
+            if not values.differs_by_client(part_type):
+                return part
+            stored, num_bytes = self._policy.store(part)
+            call.bytes_sliced[-1] += num_bytes
+            return stored
 
         sliced = partition.slice_clients(arg, parameter, clients)
         stored = values.map_placed(store, sliced, parameter)
@@ -224,7 +230,11 @@ class Rounds:
                 self._policy.call_s or 0.0,
             )
             args = call.leaf_args(index)
-            return (await self._dispatch(subround, args, first + index, call)).values
+            num_bytes = call.bytes_sliced[index]
+            outcome = await self._dispatch(
+                subround, args, first + index, call, num_bytes
+            )
+            return outcome.values
 
         return await gather_by_index(
             (run(index, leaves) for index, leaves in enumerate(call.cut.runs)),
@@ -287,7 +297,7 @@ class Rounds:
         result_type = values.member_type(stage.up_to_merge.type_signature.result)
         if call.spec.parts_type(result_type) is not None:
             merged = parts.join(merged, result_type)
-        return self._share(merged, result_type)
+        return self._share(merged, result_type, call)
 
     async def _run_after_merge(
         self,
@@ -305,7 +315,12 @@ class Rounds:
         return partition.join_results(results, result_type)
 
     async def _dispatch(
-        self, comp: Any, arg: Any, subround_index: int, call: "_Call"
+        self,
+        comp: Any,
+        arg: Any,
+        subround_index: int,
+        call: "_Call",
+        bytes_sliced: int = 0,
     ) -> plan.Outcome:
         runner = await self._free.get()
         started = time.monotonic()
@@ -336,6 +351,8 @@ class Rounds:
                 kernel_leaves=outcome.kernel_leaves,
                 no_kernel=outcome.no_kernel,
                 lost=outcome.lost,
+                bytes_sliced=bytes_sliced,
+                bytes_returned=sum(outcome.value_bytes),
             )
         )
         return outcome
@@ -352,6 +369,8 @@ class _Call:
         at_finish: the same, as after-merge work takes it.
         slices: the same for each leaf, run by run.
         merged: by each stage that is done.
+        bytes_broadcast: of what all its subrounds are given, each value once.
+        bytes_sliced: of clients' values, for each run.
         next_index: of the next subround.
         notes: what its work told.
         started: by the monotonic clock.
@@ -363,6 +382,8 @@ class _Call:
     at_finish: list[Any] = dataclasses.field(default_factory=list[Any])
     slices: Sequence[Sequence[list[Any]]] = ()
     merged: list[Any] = dataclasses.field(default_factory=list[Any])
+    bytes_broadcast: int = 0
+    bytes_sliced: list[int] = dataclasses.field(default_factory=list[int])
     next_index: int = 0
     notes: set[Note] = dataclasses.field(default_factory=set[Note])
     started: float = dataclasses.field(default_factory=time.monotonic)

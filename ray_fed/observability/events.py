@@ -43,6 +43,8 @@ class SubroundFinished:
         no_kernel: why the others were interpreted, in a few words; None where nobody
             asked for a kernel.
         lost: the attempts that came to nothing, in order.
+        bytes_sliced: of its clients' values, which it alone is given.
+        bytes_returned: of its partials, or of its result.
     """
 
     round_index: int
@@ -58,6 +60,8 @@ class SubroundFinished:
     kernel_leaves: int = 0
     no_kernel: str | None = None
     lost: tuple[plan.Attempt, ...] = ()
+    bytes_sliced: int = 0
+    bytes_returned: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +109,14 @@ class RoundFinished:
     Attributes:
         round_index: of the round.
         seconds: from the call to its result.
+        bytes_broadcast: of values that all its subrounds are given, each once.
+        bytes_sliced: of values of its clients, each once.
     """
 
     round_index: int
     seconds: float
+    bytes_broadcast: int = 0
+    bytes_sliced: int = 0
 
 
 Event = (

@@ -29,6 +29,8 @@ class SubroundReport(pydantic.BaseModel):
     kernel_leaves: int = 0
     no_kernel: str | None = None
     lost: tuple[plan.Attempt, ...] = ()
+    bytes_sliced: int = 0
+    bytes_returned: int = 0
 
 
 class RoundReport(pydantic.BaseModel):
@@ -44,6 +46,13 @@ class RoundReport(pydantic.BaseModel):
             decide, and those ops; what they drew differs on a retry.
         unlowered: computations that read their sequences through tf.data, which takes
             longer, and why.
+        bytes_broadcast: of values that all subrounds are given: the server's part of
+            the argument, and what earlier stages merged; each counted once, also where
+            it was in the object store before.
+        bytes_sliced: of the clients' values, each counted once.
+
+    Bytes are those of arrays that leave a process: no computation, nothing that a
+    worker reads from files, no second attempt; none on the local backend.
     """
 
     model_config = pydantic.ConfigDict(frozen=True)
@@ -55,6 +64,13 @@ class RoundReport(pydantic.BaseModel):
     seconds: float
     unkeyed_ops: tuple[str, ...] = ()
     unlowered: tuple[str, ...] = ()
+    bytes_broadcast: int = 0
+    bytes_sliced: int = 0
+
+    @property
+    def bytes_returned(self) -> int:
+        """How many bytes came back: partials, what stages merged, the result."""
+        return sum(subround.bytes_returned for subround in self.subrounds)
 
     @property
     def num_retries(self) -> int:
@@ -103,7 +119,9 @@ class RoundReport(pydantic.BaseModel):
             }
             for subround in self.subrounds
         ]
+        moved = self.bytes_broadcast, self.bytes_sliced, self.bytes_returned
         remarks = [
+            *([_show_moved(*moved)] if any(moved) else []),
             *(
                 f"subround {subround.subround_index}, attempt {lost.attempt},"
                 f" {lost.seconds:.3f} s on {lost.worker} (pid {lost.worker_pid}, node"
@@ -116,6 +134,13 @@ class RoundReport(pydantic.BaseModel):
             *(f"interpreted, not in a kernel: {reason}" for reason in self.no_kernel),
         ]
         return report_table.draw_table(str(self), rows, remarks, self.seconds)
+
+
+def _show_moved(broadcast: int, sliced: int, returned: int) -> str:
+    return (
+        f"{broadcast / 1e6:.3f} MB broadcast, {sliced / 1e6:.3f} MB of clients,"
+        f" {returned / 1e6:.3f} MB returned"
+    )
 
 
 class ReportBuilder:
@@ -149,7 +174,7 @@ class ReportBuilder:
                 found.unlowered.append(f"{event.computation}: {event.reason}")
             case events.RoundFinished():
                 del self._open[event.round_index]
-                self.last = found.report(event.seconds)
+                self.last = found.report(event)
 
 
 @dataclasses.dataclass
@@ -163,7 +188,7 @@ class _OpenRound:
     unkeyed: list[str] = dataclasses.field(default_factory=list[str])
     unlowered: list[str] = dataclasses.field(default_factory=list[str])
 
-    def report(self, seconds: float) -> RoundReport:
+    def report(self, finished: events.RoundFinished) -> RoundReport:
         """Return its report, now that it has returned."""
         subrounds = sorted(self.subrounds, key=lambda report: report.subround_index)
         return RoundReport(
@@ -171,7 +196,9 @@ class _OpenRound:
             num_clients=self.started.num_clients,
             num_leaves=self.started.num_leaves,
             subrounds=tuple(subrounds),
-            seconds=seconds,
+            seconds=finished.seconds,
             unkeyed_ops=tuple(self.unkeyed),
             unlowered=tuple(self.unlowered),
+            bytes_broadcast=finished.bytes_broadcast,
+            bytes_sliced=finished.bytes_sliced,
         )

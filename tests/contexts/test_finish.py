@@ -13,6 +13,7 @@ import ray_fed.plan as plan
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.policy import RoundPolicy
 from ray_fed.contexts.runners import LocalRunner
 from ray_fed.executors import stack
 from ray_fed.values import StoredClients
@@ -69,7 +70,8 @@ def runner() -> RecordingRunner:
 @pytest.fixture
 def context(runner: RecordingRunner) -> Iterator[ExecutionContext]:
     config = ray_fed.Config(backend="local")
-    with ExecutionContext(config, [runner], 1, lambda v: v, runner.close) as context:
+    store = RoundPolicy.store
+    with ExecutionContext(config, [runner], 1, store, runner.close) as context:
         yield context
 
 

@@ -1,15 +1,21 @@
-"""Rounds leave nothing behind: neither in the object store nor in any process."""
+"""What rounds move, and that they leave nothing behind."""
 
-from collections.abc import Callable
+import asyncio
+import os
+import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import federated_language as fl
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.learning import LearningProcess, Model, build_fed_avg
+from ray_fed.program import RayFederatedContext
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -34,6 +40,17 @@ def one_round(model: Any, x: Any, y: Any) -> Any:
     return fl.federated_mean(updates)
 
 
+@rtf.computation(np.float32, np.float32)
+def squared_distance(x: Any, mean: Any) -> Any:
+    return (x - mean) ** 2
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+def spread(values: Any) -> Any:
+    mean = fl.federated_broadcast(fl.federated_mean(values))
+    return fl.federated_mean(fl.federated_map(squared_distance, (values, mean)))
+
+
 @pytest.mark.ray
 def test_rounds_leave_nothing_in_the_object_store(
     ray_contexts: ContextFactory, ray_memory: Any
@@ -52,3 +69,142 @@ def test_rounds_leave_nothing_in_the_object_store(
 
     assert ray_memory.settle(ray_memory.num_references, references) <= references
     assert ray_memory.settle(ray_memory.stored_bytes, stored) <= stored
+
+
+@pytest.mark.ray
+def test_report_counts_the_bytes_that_move(ray_contexts: ContextFactory) -> None:
+    context = ray_contexts(workers=2, subrounds=2)
+    clients = [np.full(7_500, index, np.float32) for index in range(5)]
+
+    context.invoke(one_round, (np.zeros(40_000, np.float32), clients, clients))
+
+    report = context.last_report
+    assert report is not None
+    value, partial = 2 * 4 * 7_500, 4 * 40_000 + 4
+    assert report.bytes_broadcast == 4 * 40_000
+    assert report.bytes_sliced == 5 * value
+    by_clients = [(s.num_clients, s.bytes_sliced) for s in report.subrounds]
+    assert sorted(by_clients) == [(0, 0), (2, 2 * value), (3, 3 * value)]
+    first, second, finish = (s.bytes_returned for s in report.subrounds)
+    assert finish == 4 * 40_000
+    assert (first % partial, second % partial) == (0, 0)
+    assert report.bytes_returned == first + second + finish
+
+
+@pytest.mark.ray
+def test_kept_state_counts_as_broadcast(ray_contexts: ContextFactory) -> None:
+    context = ray_contexts(workers=2, subrounds=2)
+    clients = [np.full(7_500, 1, np.float32)]
+    with RayFederatedContext(context) as program:
+        model = program.invoke(
+            one_round, (np.zeros(40_000, np.float32), clients, clients)
+        )
+        model = program.invoke(one_round, (model, clients, clients))
+        asyncio.run(model.get_value())
+
+    report = context.last_report
+    assert report is not None
+    assert report.bytes_broadcast == 4 * 40_000
+    assert report.subrounds[-1].bytes_returned == 4 * 40_000
+
+
+@pytest.mark.ray
+def test_merged_values_count_as_broadcast(ray_contexts: ContextFactory) -> None:
+    context = ray_contexts(workers=2, subrounds=2)
+
+    context.invoke(spread, [np.float32(x) for x in range(5)])
+
+    report = context.last_report
+    assert report is not None
+    assert report.bytes_broadcast == 8  # the sum and the count of the first mean
+    assert report.bytes_sliced == 5 * 4
+    in_first, in_second = report.subrounds[:2], report.subrounds[3:5]
+    for subrounds in (in_first, in_second):
+        assert sum(subround.bytes_sliced for subround in subrounds) == 5 * 4
+
+
+NUM_ROUNDS, SETTLED = 200, 50
+
+
+def run_plainly(context: ExecutionContext, process: LearningProcess) -> Iterator[int]:
+    """Yield after each round; state goes through this process."""
+    state = context.invoke(process.initialize)
+    for round_index in range(1, NUM_ROUNDS + 1):
+        arg = (state, pick_cohort(round_index))
+        state, _ = context.invoke(process.next, arg)
+        yield round_index
+
+
+def run_program(context: ExecutionContext, process: LearningProcess) -> Iterator[int]:
+    """Yield after each round; state stays in the object store."""
+    with RayFederatedContext(context) as program:
+        state = program.invoke(process.initialize)
+        for round_index in range(1, NUM_ROUNDS + 1):
+            arg = (state, pick_cohort(round_index))
+            state, metrics = program.invoke(process.next, arg)
+            asyncio.run(fl.program.materialize_value(metrics))
+            yield round_index
+
+
+def pick_cohort(round_index: int) -> list[Any]:
+    """Return clients of 5 to 40 examples, a few more or less each round."""
+    random = np.random.default_rng(round_index)
+    sizes = random.integers(5, 40, size=random.integers(8, 13))
+    return [
+        [{"x": random.normal(size=(n, 100)).astype("f"), "y": np.zeros((n, 1), "f")}]
+        for n in sizes
+    ]
+
+
+def resident_bytes(pid: int) -> int:
+    status = pathlib.Path(f"/proc/{pid}/statm").read_text()
+    return int(status.split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def pids_of(context: ExecutionContext) -> set[int]:
+    """Return this process, the workers of the last round and their coordinators."""
+    report = context.last_report
+    assert report is not None
+    found = [(s.worker_pid, s.coordinator_pid) for s in report.subrounds]
+    return {os.getpid(), *(pid for pids in found for pid in pids)}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("run", [run_plainly, run_program], ids=["plain", "program"])
+def test_memory_of_200_rounds_is_that_of_50(
+    ray_contexts: ContextFactory, ray_memory: Any, run: Any
+) -> None:
+    dense = [keras.layers.Dense(size) for size in (500, 1)]
+    model = Model.from_keras(
+        keras.Sequential([keras.Input((100,)), *dense]),
+        loss=keras.losses.MeanSquaredError(),
+        label_type=fl.TensorType(np.float32, [None, 1]),
+    )
+    process = build_fed_avg(model, keras.optimizers.SGD(0.01))
+    context = ray_contexts(workers=2, subrounds=2)
+    at: dict[int, dict[int, int]] = {SETTLED: {}, NUM_ROUNDS: {}}
+    pids: set[int] = set()
+
+    for round_index in run(context, process):
+        pids |= pids_of(context)
+        if round_index in at:
+            at[round_index] = {pid: resident_bytes(pid) for pid in pids}
+
+    grown = {pid: at[NUM_ROUNDS][pid] / size for pid, size in at[SETTLED].items()}
+    assert len(grown) >= 3
+    assert max(grown.values()) < 1.05, grown
+    assert ray_memory.settle(ray_memory.stored_bytes, 0) == 0
+    assert ray_memory.settle(ray_memory.num_references, 0) == 0
+
+
+def test_nothing_moves_on_the_local_backend(local_contexts: ContextFactory) -> None:
+    context = local_contexts(workers=2)
+
+    context.invoke(spread, [np.float32(x) for x in range(5)])
+
+    report = context.last_report
+    assert report is not None
+    moved = report.bytes_broadcast, report.bytes_sliced, report.bytes_returned
+    assert moved == (0, 0, 0)

@@ -188,3 +188,17 @@ def test_end_of_a_round_that_never_started_is_ignored() -> None:
     builder.on_event(events.RoundFinished(0, 1.0))
 
     assert builder.last is None
+
+
+def test_html_says_what_moved() -> None:
+    builder = ReportBuilder()
+    builder.on_event(events.RoundStarted(4, 10, 3, 2))
+    returned = dataclasses.replace(_subround(0), bytes_returned=1_500_000)
+    builder.on_event(returned)
+    builder.on_event(events.RoundFinished(4, 1.0, 2_000_000, 3000))
+
+    assert builder.last is not None
+    assert (
+        "2.000 MB broadcast, 0.003 MB of clients, 1.500 MB returned"
+        in builder.last._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    )
