@@ -17,6 +17,7 @@ from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
+from ray_fed.contexts.computation_cache import ComputationCache
 from ray_fed.contexts.policy import CallSpec, RoundPolicy
 from ray_fed.contexts.rounds import Rounds
 from ray_fed.contexts.runners import LocalRunner
@@ -28,7 +29,6 @@ from ray_fed.observability.report import ReportBuilder, RoundReport
 
 flf = fl.framework
 _logger = logging.getLogger(__name__)
-_CACHED_CHAINS = 128
 
 
 class ExecutionContext(flf.SyncContext):
@@ -63,7 +63,7 @@ class ExecutionContext(flf.SyncContext):
         self._report = ReportBuilder()
         self._warned = False
         self._sinks = _Sinks([self._report])
-        self._chains: dict[flf.ConcreteComputation, MergeableCompChain | None] = {}
+        self._chains = ComputationCache(self._to_chain)
         self._rounds = Rounds(
             runners,
             RoundPolicy(
@@ -195,22 +195,18 @@ class ExecutionContext(flf.SyncContext):
     async def _invoke(self, comp: Any, arg: Any, spec: CallSpec) -> Any:
         if isinstance(comp, MergeableCompForm):
             return await self._rounds.run_chain(MergeableCompChain.of(comp), arg, spec)
-        chain = self._to_chain(comp)
+        chain = self._chains.get(comp)
         if chain is None:
             return await self._rounds.run_whole(comp, arg, spec)
         return await self._rounds.run_chain(chain, arg, spec)
 
     def _to_chain(self, comp: flf.ConcreteComputation) -> MergeableCompChain | None:
-        if comp not in self._chains:
-            if len(self._chains) >= _CACHED_CHAINS:
-                self._chains.pop(next(iter(self._chains)))
-            self._warn_of_simulation(comp)
-            try:
-                with blocks.depth_in_words():
-                    self._chains[comp] = compile_to_chain(comp)
-            except errors.CompileError:
-                self._chains[comp] = None
-        return self._chains[comp]
+        self._warn_of_simulation(comp)
+        try:
+            with blocks.depth_in_words():
+                return compile_to_chain(comp)
+        except errors.CompileError:
+            return None
 
     def _warn_of_simulation(self, comp: flf.ConcreteComputation) -> None:
         if self._warned or not flf.computation_contains_secure_aggregation(comp):

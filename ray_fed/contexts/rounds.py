@@ -28,6 +28,7 @@ import ray_fed.values as values
 from ray_fed.compiler.form import MergeableCompChain, Stage
 from ray_fed.compiler.fuse import fuse
 from ray_fed.contexts import partition
+from ray_fed.contexts.computation_cache import ComputationCache
 from ray_fed.contexts.policy import CallSpec, CohortCut, RoundPolicy
 from ray_fed.draws import DrawKey
 from ray_fed.executors.fanout import gather_by_index
@@ -35,7 +36,6 @@ from ray_fed.notes import Note
 from ray_fed.observability import events
 
 flf = fl.framework
-_CACHED_COMPUTATIONS = 128
 
 
 class Rounds:
@@ -55,8 +55,8 @@ class Rounds:
         self._policy = policy
         self._lock = threading.Lock()
         self.num_calls = 0
-        self._serialised: dict[flf.ConcreteComputation, bytes] = {}
-        self._kernels: dict[flf.ConcreteComputation, plan.Kernel | plan.NoKernel] = {}
+        self._serialised = ComputationCache(lambda comp: blocks.serialise(_block(comp)))
+        self._kernels = ComputationCache(fuse)
 
     def new_call(self, *, in_parts: bool = False) -> CallSpec:
         """Number a call; those of several threads in the order in which they ask."""
@@ -210,8 +210,8 @@ class Rounds:
         parts_type: bytes | None = None,
     ) -> list[tuple[object, ...]]:
         """Return what each subround returned, in order."""
-        computation = self._serialise(comp)
-        merging = None if merge is None else self._serialise(merge)
+        computation = self._serialised.get(comp)
+        merging = None if merge is None else self._serialised.get(merge)
         kernel = None if merge is None else self._fuse(comp)
         first = call.take_indices(len(call.cut.runs))
 
@@ -241,24 +241,10 @@ class Rounds:
             first=call.cut.heaviest_first,
         )
 
-    def _serialise(self, comp: flf.ConcreteComputation) -> bytes:
-        """Return a computation as bytes: the same object each time, made once."""
-        if comp not in self._serialised:
-            if len(self._serialised) >= _CACHED_COMPUTATIONS:
-                self._serialised.pop(next(iter(self._serialised)))
-            self._serialised[comp] = blocks.serialise(_block(comp))
-        return self._serialised[comp]
-
     def _fuse(
         self, up_to_merge: flf.ConcreteComputation
     ) -> plan.Kernel | plan.NoKernel | None:
-        if self._policy.call_s is None:
-            return None
-        if up_to_merge not in self._kernels:
-            if len(self._kernels) >= _CACHED_COMPUTATIONS:
-                self._kernels.pop(next(iter(self._kernels)))
-            self._kernels[up_to_merge] = fuse(up_to_merge)
-        return self._kernels[up_to_merge]
+        return None if self._policy.call_s is None else self._kernels.get(up_to_merge)
 
     async def _finish(
         self,
@@ -275,12 +261,14 @@ class Rounds:
         )
         parts_type = call.spec.parts_type(result_type)
         finish = plan.Finish(
-            merge=self._serialise(stage.merge) if partials else None,
+            merge=self._serialised.get(stage.merge) if partials else None,
             nodes=tuple(call.cut.nodes),
             partial_type=blocks.serialise_type(
                 values.member_type(stage.up_to_merge.type_signature.result)
             ),
-            computation=None if computation is None else self._serialise(computation),
+            computation=None
+            if computation is None
+            else self._serialised.get(computation),
             num_clients=call.cut.leaves[-1].stop,
             clients_per_leaf=call.cut.size,
             draw=self._draw(call),

@@ -1,0 +1,41 @@
+"""What is made of a computation is made once, for equal ones too."""
+
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+
+from ray_fed import blocks
+from ray_fed.contexts.computation_cache import ComputationCache
+
+
+def computation(value: int) -> Any:
+    @fl.federated_computation(np.int32)
+    def constant(_: Any) -> Any:
+        return value
+
+    return constant
+
+
+def test_made_once_for_the_same_object_and_for_equal_ones() -> None:
+    made: list[Any] = []
+    cache = ComputationCache(lambda comp: made.append(comp) or len(made))
+    one = computation(1)
+    equal = blocks.deserialize_computation(blocks.serialize_computation(one))
+
+    found = [cache.get(comp) for comp in (one, one, equal, computation(2), one)]
+
+    assert found == [1, 1, 1, 2, 1]
+
+
+def test_the_oldest_is_made_again_once_there_are_many() -> None:
+    made: list[Any] = []
+    cache = ComputationCache(made.append)
+    comps = [computation(value) for value in range(129)]
+    for comp in comps:
+        cache.get(comp)
+
+    cache.get(comps[-1])
+    cache.get(comps[0])
+
+    assert made == [*comps, comps[0]]
