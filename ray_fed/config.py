@@ -100,6 +100,24 @@ class Subrounds(_Frozen):
     timeout_s: Seconds | None = None
 
 
+class Stragglers(_Frozen):
+    """When a subround runs a second time, beside the first, on a worker that is idle.
+
+    The first result counts; the bits are the same. Effects of client work outside of
+    its result, such as files, happen twice.
+
+    Attributes:
+        enabled: whether to do so at all.
+        factor: so many times the median of the subrounds of the same kind in its round,
+            half of which at least are done; > 1.
+        min_s: seconds that a subround has had its worker, at least.
+    """
+
+    enabled: bool = True
+    factor: Annotated[float, pydantic.Field(gt=1)] = 3.0
+    min_s: Seconds = 10.0
+
+
 class Kernels(_Frozen):
     """How the work of clients becomes one graph that loops over them.
 
@@ -128,6 +146,7 @@ class Config(_Frozen):
             calls, Python functions inside of TensorFlow graphs included, so that
             breakpoints stop there; the bits are the same.
         retry: budgets of failures.
+        stragglers: a `Stragglers`.
         kernels: a `Kernels`.
         runtime_env: Ray's runtime environment of the job, when this process connects.
 
@@ -143,6 +162,7 @@ class Config(_Frozen):
     seed: int = 0
     debug: bool = False
     retry: Retry = Retry()
+    stragglers: Stragglers = Stragglers()
     kernels: Kernels = Kernels()
     runtime_env: Mapping[str, Any] | None = None
 

@@ -1,5 +1,6 @@
 """Ask the pool for a worker, and tell it of a loss."""
 
+import asyncio
 import dataclasses
 import uuid
 from typing import Any
@@ -10,6 +11,7 @@ import ray_fed.errors as errors
 import ray_fed.plan as plan
 from ray_fed.cluster import failures
 from ray_fed.cluster.connection import LostWorkerError, Worker
+from ray_fed.cluster.pool import COPY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,21 +29,57 @@ class Lease:
     lost: tuple[plan.Attempt, ...]
 
 
-async def lease(pool: Any, name: str, timeout_s: float | None = None) -> Lease:
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What a subround asks for a worker with.
+
+    Attributes:
+        timeout_s: seconds from the lease after which the worker counts as hung; None:
+            never.
+        siblings: names subrounds that take about as long; empty: there are none.
+        spare_after_s: seconds before a second worker is thought of; None: never.
+    """
+
+    timeout_s: float | None = None
+    siblings: str = ""
+    spare_after_s: float | None = None
+
+
+async def lease(pool: Any, name: str, terms: Terms | None = None) -> Lease:
     """Lease a worker under a name, which is the scope of values on it too.
 
     Args:
         pool: handle of the `PoolHost`.
         name: of a subround, or of another use; unique.
-        timeout_s: seconds after which the worker counts as hung; None: never.
+        terms: None: those of what has no time limit and no siblings.
 
     Raises:
         RetryBudgetError: workers were lost under the name too often, or none starts.
         DeadlineError: they hung too often.
         ClusterError: the pool is gone.
     """
+    terms = terms or Terms()
+    return await _asked(pool.lease.remote(name, terms.timeout_s, terms.siblings), name)
+
+
+async def lease_spare(pool: Any, name: str, terms: Terms) -> Lease:
+    """Lease a second worker for a subround, if ever it straggles.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: under which the subround has its first one.
+        terms: `spare_after_s` is not None.
+
+    Raises:
+        ClusterError: the subround ended before, or the pool is gone.
+    """
+    await asyncio.sleep(terms.spare_after_s or 0.0)
+    return await _asked(pool.lease_spare.remote(name, terms.timeout_s), name + COPY)
+
+
+async def _asked(reply: Any, scope: str) -> Lease:
     try:
-        attempt, handle, lost = await pool.lease.remote(name, timeout_s)
+        attempt, handle, lost = await reply
     except ray.exceptions.RayTaskError as error:
         raise failures.unwrap(error) from None
     except ray.exceptions.RayActorError as error:
@@ -49,7 +87,7 @@ async def lease(pool: Any, name: str, timeout_s: float | None = None) -> Lease:
             "Expected a pool of workers, found it gone: close the context and make"
             f" another. {failures.describe(error)}"
         ) from error
-    return Lease(Worker(handle, name, attempt.worker, attempt.node), attempt, lost)
+    return Lease(Worker(handle, scope, attempt.worker, attempt.node), attempt, lost)
 
 
 async def report(pool: Any, name: str, loss: LostWorkerError) -> None:

@@ -17,7 +17,12 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
+from ray_fed.cluster.stragglers import Stragglers
+
 FailureClass = Literal["crash", "preemption", "memory", "hang"]
+
+COPY = " copy"
+"""Ends the name under which a straggler has its second worker."""
 
 MAX_FAILED_STARTS = 3
 """Starts that fail one after another before everyone who waits is refused."""
@@ -84,6 +89,7 @@ class _Worker:
 class _Ticket:
     subround: str
     timeout_s: float
+    siblings: str = ""
 
 
 class Pool:
@@ -93,16 +99,23 @@ class Pool:
         count: workers to keep, >= 1.
         budgets: failures of each class that one subround may have.
         start_timeout_s: seconds within which a worker must become ready.
+        stragglers: decides who gets a second worker, where one is idle; owned.
     """
 
     def __init__(
-        self, count: int, budgets: Mapping[FailureClass, int], start_timeout_s: float
+        self,
+        count: int,
+        budgets: Mapping[FailureClass, int],
+        start_timeout_s: float,
+        stragglers: Stragglers | None = None,
     ) -> None:
         self._count = count
         self._budgets = budgets
         self._start_timeout_s = start_timeout_s
         self._workers: dict[str, _Worker] = {}
         self._tickets: dict[int, _Ticket] = {}
+        self._spares: dict[int, _Ticket] = {}
+        self._stragglers = stragglers or Stragglers(math.inf, math.inf)
         self._names = itertools.count()
         self._ids = itertools.count()
         self._attempts: collections.Counter[str] = collections.Counter()
@@ -111,20 +124,37 @@ class Pool:
         self._failed_starts: list[str] = []
         self._paused_until_s: float | None = None
 
-    def ask(self, subround: str, timeout_s: float = math.inf) -> int:
+    def ask(
+        self, subround: str, timeout_s: float = math.inf, siblings: str = ""
+    ) -> int:
         """Ask for a worker for a subround; return the ticket to decide on.
 
         Args:
             subround: its name.
             timeout_s: seconds from the lease until the worker counts as hung.
+            siblings: names those that do as much; empty: nothing does.
         """
         ticket = next(self._ids)
-        self._tickets[ticket] = _Ticket(subround, timeout_s)
+        self._tickets[ticket] = _Ticket(subround, timeout_s, siblings)
         return ticket
+
+    def ask_spare(self, subround: str, timeout_s: float = math.inf) -> int:
+        """Ask for a second worker for a subround that has one, should it straggle.
+
+        It is given when nobody else waits for a worker. Losing it counts for nobody.
+        """
+        ticket = next(self._ids)
+        self._spares[ticket] = _Ticket(subround, timeout_s)
+        return ticket
+
+    def finish(self, subround: str, now_s: float) -> None:
+        """Note that a subround has its result."""
+        self._stragglers.done(subround, now_s)
 
     def withdraw(self, ticket: int) -> None:
         """Take a ticket back that is still waiting."""
         self._tickets.pop(ticket, None)
+        self._spares.pop(ticket, None)
 
     def ready(self, worker: str) -> None:
         """Note that a worker answered."""
@@ -172,6 +202,7 @@ class Pool:
 
     def forget(self, subround: str) -> None:
         """Drop what is counted for a subround that ended."""
+        self._stragglers.forget(subround)
         self._attempts.pop(subround, None)
         self._last_failure.pop(subround, None)
         for failure_class in self._budgets:
@@ -189,7 +220,7 @@ class Pool:
             actions += self._replace(now_s)
         elif self.num_ready == 0:
             actions += self._refuse_all()
-        return [*actions, *self._grant(now_s)]
+        return [*actions, *self._grant(now_s), *self._grant_spares(now_s)]
 
     def _may_start(self, now_s: float) -> bool:
         """Return whether to start workers: not for a while after too many failures."""
@@ -212,6 +243,9 @@ class Pool:
         ]
         if self._paused_until_s is not None:
             deadlines.append(self._paused_until_s)
+        if self._idle():
+            dues = [self._stragglers.due_s(s.subround) for s in self._spares.values()]
+            deadlines += [due_s for due_s in dues if due_s is not None]
         return min(deadlines, default=None)
 
     @property
@@ -291,16 +325,40 @@ class Pool:
 
     def _grant(self, now_s: float) -> list[Action]:
         granted: list[Action] = []
-        idle = [
-            name for name, worker in self._workers.items() if worker.state == "idle"
-        ]
         for (ticket, asked), name in zip(
-            list(self._tickets.items()), idle, strict=False
+            list(self._tickets.items()), self._idle(), strict=False
         ):
-            worker, subround = self._workers[name], asked.subround
-            worker.state, worker.subround = "leased", subround
-            worker.deadline_s = now_s + asked.timeout_s
+            subround = asked.subround
+            self._hand_out(name, subround, now_s + asked.timeout_s)
             self._attempts[subround] += 1
+            if asked.siblings:
+                self._stragglers.begin(subround, asked.siblings, now_s)
             del self._tickets[ticket]
             granted.append(Grant(ticket, name, self._attempts[subround]))
         return granted
+
+    def _grant_spares(self, now_s: float) -> list[Action]:
+        granted: list[Action] = []
+        if self._tickets:
+            return granted
+        due: list[tuple[float, int]] = []
+        for ticket, asked in self._spares.items():
+            due_s = self._stragglers.due_s(asked.subround)
+            if due_s is not None and due_s <= now_s:
+                due.append((due_s, ticket))
+        for (_, ticket), name in zip(sorted(due), self._idle(), strict=False):
+            asked = self._spares.pop(ticket)
+            self._hand_out(name, None, now_s + asked.timeout_s)
+            granted.append(Grant(ticket, name, self._attempts[asked.subround]))
+        return granted
+
+    def _idle(self) -> list[str]:
+        return [name for name, found in self._workers.items() if found.state == "idle"]
+
+    def _hand_out(self, name: str, subround: str | None, deadline_s: float) -> None:
+        worker = self._workers[name]
+        worker.state, worker.subround, worker.deadline_s = (
+            "leased",
+            subround,
+            deadline_s,
+        )

@@ -16,6 +16,7 @@ from ray_fed.cluster import failures
 from ray_fed.cluster import pool as pools
 from ray_fed.cluster.attempts import AttemptLog
 from ray_fed.cluster.failures import Failure
+from ray_fed.cluster.stragglers import Stragglers
 from ray_fed.config import Config
 
 _Lease: TypeAlias = tuple[plan.Attempt, Any, tuple[plan.Attempt, ...]]
@@ -46,7 +47,13 @@ class PoolHost:
             "hang": retry.hang,
         }
         self._config = config
-        self._pool = pools.Pool(count, budgets, config.workers.start_timeout_s)
+        found = config.stragglers
+        self._pool = pools.Pool(
+            count,
+            budgets,
+            config.workers.start_timeout_s,
+            Stragglers(found.factor, found.min_s),
+        )
         self._handles: dict[str, Any] = {}
         self._facts: dict[str, tuple[int, str]] = {}
         self._waiting: dict[int, tuple[str, asyncio.Future[_Lease]]] = {}
@@ -59,7 +66,9 @@ class PoolHost:
         """Begin to start workers, without waiting for them."""
         self._act()
 
-    async def lease(self, subround: str, timeout_s: float | None = None) -> _Lease:
+    async def lease(
+        self, subround: str, timeout_s: float | None = None, siblings: str = ""
+    ) -> _Lease:
         """Return a worker of the caller's own, once one is free.
 
         A subround that asks again, because its coordinator died, loses what it had;
@@ -69,6 +78,7 @@ class PoolHost:
             subround: its name.
             timeout_s: seconds from the lease until the worker counts as hung and is
                 ended; None: never.
+            siblings: names subrounds that take about as long; empty: there are none.
 
         Raises:
             RetryBudgetError: the subround failed too often, or no worker starts.
@@ -78,8 +88,26 @@ class PoolHost:
             detail = "the process that drove it is gone"
             self._pool.failed(subround, "crash", detail)
             self._abandon(subround, Failure("crash", detail))
+        self._withdraw(subround + pools.COPY)
+        self._abandon(subround + pools.COPY, None)
         self._log.asked(subround, time.monotonic())
-        ticket = self._pool.ask(subround, timeout_s or math.inf)
+        ticket = self._pool.ask(subround, timeout_s or math.inf, siblings)
+        return await self._wait(subround, ticket)
+
+    async def lease_spare(
+        self, subround: str, timeout_s: float | None = None
+    ) -> _Lease:
+        """Return a second worker, once the subround straggles and one is idle.
+
+        Raises:
+            RetryBudgetError: the subround ended before.
+        """
+        if subround not in self._leased:
+            raise errors.RetryBudgetError("The subround has ended.", "fatal")
+        ticket = self._pool.ask_spare(subround, timeout_s or math.inf)
+        return await self._wait(subround + pools.COPY, ticket)
+
+    async def _wait(self, subround: str, ticket: int) -> _Lease:
         future: asyncio.Future[_Lease] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = (subround, future)
         self._act()
@@ -95,13 +123,21 @@ class PoolHost:
         if worker is not None:
             self._lose(worker, failure)
 
-    async def release(self, subround: str) -> None:
-        """Take back the worker of a subround that is done with it."""
-        worker = self._leased.pop(subround, None)
+    async def release(self, subround: str, scope: str) -> None:
+        """Take back the worker that brought the result of a subround.
+
+        Args:
+            subround: that is done.
+            scope: the name under which that worker was leased; if there is another
+                one, it is taken back once it has ended what it does.
+        """
+        self._pool.finish(subround, time.monotonic())
+        worker = self._leased.pop(scope, None)
         if worker in self._handles:
             self._log.done(worker)
-            self._handles[worker].free.remote(subround)
+            self._handles[worker].free.remote(scope)
             self._pool.give_back(worker)
+        self._take_back(subround)
         self._act()
 
     async def forgive(self, subround: str) -> None:
@@ -110,11 +146,15 @@ class PoolHost:
 
     async def end(self, subround: str) -> None:
         """Take back what a subround has, whether it is done or is to be cancelled."""
-        self._withdraw(subround)
-        self._abandon(subround, None)
+        self._take_back(subround)
         self._pool.forget(subround)
         self._log.forget(subround)
         self._act()
+
+    def _take_back(self, subround: str) -> None:
+        for name in (subround, subround + pools.COPY):
+            self._withdraw(name)
+            self._abandon(name, None)
 
     def _withdraw(self, subround: str) -> bool:
         """Refuse what a subround waits for; return whether it did wait."""
@@ -196,9 +236,9 @@ class PoolHost:
         # Noted here, so that whoever ends the subround finds what it was given.
         self._leased[subround] = worker = action.worker
         attempt = plan.Attempt(action.attempt, worker, *self._facts[worker])
-        begun = self._log.granted(subround, attempt, time.monotonic())
-        lost = self._log.lost_of(subround)
-        future.set_result((begun, self._handles[worker], lost))
+        name = subround.removesuffix(pools.COPY)
+        begun = self._log.granted(name, attempt, time.monotonic())
+        future.set_result((begun, self._handles[worker], self._log.lost_of(name)))
 
     def _refuse(self, action: pools.Refuse) -> None:
         subround, future = self._waiting.get(action.ticket, ("", None))

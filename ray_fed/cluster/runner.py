@@ -8,6 +8,7 @@ import math
 import threading
 import time
 import uuid
+import zlib
 from typing import Any
 
 import federated_language as fl
@@ -20,6 +21,7 @@ import ray_fed.errors as errors
 import ray_fed.parts as parts
 import ray_fed.plan as plan
 from ray_fed.cluster import failures, object_store, workers
+from ray_fed.cluster.leases import Terms
 from ray_fed.config import Config
 from ray_fed.values import Stored
 
@@ -69,6 +71,15 @@ class RayRunner(fl.framework.AsyncContext):
         retry = self._config.retry
         return retry.crash + retry.preemption + retry.memory + retry.hang
 
+    def _terms(self, comp: plan.Subround | plan.Finish) -> Terms:
+        timeout_s = self._config.subrounds.timeout_s
+        stragglers = self._config.stragglers
+        if isinstance(comp, plan.Finish) or not stragglers.enabled:
+            return Terms(timeout_s)
+        content = zlib.crc32(comp.computation)
+        siblings = f"{comp.draw.invocation}-{content}"
+        return Terms(timeout_s, siblings, stragglers.min_s)
+
     async def _run(self, name: str, comp: Any, arg: Any, **options: Any) -> Any:
         """Run the task of a plan; return its outcome and references to its values."""
         task: Any = workers.run_plan.options(
@@ -81,8 +92,8 @@ class RayRunner(fl.framework.AsyncContext):
             },
         )
         bare, held = object_store.detach(arg)
-        timeout_s = self._config.subrounds.timeout_s
-        refs: list[Any] = task.remote(self._pool, name, comp, bare, timeout_s, *held)
+        terms = self._terms(comp)
+        refs: list[Any] = task.remote(self._pool, name, comp, bare, terms, *held)
         try:
             return await refs[0], refs[1:]
         except BaseException:  # a cancelled call ends its task too

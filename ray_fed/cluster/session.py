@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import ray
 import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
 import ray_fed.values as values
@@ -50,9 +51,13 @@ class Session:
         self._owns_ray = _connect(address, config)
         try:
             self.num_workers = _count_workers(config)
-            self._pool: Any = workers.RemotePoolHost.remote(
-                config, self.num_workers, workers.start_worker
+            # On this node: the pool may die with its driver, and with nothing else.
+            here = NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
             )
+            self._pool: Any = workers.RemotePoolHost.options(
+                scheduling_strategy=here
+            ).remote(config, self.num_workers, workers.start_worker)
             self._pool.start.remote()
         except BaseException:
             if self._owns_ray:

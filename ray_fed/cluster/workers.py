@@ -23,6 +23,7 @@ from ray_fed.cluster import leases, object_store
 from ray_fed.cluster.connection import LostWorkerError, Worker, WorkerConnection
 from ray_fed.cluster.leaf_worker import LeafWorker
 from ray_fed.cluster.pool_host import PoolHost
+from ray_fed.cluster.race import race
 from ray_fed.cluster.ray_strategy import RayFederatingStrategy
 from ray_fed.cluster.remote_executor import RemoteExecutor
 from ray_fed.config import Config
@@ -54,7 +55,7 @@ RemotePoolHost: Any = cast("Any", ray.remote)(num_cpus=0, max_concurrency=1000)(
 
 @ray.remote(num_cpus=0)
 def run_plan(
-    pool: Any, name: str, comp: Any, arg: Any, timeout_s: float | None, *held: Any
+    pool: Any, name: str, comp: Any, arg: Any, terms: leases.Terms, *held: Any
 ) -> Any:
     """Run a subround or a finish on a leased worker.
 
@@ -63,7 +64,7 @@ def run_plan(
         name: of the subround, unique among those of the pool.
         comp: a `plan.Subround` or `plan.Finish`.
         arg: as `executors.evaluation` takes it, but for what is stored.
-        timeout_s: seconds after which a worker counts as hung; None: never.
+        terms: to lease a worker with.
         held: ObjectRefs of what is stored; see `object_store.detach`.
 
     Returns:
@@ -76,26 +77,21 @@ def run_plan(
         ComputationError: the user's computation raised.
     """
     arg = object_store.attach(arg, held)
-    return asyncio.run(_run_plan(pool, name, comp, arg, timeout_s))
+    return asyncio.run(_run_plan(pool, name, comp, arg, terms))
 
 
 async def _run_plan(
-    pool: Any, name: str, comp: Any, arg: Any, timeout_s: float | None
+    pool: Any, name: str, comp: Any, arg: Any, terms: leases.Terms
 ) -> Any:
-    lease = await leases.lease(pool, name, timeout_s)
-    try:
-        evaluated, noted = await _work(lease.worker, comp, arg)
-    except LostWorkerError as loss:
-        await leases.report(pool, name, loss)
-        raise errors.WorkerLost(loss.detail) from None
-    except errors.WorkerMemoryError as error:
-        raise errors.WorkerLost(
-            await leases.report_memory(pool, lease, error)
-        ) from None
-    except errors.ComputationError as error:
-        raise error.located(attempt=lease.attempt.attempt) from error
-    pool.release.remote(name)
-    ran = lease.attempt
+    async def work(lease: leases.Lease) -> tuple[evaluation.Evaluated, set[notes.Note]]:
+        return await _attempt(pool, lease, comp, arg)
+
+    lease = await leases.lease(pool, name, terms)
+    wants_spare = terms.siblings and terms.spare_after_s is not None
+    spare = leases.lease_spare(pool, name, terms) if wants_spare else None
+    won = await race(lease, spare, work)
+    pool.release.remote(name, won.lease.worker.scope)
+    ran, (evaluated, noted) = won.lease.attempt, won.result
     outcome = plan.Outcome(
         (),
         ran.attempt,
@@ -106,19 +102,29 @@ async def _run_plan(
         notes.in_order(noted),
         evaluated.kernel_leaves,
         evaluated.no_kernel,
-        lease.lost,
+        (*won.lease.lost, *won.slower),
         tuple(values.count_bytes(value) for value in evaluated.values),
     )
     return (outcome, *evaluated.values)
 
 
-async def _work(
-    worker: Worker, comp: Any, arg: Any
+async def _attempt(
+    pool: Any, lease: leases.Lease, comp: Any, arg: Any
 ) -> tuple[evaluation.Evaluated, set[notes.Note]]:
-    await worker.call("begin")
-    connection = WorkerConnection(_OneWorker(worker))
-    with notes.noting() as noted:
-        return await _evaluate(connection, comp, arg), noted
+    worker = lease.worker
+    try:
+        await worker.call("begin")
+        connection = WorkerConnection(_OneWorker(worker))
+        with notes.noting() as noted:
+            return await _evaluate(connection, comp, arg), noted
+    except LostWorkerError as loss:
+        await leases.report(pool, worker.scope, loss)
+        raise errors.WorkerLost(loss.detail) from None
+    except errors.WorkerMemoryError as error:
+        detail = await leases.report_memory(pool, lease, error)
+        raise errors.WorkerLost(detail) from None
+    except errors.ComputationError as error:
+        raise error.located(attempt=lease.attempt.attempt) from error
 
 
 class _OneWorker:

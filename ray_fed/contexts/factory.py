@@ -128,6 +128,7 @@ class ExecutionContext(flf.SyncContext):
             CardinalityError: client values in the argument differ in number.
             ComputationError: work of the computation raised.
             RetryBudgetError: workers died more often than `config.retry` allows.
+            DeadlineError: they hung more often than that.
             ContextStateError: the context was closed.
         """
         thread = self._open_thread()

@@ -13,6 +13,7 @@ from ray_fed.cluster.pool import (
     Start,
     Stop,
 )
+from ray_fed.cluster.stragglers import Stragglers
 
 START_TIMEOUT_S = 10.0
 BUDGETS: dict[FailureClass, int] = {"crash": 2, "preemption": 4, "memory": 0, "hang": 1}
@@ -560,3 +561,55 @@ def test_failure_of_a_subround_without_a_worker_counts() -> None:
 
     (refusal,) = _refusals(pool.decide(0.0))
     assert "found 3. The last: its process is gone" in refusal.message
+
+
+def _straggling() -> Pool:
+    """Two workers; `a` was done after 2 s, and `b` has run since 0 s."""
+    pool = Pool(2, BUDGETS, START_TIMEOUT_S, Stragglers(3.0, 1.0))
+    for action in pool.decide(0.0):
+        assert isinstance(action, Start)
+        pool.ready(action.worker)
+    pool.ask("a", siblings="round 1")
+    pool.ask("b", siblings="round 1")
+    pool.decide(0.0)
+    pool.finish("a", 2.0)
+    pool.give_back("worker 0")
+    return pool
+
+
+def test_straggler_is_given_the_idle_worker_when_it_is_due() -> None:
+    pool = _straggling()
+    ticket = pool.ask_spare("b")
+
+    assert pool.decide(2.0) == []
+    assert pool.next_deadline_s() == 6.0
+    assert pool.decide(6.0) == [Grant(ticket, "worker 0", attempt=1)]
+    assert pool.next_deadline_s() is None
+
+
+def test_straggler_is_given_no_worker_that_another_subround_wants() -> None:
+    pool = _straggling()
+    pool.ask_spare("b")
+    ticket = pool.ask("c")
+
+    assert pool.decide(6.0) == [Grant(ticket, "worker 0", attempt=1)]
+    assert pool.decide(7.0) == []
+    assert pool.next_deadline_s() is None
+
+
+def test_second_worker_that_is_lost_is_on_nobodys_budget() -> None:
+    pool = _straggling()
+    pool.ask_spare("b")
+    pool.decide(6.0)
+
+    pool.lost("worker 0", "memory", "it died")
+    pool.ask("b")
+
+    assert _refusals(pool.decide(7.0)) == []
+
+
+def test_second_worker_that_is_not_wanted_any_more_is_not_given() -> None:
+    pool = _straggling()
+    pool.withdraw(pool.ask_spare("b"))
+
+    assert pool.decide(6.0) == []

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 import pydantic
 import pytest
 
+import ray_fed.plan as plan
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport, SubroundReport
 
@@ -25,6 +26,18 @@ def _subround(
         coordinator_pid=200 + index,
         node="10.0.0.1",
     )
+
+
+def _lost(number: int, ended: str) -> plan.Attempt:
+    return plan.Attempt(
+        number, f"w{number}", 300 + number, "10.0.0.2", 0.5, 1.25, ended, "it <died>"
+    )
+
+
+def _with_lost(
+    index: int, *lost: plan.Attempt, attempts: int
+) -> events.SubroundFinished:
+    return dataclasses.replace(_subround(index, attempts=attempts), lost=lost)
 
 
 def _report(*subrounds: events.SubroundFinished, seconds: float = 2.0) -> RoundReport:
@@ -202,3 +215,40 @@ def test_html_says_what_moved() -> None:
         "2.000 MB broadcast, 0.003 MB of clients, 1.500 MB returned"
         in builder.last._repr_html_()  # pyright: ignore[reportPrivateUsage]
     )
+
+
+def test_retries_are_counted_by_class_over_all_subrounds() -> None:
+    report = _report(
+        _with_lost(0, _lost(1, "crash"), _lost(2, "memory"), attempts=3),
+        _with_lost(1, _lost(1, "crash"), attempts=2),
+        _subround(2),
+    )
+
+    assert report.retries == {"crash": 2, "memory": 1}
+    assert report.num_retries == 3
+
+
+def test_slower_copy_of_a_straggler_is_told_but_no_retry() -> None:
+    report = _report(_with_lost(0, _lost(1, "slower"), attempts=1))
+
+    assert report.retries == {}
+    assert report.num_retries == 0
+    assert report.subrounds[0].lost == (_lost(1, "slower"),)
+
+
+def test_html_tells_below_who_had_a_subround_before() -> None:
+    report = _report(_with_lost(0, _lost(1, "crash"), attempts=2))
+
+    found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+
+    (item,) = found.findall("ul/li")
+    assert item.text == (
+        "subround 0, attempt 1, 1.250 s on w1 (pid 301, node 10.0.0.2): crash:"
+        " it <died>"
+    )
+
+
+def test_lost_attempts_survive_json() -> None:
+    report = _report(_with_lost(0, _lost(1, "hang"), attempts=2))
+
+    assert RoundReport.model_validate_json(report.model_dump_json()) == report

@@ -1,0 +1,62 @@
+"""Nodes that are taken away without notice, and workers that find no other place."""
+
+import time
+from typing import Any
+
+import pytest
+
+import ray_fed.errors as errors
+
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
+
+
+def let_go_when_both_run(work: Any) -> None:
+    work.wait_for(3, 11)
+    work.let_go()
+
+
+def test_node_that_is_removed_costs_its_subround_only(
+    cluster: Any, contexts: Any, client_work: Any, meanwhile: Any
+) -> None:
+    work = client_work(waiting=(3, 11))
+    expected = work.expected(3)
+    context = contexts(
+        workers={"count": 2, "start_timeout_s": 20},
+        subrounds=2,
+        stragglers={"enabled": False},
+    )
+
+    meanwhile(lambda: let_go_when_both_run(work))
+    bits = [work.run(context)]
+    work.reset()
+
+    def remove_a_node() -> None:
+        work.wait_for(3, 11)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        work.let_go()
+
+    meanwhile(remove_a_node)
+    bits.append(work.run(context))
+
+    assert bits == expected[:2]
+    report = context.last_report
+    ((index, (attempt,)),) = [
+        (s.subround_index, s.lost) for s in report.subrounds if s.lost
+    ]
+    assert attempt.ended in {"crash", "preemption"}
+    once, twice = [1] * 8, [2] * 4 + [1] * 4
+    assert work.runs() == (twice + once if index == 0 else once + twice)
+
+    # The lost worker has no place any more; the other one carries on alone.
+    bits.append(work.run(context))
+
+    assert bits == expected
+    assert len({s.worker_pid for s in context.last_report.subrounds}) == 1
+    assert context.last_report.retries == {}
+
+    # With the last node, nothing can run: that is said within the time to start.
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    started = time.monotonic()
+    with pytest.raises(errors.ClusterError, match=r"workers\.start_timeout_s"):
+        work.run(context)
+    assert time.monotonic() - started < 90
