@@ -58,6 +58,12 @@ class ClientWork:
         result = context.invoke(self.round, list(range(NUM_CLIENTS)))
         return np.asarray(result).tobytes()
 
+    def run_undisturbed(self, context: ExecutionContext) -> None:
+        """Run a round with nothing in its way, and forget its runs."""
+        self.let_go()
+        self.run(context)
+        self.reset()
+
     def runs(self) -> list[int]:
         """Return how often each client ran."""
         found = [int(path.name.split("-")[0]) for path in self.folder.glob("*-*")]
@@ -72,6 +78,12 @@ class ClientWork:
         while not is_reached():
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+    def let_go_once_all_run(self) -> None:
+        """Let clients go on once some of each half of the cohort run."""
+        half = NUM_CLIENTS // 2
+        self.wait_until(lambda: any(self.runs()[:half]) and any(self.runs()[half:]))
+        self.let_go()
 
     def let_go(self) -> None:
         """Let clients that wait, and later ones, go on."""
@@ -196,6 +208,12 @@ def kill() -> Callable[[int], None]:
             time.sleep(0.01)
 
     return act
+
+
+@pytest.fixture
+def runs() -> Callable[[int], bool]:
+    """Says whether a process runs."""
+    return _runs
 
 
 def _runs(pid: int) -> bool:
