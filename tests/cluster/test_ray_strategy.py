@@ -231,7 +231,7 @@ def test_broadcast_is_read_once_and_put_once(
     stored: list[Any] = []
     monkeypatch.setattr(
         "ray_fed.cluster.object_store.store",
-        lambda value: stored.append(value) or value,
+        lambda value: (stored.append(value) or value, 0),
     )
 
     async def act() -> Any:
