@@ -148,6 +148,9 @@ class Config(_Frozen):
         retry: budgets of failures.
         stragglers: a `Stragglers`.
         kernels: a `Kernels`.
+        kept_bytes: of clients' values that a call may keep where a later aggregation
+            needs them again: in the object store, or in this process. Clients past
+            that, by index, do their work again; the bits do not depend on it.
         runtime_env: Ray's runtime environment of the job, when this process connects.
 
     Raises:
@@ -164,6 +167,7 @@ class Config(_Frozen):
     retry: Retry = Retry()
     stragglers: Stragglers = Stragglers()
     kernels: Kernels = Kernels()
+    kept_bytes: Annotated[int, pydantic.Field(ge=0)] = 512 * 2**20
     runtime_env: Mapping[str, Any] | None = None
 
     def __init__(self, **data: Any) -> None:

@@ -140,7 +140,8 @@ class Kernel:
         accumulate: serialised; starts at the zeros, ends as the leaf's partial.
         parts: in the argument, what `server` takes.
         data: in the argument, the values of clients.
-        num_aggregations: length of zeros, values and accumulators.
+        num_aggregations: length of zeros and accumulators, and of values but for:
+        num_kept: the last of the values, which are returned for each client instead.
     """
 
     server: bytes
@@ -149,6 +150,7 @@ class Kernel:
     parts: tuple[Path, ...]
     data: tuple[Path, ...]
     num_aggregations: int
+    num_kept: int = 0
 
     @property
     def content(self) -> bytes:
@@ -187,6 +189,8 @@ class Subround:
         kernel: does the work of `computation` on all leaves at once; or why there is
             none; None where nobody asked for one.
         call_s: seconds of clients that one call of the kernel may cover, about.
+        num_kept: how many values at clients `computation` returns behind what is
+            merged: each is returned, a list over all clients, after the partials.
     """
 
     computation: bytes
@@ -199,6 +203,7 @@ class Subround:
     parts_type: bytes | None = None
     kernel: Kernel | NoKernel | None = None
     call_s: float = 5.0
+    num_kept: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

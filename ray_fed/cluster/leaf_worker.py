@@ -237,11 +237,12 @@ class LeafWorker:
         bounds: list[tuple[int, int] | None],
         draw: DrawKey | None,
         *data: Any,
-    ) -> tuple[plan.NoKernel | None, list[Note]]:
+    ) -> tuple[plan.NoKernel | None, list[Note], list[list[Any]]]:
         """Run a kernel; keep a partial under a key for each of the subround's nodes.
 
         `inputs` is the key of zeros and constants; `bounds` slice stored cohorts.
-        Returns why there is no result, if there is none, and what ran without a key.
+        Returns why there is no result, if there is none, what ran without a key, and
+        the plain values of clients that the plan is to keep.
         """
         held = self._values(scope)
         parts = [
@@ -254,9 +255,9 @@ class LeafWorker:
         with draws.using(draw), notes.noting() as noted:
             ran = self._run(work)
         if isinstance(ran, plan.NoKernel):
-            return ran, []
-        held.update(zip(keys, ran, strict=True))
-        return None, list(noted)
+            return ran, [], []
+        held.update(zip(keys, ran.partials, strict=True))
+        return None, list(noted), ran.kept
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""

@@ -23,6 +23,7 @@ import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.blocks import Function
 from ray_fed.cluster.connection import Worker, WorkerConnection, has_failed
+from ray_fed.executors.evaluation import KernelRan
 from ray_fed.values import Stored, StoredClients, StoredParts
 
 flf = fl.framework
@@ -261,7 +262,7 @@ class RemoteExecutor(flf.Executor):
         subround: plan.Subround,
         inputs: flf.ExecutorValue,
         data: Sequence[Sequence[Any]],
-    ) -> list[flf.ExecutorValue] | plan.NoKernel:
+    ) -> KernelRan | plan.NoKernel:
         """Run a kernel on the worker; its partials stay there.
 
         Args:
@@ -282,10 +283,11 @@ class RemoteExecutor(flf.Executor):
         draw = draws.pinned()
         keys: list[int] = []
         refused: list[plan.NoKernel] = []
+        kept: list[list[Any]] = []
 
         async def make_all(on: Worker, _: int) -> None:
             arguments = (keys, await given.on(on), subround, bounds, draw, *parts)
-            reason, noted = await on.call("run_kernel", *arguments)
+            reason, noted, kept[:] = await on.call("run_kernel", *arguments)
             notes.note(noted)
             if reason is not None:
                 refused.append(reason)
@@ -298,4 +300,4 @@ class RemoteExecutor(flf.Executor):
         partials = [self.derive(partial, make) for _ in subround.nodes]
         keys += [value.key for value in partials]
         await whole.ready()
-        return refused[0] if refused else [*partials]
+        return refused[0] if refused else KernelRan([*partials], kept)

@@ -130,6 +130,7 @@ def _num_values(comp: plan.Subround | plan.Finish) -> int:
         count = 1
     else:
         count = len(comp.leaves) if comp.merge is None else len(comp.nodes)
+        count += comp.num_kept
     if comp.parts_type is None:
         return count
     return count * len(parts.part_types(blocks.parse_type(comp.parts_type)))

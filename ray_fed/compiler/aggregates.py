@@ -35,11 +35,13 @@ class Aggregates:
         parameter: the reference that stands for the argument, or None.
         locals: by name, in order; those that aggregate among them.
         aggregates: by name of their locals, in the order of the result.
+        kept: values at clients that are returned behind them.
     """
 
     parameter: flf.Reference | None
     locals: Mapping[str, Block]
     aggregates: Mapping[str, Aggregate]
+    kept: Sequence[Block] = ()
 
 
 def read_aggregates(block: Block) -> Aggregates:
@@ -57,11 +59,18 @@ def read_aggregates(block: Block) -> Aggregates:
             raise UnfusedError(OTHER_FORM)
     names = [name for name, _ in body.locals]
     locals_ = _without_aliases(body.locals, parameter)
-    zipped = _zipped(body.result)
+    result, *kept = _results(body.result)
+    zipped = _zipped(result)
     aggregates = dict(_aggregate(part, locals_) for part in zipped)
     if len(set(names)) != len(names) or len(aggregates) != len(zipped):
         raise UnfusedError(OTHER_FORM)
-    return Aggregates(parameter, locals_, aggregates)
+    return Aggregates(parameter, locals_, aggregates, kept)
+
+
+def _results(result: Block) -> list[Block]:
+    if isinstance(result, flf.Struct) and len(result):
+        return [element for _, element in result.items()]
+    return [result]
 
 
 def _without_aliases(

@@ -66,10 +66,32 @@ class Stage:
         up_to_merge: from the argument (of a subset of the clients) and what each
             earlier stage merged, to a server-placed value.
         merge: takes two members of `up_to_merge`'s result, returns one; unplaced.
+        keeping: `up_to_merge` on values of clients that earlier stages kept, which
+            keeps others; None where it has nothing to do with such values.
     """
 
     up_to_merge: flf.ConcreteComputation
     merge: flf.ConcreteComputation
+    keeping: "Keeping | None" = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Keeping:
+    """A part of a chain that does no work of clients which an earlier one has done.
+
+    Attributes:
+        computation: takes what the part takes; where `takes` is not empty also, last,
+            a struct of those values, placed at clients. Where `emits` is not empty it
+            returns a struct: the part's result, then those values, placed at clients.
+        takes: names of values that parts before emitted.
+        emits: names of values.
+        member_bytes: of what it emits, for each client.
+    """
+
+    computation: flf.ConcreteComputation
+    takes: tuple[str, ...]
+    emits: tuple[str, ...]
+    member_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +106,13 @@ class MergeableCompChain:
     Attributes:
         stages: at least one, in order.
         after_merge: takes what all stages merged; returns the result.
+        after_keeping: the same on values of clients that stages kept; None where it
+            needs none.
     """
 
     stages: Sequence[Stage]
     after_merge: flf.ConcreteComputation
+    after_keeping: Keeping | None = None
 
     @classmethod
     def of(cls, form: MergeableCompForm) -> "MergeableCompChain":
@@ -98,6 +123,11 @@ class MergeableCompChain:
     def parameter(self) -> fl.Type | None:
         """The type of the argument; None where the computation takes none."""
         return self.stages[0].up_to_merge.type_signature.parameter
+
+    @property
+    def kept_member_bytes(self) -> int:
+        """Bytes for each client of all that stages keep."""
+        return sum(stage.keeping.member_bytes for stage in self.stages if stage.keeping)
 
     @functools.cached_property
     def reads_clients(self) -> bool:

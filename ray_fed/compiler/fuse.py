@@ -55,6 +55,7 @@ class _Fusion:
         self._parameter = read.parameter
         self._locals = read.locals
         self._aggregates = read.aggregates
+        self._kept = read.kept
         self._client_locals: list[tuple[str, Block]] = []
         self._members: dict[str, Block] = {}
         self._constants: dict[bytes, tuple[Block, flf.Reference]] = {}
@@ -67,11 +68,13 @@ class _Fusion:
     def run(self) -> plan.Kernel:
         """Return the kernel."""
         aggregates = self._aggregates.values()
-        for name in self._needed(aggregate.value for aggregate in aggregates):
+        merged = [aggregate.value for aggregate in aggregates]
+        for name in self._needed([*merged, *self._kept]):
             self._sort(name, self._locals[name])
-        members = [self._member(aggregate.value) for aggregate in aggregates]
+        members = [self._member(value) for value in merged]
+        kept = [self._member(value) for value in self._kept]
         accumulates = [self._close(aggregate.accumulate) for aggregate in aggregates]
-        work = self._work(members)
+        work = self._work([*members, *kept])
         accumulate = self._accumulate(members, accumulates)
         zeros = [aggregate.zero for aggregate in aggregates]
         server = self._server([*zeros, *(b for b, _ in self._constants.values())])
@@ -82,6 +85,7 @@ class _Fusion:
             parts=tuple(self._parts),
             data=tuple(self._data),
             num_aggregations=len(zeros),
+            num_kept=len(kept),
         )
 
     def _needed(self, roots: Iterable[Block]) -> list[str]:

@@ -7,6 +7,8 @@
 Aggregations that do not depend on one another count as one: their partials travel as
 a struct. One that depends on another's result belongs to a later stage, which has an
 up_to_merge of the argument and all that was merged before, and a merge of its own.
+Where it needs what clients did in an earlier stage, it has a second form, which takes
+that as an argument: see `keeping`.
 """
 
 import dataclasses
@@ -17,12 +19,14 @@ import federated_language as fl
 
 import ray_fed.errors as errors
 import ray_fed.intrinsics as intrinsics
-from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm, Stage
+from ray_fed.compiler import keeping
+from ray_fed.compiler.form import Keeping, MergeableCompChain, MergeableCompForm, Stage
 from ray_fed.compiler.normalize import CallGraph, free_references, normalize
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
-_PAIR = "pair"
+_PAIR, _KEPT = "pair", "kept"
+_NOTHING = keeping.Kept()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +86,46 @@ def compile_to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain:
     block = Block.from_proto(comp.to_proto())
     graph = normalize(block)
     stages = _group(graph)
+    *kept, kept_after = _keep(graph, stages)
     return MergeableCompChain(
         stages=[
             Stage(
                 _compute(_up_to_merge(graph, stages[:index], stage)),
                 _compute(_merge(graph, stage)),
+                _keeping(
+                    graph,
+                    kept[index],
+                    _up_to_merge(graph, stages[:index], stage, kept[index]),
+                ),
             )
             for index, stage in enumerate(stages)
         ],
         after_merge=_compute(_after_merge(graph, stages)),
+        after_keeping=_keeping(
+            graph, kept_after, _after_merge(graph, stages, kept_after)
+        ),
     )
+
+
+def _keep(
+    graph: CallGraph, stages: Sequence[Sequence["_Aggregation"]]
+) -> list[keeping.Kept]:
+    """Return what each stage, and then the end, takes and emits."""
+    parts: list[keeping.Part] = []
+    for index, stage in enumerate(stages):
+        calls = _given(graph, stages[:index]).calls
+        parts.append(keeping.Part(_roots(calls, stage), calls))
+    end = _given(graph, stages).calls
+    parts.append(keeping.Part(free_references(graph.result), end))
+    return keeping.divide(parts)
+
+
+def _keeping(graph: CallGraph, kept: keeping.Kept, block: Block) -> Keeping | None:
+    if not kept.takes and not kept.emits:
+        return None
+    calls = dict(graph.calls)
+    num_bytes = sum(keeping.count_member_bytes(calls[name]) for name in kept.emits)
+    return Keeping(_compute(block), kept.takes, kept.emits, num_bytes)
 
 
 def _group(graph: CallGraph) -> list[list[_Aggregation]]:
@@ -236,7 +270,11 @@ class _Given:
         ]
 
 
-def _given(graph: CallGraph, stages: Sequence[Sequence[_Aggregation]]) -> _Given:
+def _given(
+    graph: CallGraph,
+    stages: Sequence[Sequence[_Aggregation]],
+    taken: Sequence[str] = (),
+) -> _Given:
     merged = [
         flf.Reference(f"merged_{index}" if index else "merged", _merged_type(stage))
         for index, stage in enumerate(stages)
@@ -249,6 +287,13 @@ def _given(graph: CallGraph, stages: Sequence[Sequence[_Aggregation]]) -> _Given
     calls = dict(graph.calls) | reports
     parts = [] if graph.parameter is None else [graph.parameter]
     parts += merged
+    if taken:
+        types = [calls[name].type_signature for name in taken]
+        parts.append(flf.Reference(_KEPT, fl.StructType(types)))
+        calls |= {
+            name: flf.Selection(parts[-1], index=index)
+            for index, name in enumerate(taken)
+        }
     if len(parts) < 2:  # noqa: PLR2004 (nothing to take apart)
         return _Given(parts[0] if parts else None, (), calls)
     types = fl.StructType([part.type_signature for part in parts])
@@ -264,22 +309,35 @@ def _up_to_merge(
     graph: CallGraph,
     before: Sequence[Sequence[_Aggregation]],
     aggregations: Sequence[_Aggregation],
+    kept: keeping.Kept = _NOTHING,
 ) -> Block:
     if not aggregations:
         empty = flf.create_federated_value(flf.Struct([]), fl.SERVER)
         return _lambda(graph.parameter, empty)
-    given = _given(graph, before)
-    roots = frozenset[str]().union(
-        *(free_references(given.calls[a.name]) for a in aggregations)
-    )
-    locals_ = given.locals_for(roots)
+    given = _given(graph, before, kept.takes)
+    locals_ = given.locals_for(_roots(given.calls, aggregations))
     for aggregation in aggregations:
         locals_ += [*aggregation.before, (aggregation.name, aggregation.call)]
     partials = flf.Struct(
         [flf.Reference(a.name, a.call.type_signature) for a in aggregations]
     )
-    zipped = flf.create_federated_zip(partials)
-    return _lambda(given.parameter, flf.Block(locals_, zipped))
+    result: Block = flf.create_federated_zip(partials)
+    if kept.emits:
+        emitted = [_reference(name, given.calls[name]) for name in kept.emits]
+        result = flf.Struct([result, *emitted])
+    return _lambda(given.parameter, flf.Block(locals_, result))
+
+
+def _reference(name: str, block: Block) -> flf.Reference:
+    return flf.Reference(name, block.type_signature)
+
+
+def _roots(
+    calls: Mapping[str, Block], aggregations: Sequence[_Aggregation]
+) -> frozenset[str]:
+    """Return the names that aggregations need."""
+    needed = (free_references(calls[aggregation.name]) for aggregation in aggregations)
+    return frozenset[str]().union(*needed)
 
 
 def _merged_type(aggregations: Sequence[_Aggregation]) -> fl.FederatedType:
@@ -322,8 +380,12 @@ def _merge(graph: CallGraph, aggregations: Sequence[_Aggregation]) -> Block:
     return _lambda(pair, flf.Block(captured, merged) if captured else merged)
 
 
-def _after_merge(graph: CallGraph, stages: Sequence[Sequence[_Aggregation]]) -> Block:
-    given = _given(graph, stages)
+def _after_merge(
+    graph: CallGraph,
+    stages: Sequence[Sequence[_Aggregation]],
+    kept: keeping.Kept = _NOTHING,
+) -> Block:
+    given = _given(graph, stages, kept.takes)
     locals_ = given.locals_for(free_references(graph.result))
     body = flf.Block(locals_, graph.result) if locals_ else graph.result
     return _lambda(given.parameter, body)

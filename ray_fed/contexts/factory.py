@@ -75,6 +75,7 @@ class ExecutionContext(flf.SyncContext):
                 sinks=(self._sinks,),
                 call_s=_call_s(config),
                 leaves_out_clients=True,
+                kept_bytes=config.kept_bytes,
             ),
         )
         self._thread: LoopThread | CallingThread | None = (

@@ -32,6 +32,7 @@ class RoundPolicy:
             all work is interpreted.
         leaves_out_clients: whether runners take stand-ins for values of clients that a
             finish does not read.
+        kept_bytes: of clients' values that a call may keep for later stages.
     """
 
     cut_leaves: Callable[[int], Sequence[range]]
@@ -43,6 +44,7 @@ class RoundPolicy:
     sinks: tuple[events.EventSink, ...] = ()
     call_s: float | None = None
     leaves_out_clients: bool = False
+    kept_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +112,16 @@ class CohortCut:
         order = sorted(range(len(runs)), key=lambda run: -sums[run])
         size = max(1, *(len(leaf) for leaf in leaves), 1)
         return cls(leaves, tuple(runs), size, tuple(order))
+
+    def first_runs(self, num_bytes: int, member_bytes: int) -> list[bool]:
+        """Return which runs, from the first on, fit into so many bytes together.
+
+        Args:
+            num_bytes: in all.
+            member_bytes: of each client.
+        """
+        ends = [self.leaves[run[-1]].stop for run in self.runs]
+        return [end * member_bytes <= num_bytes for end in ends]
 
     @property
     def nodes(self) -> list[plan.Node]:

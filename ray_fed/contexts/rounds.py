@@ -11,7 +11,6 @@ are kept by index, never by arrival.
 
 import asyncio
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -25,14 +24,14 @@ import ray_fed.notes as notes
 import ray_fed.parts as parts
 import ray_fed.plan as plan
 import ray_fed.values as values
-from ray_fed.compiler.form import MergeableCompChain, Stage
+from ray_fed.compiler.form import Keeping, MergeableCompChain, Stage
 from ray_fed.compiler.fuse import fuse
 from ray_fed.contexts import partition
+from ray_fed.contexts.calls import Call
 from ray_fed.contexts.computation_cache import ComputationCache
 from ray_fed.contexts.policy import CallSpec, CohortCut, RoundPolicy
 from ray_fed.draws import DrawKey
 from ray_fed.executors.fanout import gather_by_index
-from ray_fed.notes import Note
 from ray_fed.observability import events
 
 flf = fl.framework
@@ -85,12 +84,15 @@ class Rounds:
                 call.argument = [self._share(arg, parameter, call)]
                 call.at_finish = [self._at_finish(chain, call.argument[0], parameter)]
             call.slices = [self._slice(call, parameter, run) for run in cut.runs]
+            call.keeps = cut.first_runs(
+                self._policy.kept_bytes, chain.kept_member_bytes
+            )
             *earlier, last = chain.stages
             for stage in earlier:
                 partials = await self._run_up_to_merge(stage, call)
                 call.merged.append(await self._merge(stage, partials, call))
             partials = await self._run_up_to_merge(last, call)
-            return await self._run_after_merge(last, partials, chain.after_merge, call)
+            return await self._run_after_merge(last, partials, chain, call)
 
     async def run_whole(
         self, comp: flf.ConcreteComputation, arg: Any, spec: CallSpec
@@ -105,7 +107,7 @@ class Rounds:
         async with self._round(spec, num_clients, whole) as call:
             if parameter is not None:
                 call.argument = [self._share(arg, parameter, call)]
-            call.slices = [self._slice(call, parameter, range(1))]
+            call.slices, call.keeps = [self._slice(call, parameter, range(1))], [False]
             parts_type = spec.parts_type(comp.type_signature.result)
             (held,) = await self._run_leaves(comp, None, call, parts_type)
             return held[0] if parts_type is None else held
@@ -113,8 +115,8 @@ class Rounds:
     @contextlib.asynccontextmanager
     async def _round(
         self, spec: CallSpec, num_clients: int, cut: CohortCut
-    ) -> AsyncGenerator["_Call"]:
-        call, started = _Call(spec, cut), time.monotonic()
+    ) -> AsyncGenerator[Call]:
+        call, started = Call(spec, cut), time.monotonic()
         round_index = spec.round_index
         self._emit(
             events.RoundStarted(
@@ -131,14 +133,14 @@ class Rounds:
             )
         )
 
-    def _draw(self, call: "_Call") -> DrawKey:
+    def _draw(self, call: Call) -> DrawKey:
         return DrawKey(self._policy.seed, call.spec.round_index)
 
     def _emit(self, event: events.Event) -> None:
         for sink in self._policy.sinks:
             sink.on_event(event)
 
-    def _share(self, arg: Any, parameter: fl.Type, call: "_Call") -> Any:
+    def _share(self, arg: Any, parameter: fl.Type, call: Call) -> Any:
         """Store what all subrounds see; leave what is cut by clients."""
 
         def store(value: Any) -> Any:
@@ -165,7 +167,7 @@ class Rounds:
         return partition.without_clients(shared, parameter)
 
     def _slice(
-        self, call: "_Call", parameter: fl.Type | None, run: range
+        self, call: Call, parameter: fl.Type | None, run: range
     ) -> list[list[Any]]:
         """Return the argument of each leaf of a run; the run's clients stored once."""
         call.bytes_sliced.append(0)
@@ -195,30 +197,33 @@ class Rounds:
             for leaf in leaves
         ]
 
-    async def _run_up_to_merge(self, stage: Stage, call: "_Call") -> list[Any]:
+    async def _run_up_to_merge(self, stage: Stage, call: Call) -> list[Any]:
         partial = values.member_type(stage.up_to_merge.type_signature.result)
         if values.is_empty_struct(partial):
             return []
-        outcomes = await self._run_leaves(stage.up_to_merge, stage.merge, call)
+        outcomes = await self._run_leaves(
+            stage.up_to_merge, stage.merge, call, keeping=stage.keeping
+        )
         return [partial for outcome in outcomes for partial in outcome]
 
     async def _run_leaves(
         self,
         comp: flf.ConcreteComputation,
         merge: flf.ConcreteComputation | None,
-        call: "_Call",
+        call: Call,
         parts_type: bytes | None = None,
+        keeping: Keeping | None = None,
     ) -> list[tuple[object, ...]]:
-        """Return what each subround returned, in order."""
-        computation = self._serialised.get(comp)
+        """Return what each subround returned, in order, but for what is kept."""
         merging = None if merge is None else self._serialised.get(merge)
-        kernel = None if merge is None else self._fuse(comp)
         first = call.take_indices(len(call.cut.runs))
 
         async def run(index: int, leaves: range) -> tuple[object, ...]:
             whole = plan.subtrees(leaves.start, leaves.stop, len(call.cut.leaves))
+            kept = keeping if call.keeps[index] else None
+            work = comp if kept is None else kept.computation
             subround = plan.Subround(
-                computation,
+                self._serialised.get(work),
                 merging,
                 call.cut.size,
                 leaves.start,
@@ -226,15 +231,16 @@ class Rounds:
                 self._draw(call),
                 () if merge is None else tuple(whole),
                 parts_type,
-                kernel,
+                None if merge is None else self._fuse(work),
                 self._policy.call_s or 0.0,
+                0 if kept is None else len(kept.emits),
             )
-            args = call.leaf_args(index)
+            args = call.leaf_args(index, () if kept is None else kept.takes)
             num_bytes = call.bytes_sliced[index]
             outcome = await self._dispatch(
                 subround, args, first + index, call, num_bytes
             )
-            return outcome.values
+            return outcome.values if kept is None else call.keep(index, kept, outcome)
 
         return await gather_by_index(
             (run(index, leaves) for index, leaves in enumerate(call.cut.runs)),
@@ -251,7 +257,7 @@ class Rounds:
         stage: Stage,
         partials: list[Any],
         computation: flf.ConcreteComputation | None,
-        call: "_Call",
+        call: Call,
     ) -> Any:
         """Return what a stage merged; with a computation, its result."""
         result_type = (
@@ -279,7 +285,7 @@ class Rounds:
         outcome = await self._dispatch(finish, arg, call.take_indices(1), call)
         return outcome.values[0] if parts_type is None else outcome.values
 
-    async def _merge(self, stage: Stage, partials: list[Any], call: "_Call") -> Any:
+    async def _merge(self, stage: Stage, partials: list[Any], call: Call) -> Any:
         """Return what a stage merged, to be passed along."""
         merged = await self._finish(stage, partials, None, call)
         result_type = values.member_type(stage.up_to_merge.type_signature.result)
@@ -291,14 +297,17 @@ class Rounds:
         self,
         stage: Stage,
         partials: list[Any],
-        after_merge: flf.ConcreteComputation,
-        call: "_Call",
+        chain: MergeableCompChain,
+        call: Call,
     ) -> Any:
+        after_merge = chain.after_merge
         result_type = after_merge.type_signature.result
         if not flf.type_contains(result_type, values.differs_by_client):
             return await self._finish(stage, partials, after_merge, call)
         call.merged.append(await self._merge(stage, partials, call))
-        outcomes = await self._run_leaves(after_merge, None, call)
+        outcomes = await self._run_leaves(
+            after_merge, None, call, keeping=chain.after_keeping
+        )
         results = [result for outcome in outcomes for result in outcome]
         return partition.join_results(results, result_type)
 
@@ -307,7 +316,7 @@ class Rounds:
         comp: Any,
         arg: Any,
         subround_index: int,
-        call: "_Call",
+        call: Call,
         bytes_sliced: int = 0,
     ) -> plan.Outcome:
         runner = await self._free.get()
@@ -344,47 +353,6 @@ class Rounds:
             )
         )
         return outcome
-
-
-@dataclasses.dataclass
-class _Call:
-    """What one call has so far.
-
-    Attributes:
-        spec: what was decided of it.
-        cut: of its cohort.
-        argument: the argument, if the computation takes one; at most one element.
-        at_finish: the same, as after-merge work takes it.
-        slices: the same for each leaf, run by run.
-        merged: by each stage that is done.
-        bytes_broadcast: of what all its subrounds are given, each value once.
-        bytes_sliced: of clients' values, for each run.
-        next_index: of the next subround.
-        notes: what its work told.
-        started: by the monotonic clock.
-    """
-
-    spec: CallSpec
-    cut: CohortCut
-    argument: list[Any] = dataclasses.field(default_factory=list[Any])
-    at_finish: list[Any] = dataclasses.field(default_factory=list[Any])
-    slices: Sequence[Sequence[list[Any]]] = ()
-    merged: list[Any] = dataclasses.field(default_factory=list[Any])
-    bytes_broadcast: int = 0
-    bytes_sliced: list[int] = dataclasses.field(default_factory=list[int])
-    next_index: int = 0
-    notes: set[Note] = dataclasses.field(default_factory=set[Note])
-    started: float = dataclasses.field(default_factory=time.monotonic)
-
-    def take_indices(self, count: int) -> int:
-        """Return the first of so many new subround indices."""
-        first = self.next_index
-        self.next_index += count
-        return first
-
-    def leaf_args(self, run: int) -> list[Any]:
-        """Return what the work of this stage takes on each leaf of a run."""
-        return [plan.pack([*part, *self.merged]) for part in self.slices[run]]
 
 
 def _block(comp: flf.ConcreteComputation) -> flf.ComputationBuildingBlock:

@@ -73,6 +73,19 @@ class Evaluated:
     no_kernel: str | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelRan:
+    """What a kernel came to.
+
+    Attributes:
+        partials: of each of the subround's nodes, embedded.
+        kept: for each value that is kept a list over all clients, plain.
+    """
+
+    partials: list[flf.ExecutorValue]
+    kept: list[list[Plain]]
+
+
 @runtime_checkable
 class KernelRunner(Protocol):
     """An unplaced executor that runs kernels where it runs everything else."""
@@ -82,8 +95,8 @@ class KernelRunner(Protocol):
         subround: plan.Subround,
         inputs: flf.ExecutorValue,
         data: Sequence[Sequence[Any]],
-    ) -> list[flf.ExecutorValue] | plan.NoKernel:
-        """Return the partial of each of `subround.nodes`, embedded.
+    ) -> KernelRan | plan.NoKernel:
+        """Return the partial of each of `subround.nodes`, and what is kept.
 
         Args:
             subround: with a kernel, and a merge.
@@ -145,40 +158,57 @@ async def evaluate_subround(
 
     Returns:
         The partial of each of `subround.nodes`; without a merge the result of each
-        leaf.
+        leaf. Then what is kept.
 
     Raises:
         ComputationError: client work raised; the index is the client's in the cohort.
     """
-    ran = subround.kernel
+    ran: KernelRan | plan.Kernel | plan.NoKernel | None = subround.kernel
     if isinstance(ran, plan.Kernel) and isinstance(unplaced, KernelRunner):
         ran = await _run_kernel(subround, ran, args, stack_for, unplaced)
-    if isinstance(ran, list):
-        merged = await gather_by_index(_fetch(partial) for partial in ran)
-        return Evaluated(merged, kernel_leaves=len(subround.leaves))
+    if isinstance(ran, KernelRan):
+        merged = await gather_by_index(_fetch(partial) for partial in ran.partials)
+        return Evaluated([*merged, *ran.kept], kernel_leaves=len(subround.leaves))
     reason = ran.reason if isinstance(ran, plan.NoKernel) else None
     if isinstance(ran, plan.NoKernel) and ran.leaf is not None:
         # The leaf alone, first: it most likely raises, and names the client.
         leaf = subround.leaves[ran.leaf]
         await _evaluate_leaf(subround, leaf, args[ran.leaf], stack_for)
-    leaves = await gather(
+    evaluated = await gather(
         _evaluate_leaf(subround, leaf, arg, stack_for)
         for leaf, arg in zip(subround.leaves, args, strict=True)
     )
+    leaves: list[Any] = [result for result, _ in evaluated]
     if subround.merge is not None:
         partials = [_at_server(leaf) for leaf in leaves]
         leaves = await merge_subtrees(subround, partials, unplaced)
     fetched = await gather_by_index(_fetch(value) for value in leaves)
-    return Evaluated(fetched, no_kernel=reason)
+    kept = [
+        [member for _, of_leaf in evaluated for member in of_leaf[index]]
+        for index in range(subround.num_kept)
+    ]
+    return Evaluated([*fetched, *kept], no_kernel=reason)
 
 
 async def _evaluate_leaf(
     subround: plan.Subround, leaf: range, arg: Any, stack_for: StackFactory
-) -> ResolvedValue:
+) -> tuple[ResolvedValue, list[list[Plain]]]:
+    """Return the result of a leaf, and for each value that is kept its clients'."""
     function = Function(subround.computation)
+    stack = stack_for(len(leaf))
     try:
         with draws.at_leaf(leaf.start):
-            return await _call(stack_for(len(leaf)), function, [arg])
+            called = await _call(stack, function, [arg])
+            if not subround.num_kept:
+                return called, []
+            result, *kept = [
+                await stack.create_selection(called, index=index)
+                for index in range(1 + subround.num_kept)
+            ]
+            return (
+                values.narrow(result, ResolvedValue, "a federated stack"),
+                await gather_by_index(_fetch(value) for value in kept),
+            )
     except errors.ComputationError as error:
         index = error.location.client_index
         if index is None:
@@ -192,7 +222,7 @@ async def _run_kernel(
     args: Sequence[Any],
     stack_for: StackFactory,
     unplaced: KernelRunner,
-) -> list[flf.ExecutorValue] | plan.NoKernel:
+) -> KernelRan | plan.NoKernel:
     """Compute at the server what is the same for all clients, then run the kernel."""
     shared = tuple(_part(args[0], path) for path in kernel.parts)
     stack = stack_for(len(subround.leaves[0]))

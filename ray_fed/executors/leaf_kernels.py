@@ -18,7 +18,7 @@ import ray_fed.plain as plain
 import ray_fed.plan as plan
 from ray_fed.client_runs import ClientMember, ClientRun
 from ray_fed.executors.client_store import ClientStore
-from ray_fed.executors.evaluation import merge_subtrees
+from ray_fed.executors.evaluation import KernelRan, merge_subtrees
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.threads import ThreadDelegatingExecutor
 
@@ -142,6 +142,11 @@ class KernelRun:
         )
         self._call_s = call_s
         self._check = check
+        self._stacked: list[Sequence[Any]] = []
+
+    def kept(self) -> list[list[Any]]:
+        """Return what was kept of all clients so far: a list for each value."""
+        return self._graph.kept(self._stacked)
 
     def structured(self, accumulators: Sequence[Any]) -> tuple[Any, fl.Type]:
         """Return accumulators as the normal form of a partial, and its type."""
@@ -168,7 +173,10 @@ class KernelRun:
             count = self._pace.count(clients.stop - done, self._call_s)
             part = range(done, done + count)
             started = time.monotonic()
-            accumulators = self._graph.run(part, accumulators, self._constants, laid)
+            accumulators, stacked = self._graph.run(
+                part, accumulators, self._constants, laid
+            )
+            self._stacked.append(stacked)
             self._pace.note(count, time.monotonic() - started)
             done += count
         return accumulators
@@ -180,8 +188,10 @@ async def run_kernel(
     inputs: flf.ExecutorValue,
     data: Sequence[Sequence[Any]],
     check: Callable[[], None] = lambda: None,
-) -> list[flf.ExecutorValue] | plan.NoKernel:
+) -> KernelRan | plan.NoKernel:
     """Return the partial of each of `subround.nodes`, embedded in the leaf stack.
+
+    And what is kept of the clients, plain.
 
     Args:
         executor: has kernels and clients; embeds partials and merges them.
@@ -215,10 +225,12 @@ async def run_kernel(
     merge = kernels.load_merge(cast("bytes", subround.merge))
     if not isinstance(merge, plan.NoKernel):
         partials = _merge_subtrees(subround, partials, merge[0])
-    embedded = [await executor.create_value(*run.structured(p)) for p in partials]
+    embedded: list[flf.ExecutorValue] = [
+        await executor.create_value(*run.structured(p)) for p in partials
+    ]
     if isinstance(merge, plan.NoKernel):
-        return await merge_subtrees(subround, embedded, executor)
-    return embedded
+        embedded = await merge_subtrees(subround, embedded, executor)
+    return KernelRan(embedded, run.kept() if kernel.num_kept else [])
 
 
 def _lay(
@@ -297,7 +309,7 @@ class LeafStack(ReferenceResolvingExecutor):
         inputs: flf.ExecutorValue,
         data: Sequence[Sequence[Any]],
         check: Callable[[], None] = lambda: None,
-    ) -> list[flf.ExecutorValue] | plan.NoKernel:
+    ) -> KernelRan | plan.NoKernel:
         """See `run_kernel` of the module."""
         return await run_kernel(self, subround, inputs, data, check)
 
@@ -325,6 +337,6 @@ class ThreadedLeaf(ThreadDelegatingExecutor):
         subround: plan.Subround,
         inputs: flf.ExecutorValue,
         data: Sequence[Sequence[Any]],
-    ) -> list[flf.ExecutorValue] | plan.NoKernel:
+    ) -> KernelRan | plan.NoKernel:
         """See `run_kernel` of the module."""
         return await self._delegate(self._leaf.run_kernel(subround, inputs, data))

@@ -44,7 +44,7 @@ class SubroundFinished:
             asked for a kernel.
         lost: the attempts that came to nothing, in order.
         bytes_sliced: of its clients' values, which it alone is given.
-        bytes_returned: of its partials, or of its result.
+        bytes_returned: of its partials and of what is kept, or of its result.
     """
 
     round_index: int

@@ -69,7 +69,7 @@ class RoundReport(pydantic.BaseModel):
 
     @property
     def bytes_returned(self) -> int:
-        """How many bytes came back: partials, what stages merged, the result."""
+        """How many bytes came back: partials, kept values, merged ones, the result."""
         return sum(subround.bytes_returned for subround in self.subrounds)
 
     @property

@@ -4,7 +4,7 @@ Merges of partials are graphs, too: the interpreter would make many calls of eac
 
     accumulators, constants      the same for all clients: outside of the loop
     data of clients first..last  sliced inside of it: no padding, no second trace
-        -> accumulators after these clients
+        -> accumulators after these clients; what is kept of each, stacked
 
 A call may stop at any client and the next go on from there: the bits are the same. One
 iteration at a time, so that variables and random states are those of one client.
@@ -12,7 +12,7 @@ iteration at a time, so that variables and random states are those of one client
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -69,6 +69,8 @@ class ClientKernel:
         self._constants = values.struct_type(client[0])
         self._data_type = values.struct_type(client[1])
         self._partial = values.struct_type(_parameter(self._accumulate))[0]
+        worked = list(values.struct_type(_result(self._work)).items())
+        self._kept = fl.StructType(worked[kernel.num_aggregations :])
         self._layout = ClientLayout(self._data_type)
         self._work_grafts, self._fold_grafts = Grafts(), Grafts()
         self._device = device
@@ -108,34 +110,56 @@ class ClientKernel:
         taken, rest = tensors[: len(partials)], tensors[len(partials) :]
         constants = pack(iter(rest[:num_constants]), self._constants)
         data = rest[num_constants:]
+        kept = self._kept_arrays(stop - first)
 
-        def step(index: tf.Tensor, *accumulators: tf.Tensor) -> list[tf.Tensor]:
+        def step(index: tf.Tensor, *carried: Any) -> list[Any]:
+            accumulators, arrays = carried[: len(partials)], carried[len(partials) :]
             self._work_grafts.use_states(lambda site: states_of_clients[index, site])
             self._fold_grafts.use_states(lambda site: states[site])
             member = self._layout.member(data, index)
             client = values.Struct([(None, constants), (None, member)])
-            worked = Interpreter(self._work_grafts).call(self._work, client)
+            worked = list(Interpreter(self._work_grafts).call(self._work, client))
+            count = len(worked) - len(self._kept)
+            position = tf.cast(index - first, tf.int32)
+            outside = flatten(values.to_struct(worked[count:]))
+            written = [
+                array.write(position, tensor)
+                for array, tensor in zip(arrays, outside, strict=True)
+            ]
             folded = values.Struct(
                 [
                     (None, pack(iter(accumulators), self._partial)),
-                    (None, worked),
+                    (None, values.to_struct(worked[:count])),
                     (None, constants),
                 ]
             )
             added = Interpreter(self._fold_grafts).call(self._accumulate, folded)
-            return [index + 1, *flatten(added)]
+            return [index + 1, *flatten(added), *written]
 
-        def is_before_stop(index: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+        def is_before_stop(index: tf.Tensor, *_: Any) -> tf.Tensor:
             return index < stop
 
         _, *added = tf.while_loop(
             is_before_stop,
             step,
-            [first, *taken],
-            shape_invariants=[_INDEX.shape, *(spec.shape for spec in partials)],
+            [first, *taken, *kept],
+            shape_invariants=[
+                _INDEX.shape,
+                *(spec.shape for spec in partials),
+                *(array.flow.shape for array in kept),
+            ],
             parallel_iterations=1,
         )
-        return added
+        stacked = [array.stack() for array in added[len(partials) :]]
+        return [*added[: len(partials)], *stacked]
+
+    def _kept_arrays(self, count: tf.Tensor) -> list[Any]:
+        return [
+            tf.TensorArray(
+                spec.dtype, tf.cast(count, tf.int32), element_shape=spec.shape
+            )
+            for spec in (specs.to_spec(_tensor_type(t)) for t in leaf_types(self._kept))
+        ]
 
     def lay_values(self, data: Sequence[Sequence[Any]]) -> list[tf.Tensor]:
         """Return some clients' data as tensors, to be used in any round.
@@ -190,8 +214,10 @@ class ClientKernel:
         accumulators: Sequence[tf.Tensor],
         constants: Sequence[tf.Tensor],
         laid: LaidClients,
-    ) -> list[tf.Tensor]:
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return the accumulators after some clients of those that were laid.
+
+        And what is kept of these clients, stacked.
 
         Args:
             clients: positions among these.
@@ -207,7 +233,21 @@ class ClientKernel:
             arguments = [*bounds, laid.states, laid.states_of_clients]
             arguments += [*accumulators, *constants, *laid.tensors]
             captured = self._function.captured_inputs
-            return self._function._call_flat(arguments, captured)  # noqa: SLF001
+            ran = self._function._call_flat(arguments, captured)  # noqa: SLF001
+            return ran[: len(accumulators)], ran[len(accumulators) :]
+
+    def kept(self, stacked: Sequence[Sequence[tf.Tensor]]) -> list[list[Any]]:
+        """Return the plain values of each of what is kept, in client order.
+
+        Args:
+            stacked: what calls of `run` kept, in order.
+        """
+        clients: list[Any] = []
+        for tensors in stacked:
+            arrays = [tensor.numpy() for tensor in tensors]
+            clients.extend(map(list, zip(*arrays, strict=True)))
+        plain = [_to_tuples(iter(leaves), self._kept) for leaves in clients]
+        return [[member[k] for member in plain] for k in range(len(self._kept))]
 
     def partial(
         self, accumulators: Sequence[tf.Tensor]
@@ -255,6 +295,16 @@ class MergeKernel:
         with tf.device(self._device):
             captured = self._function.captured_inputs
             return self._function._call_flat([*left, *right], captured)  # noqa: SLF001
+
+
+def _to_tuples(leaves: Iterator[Any], type_spec: fl.Type) -> Any:
+    if not isinstance(type_spec, fl.StructType):
+        return next(leaves)
+    return tuple(_to_tuples(leaves, element) for _, element in type_spec.items())
+
+
+def _result(block: fl.framework.ComputationBuildingBlock) -> fl.Type:
+    return values.function_type(block.type_signature).result
 
 
 def _parameter(block: fl.framework.ComputationBuildingBlock) -> fl.Type:

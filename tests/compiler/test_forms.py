@@ -101,6 +101,27 @@ def average(values: Any) -> Any:
     return fl.federated_mean(values)
 
 
+@federated_computation(DATA)
+def clipped_totals(data: Any) -> Any:
+    """Both stages, and the result, need the totals and what is made of them."""
+    totals = fl.federated_map(total_of, data)
+    vectors = fl.federated_map(to_vector, totals)
+    bound = fl.federated_broadcast(fl.federated_mean(totals))
+    share = fl.federated_mean(fl.federated_map(above, (totals, bound)))
+    return share, fl.federated_sum(vectors), vectors
+
+
+@federated_computation(SERVER_MODEL, DATA)
+def fed_avg_by_rounds(model: Any, data: Any) -> Any:
+    """Structs that are kept; a part of them is aggregated in each of three stages."""
+    updates = fl.federated_map(step, (fl.federated_broadcast(model), data))
+    most = fl.federated_broadcast(fl.federated_max(updates.weight))
+    heavy = fl.federated_map(above, (updates.weight, most))
+    count = fl.federated_broadcast(fl.federated_sum(heavy))
+    weights = fl.federated_map(add, (updates.weight, count))
+    return fl.federated_mean(updates.delta, weights), fl.federated_max(weights)
+
+
 def own_mean(values: Any) -> Any:
     zero = [np.float32(0), np.float32(0)]
     return fl.federated_aggregate(values, zero, counted, merged, quotient)
@@ -352,6 +373,16 @@ FORMS: dict[str, tuple[Any, list[Any]]] = {
         program(FLOATS)(lambda x: (deviation(x), fl.federated_max(x), x)),
         [SOME_FLOATS],
     ),
+    "kept: totals": (clipped_totals, [SOME_DATA]),
+    "kept: structs": (fed_avg_by_rounds, [A_MODEL, SOME_DATA]),
+    "kept: work without an argument": (
+        program()(
+            lambda: deviation(
+                fl.federated_map(scale, fl.federated_eval(one, fl.CLIENTS))
+            )
+        ),
+        [],
+    ),
     "loss of a loss": (
         program(FLOATS)(
             lambda x: fl.federated_sum(
@@ -392,7 +423,11 @@ def direct() -> Iterator[Callable[[Any, list[Any]], Any]]:
 
 @pytest.fixture(scope="module")
 def contexts() -> Iterator[list[ExecutionContext]]:
-    """Contexts that cut a round into 1, 2, 3 and 7 subrounds."""
+    """Contexts that cut a round into 1, 2, 3 and 7 subrounds.
+
+    Between stages two of these keep nothing, and what some of the clients did.
+    """
+    some = ray_fed.Config().kept_bytes
     built = [
         ray_fed.create_context(
             ray_fed.Config(
@@ -400,9 +435,10 @@ def contexts() -> Iterator[list[ExecutionContext]]:
                 workers=2,
                 subrounds=count,
                 default_num_clients=NUM_CLIENTS,
+                kept_bytes=kept_bytes,
             )
         )
-        for count in (1, 2, 3, 7)
+        for count, kept_bytes in [(1, some), (2, 0), (3, 40), (3, some), (7, some)]
     ]
     yield built
     for context in built:

@@ -132,7 +132,7 @@ class TestRunKernel:
         ran = await leaf.run_kernel(work, inputs, data, **options)
         if isinstance(ran, plan.NoKernel):
             return ran
-        return [list(await partial.compute()) for partial in ran]
+        return [list(await partial.compute()) for partial in ran.partials]
 
     def test_partials_of_leaves_are_merged(self, leaf: LeafStack) -> None:
         work = subround(kernel_of(doubled), [range(2), range(2, 3)])

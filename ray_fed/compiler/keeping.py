@@ -1,0 +1,150 @@
+"""Which values of clients a stage is to keep for later ones: names, nothing moved.
+
+    stage 0   update = map(train, ...), norm = map(length, update), aggregate norm
+    stage 1   clipped = map(clip, <update, bound>), aggregate clipped
+
+Stage 1 takes `update`, which stage 0 emits; without that it would train once more. A
+name that is taken stands for the same value as in the stage that evaluated it first,
+random numbers included: these follow from the names of locals, which stay.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import federated_language as fl
+import numpy as np
+
+import ray_fed.values as values
+from ray_fed.compiler.normalize import free_references
+
+flf = fl.framework
+Block = flf.ComputationBuildingBlock
+_WORK = (
+    flf.FEDERATED_MAP.uri,
+    flf.FEDERATED_EVAL_AT_CLIENTS.uri,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """What one part of a computation has to do with values that are kept.
+
+    Attributes:
+        takes: names that earlier parts emitted.
+        emits: names that it evaluates, for later parts.
+    """
+
+    takes: tuple[str, ...] = ()
+    emits: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a computation.
+
+    Attributes:
+        roots: names that it needs.
+        calls: by name; what is not in it is given.
+    """
+
+    roots: frozenset[str]
+    calls: Mapping[str, Block]
+
+
+def divide(parts: Sequence[Part]) -> list[Kept]:
+    """Return what each of the parts, in order, takes and emits."""
+    first: dict[str, int] = {}  # name to the part that evaluates it first
+    taken: list[list[str]] = []
+    for index, part in enumerate(parts):
+        working = _working(part.calls)
+        found = _needed(part, first)
+        taken.append([name for name in part.calls if name in found & first.keys()])
+        for name in found & working - first.keys():
+            first[name] = index
+    wanted = {name for names in taken for name in names}
+    return [
+        Kept(
+            tuple(names),
+            tuple(
+                name
+                for name in parts[index].calls
+                if name in wanted and first[name] == index
+            ),
+        )
+        for index, names in enumerate(taken)
+    ]
+
+
+def count_member_bytes(call: Block) -> int:
+    """Return the bytes of one client's member of a value that may be kept."""
+    return _count_bytes(values.member_type(call.type_signature)) or 0
+
+
+def _needed(part: Part, first: Mapping[str, int]) -> set[str]:
+    """Return the names that a part needs, none behind one that was evaluated."""
+    needed: set[str] = set()
+    pending = list(part.roots)
+    while pending:
+        name = pending.pop()
+        if name in part.calls and name not in needed:
+            needed.add(name)
+            if name not in first:
+                pending.extend(free_references(part.calls[name]))
+    return needed
+
+
+def _working(calls: Mapping[str, Block]) -> set[str]:
+    """Return the names of clients' values that work made and that may be kept."""
+    worked: set[str] = set()  # made with the help of a function of the user's
+    found: set[str] = set()
+    for name, call in calls.items():  # each refers to earlier ones only
+        if not values.is_at_clients(call.type_signature):
+            continue
+        if worked & free_references(call) or _is_work(call):
+            worked.add(name)
+            if _uri(call) in _WORK and _may_be_kept(call.type_signature):
+                found.add(name)
+    return found
+
+
+def _uri(call: Block) -> str | None:
+    if isinstance(call, flf.Call) and isinstance(call.function, flf.Intrinsic):
+        return call.function.uri
+    return None
+
+
+def _is_work(call: Block) -> bool:
+    """Return whether a call runs more than selections."""
+    found: list[Block] = []
+
+    def note(part: Block) -> tuple[Block, bool]:
+        if isinstance(part, flf.CompiledComputation):
+            found.append(part)
+        return part, False
+
+    flf.transform_postorder(call, note)
+    return bool(found)
+
+
+def _may_be_kept(type_spec: fl.Type) -> bool:
+    return (
+        values.differs_by_client(type_spec)
+        and _count_bytes(values.member_type(type_spec)) is not None
+    )
+
+
+def _count_bytes(type_spec: fl.Type) -> int | None:
+    """Return the bytes of a value; None where its type does not say."""
+    match type_spec:
+        case fl.TensorType():
+            dtype, shape = np.dtype(type_spec.dtype), type_spec.shape
+            if dtype.type is np.str_ or shape is None or None in shape:
+                return None
+            return dtype.itemsize * math.prod(size or 0 for size in shape)
+        case fl.StructType():
+            sizes = [_count_bytes(element) for _, element in type_spec.items()]
+            known = [size for size in sizes if size is not None]
+            return sum(known) if len(known) == len(sizes) else None
+        case _:
+            return None

@@ -1,0 +1,170 @@
+"""What a stage has done for a client is not done again by a later one."""
+
+import collections
+import os
+import pathlib
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.observability import events
+
+ContextFactory = Callable[..., ExecutionContext]
+
+VECTOR = fl.TensorType(np.float32, [3])
+VECTORS = fl.FederatedType(VECTOR, fl.CLIENTS)
+NUM_CLIENTS = 9
+CLIENTS = [np.array([i, 1, 0], np.float32) for i in range(NUM_CLIENTS)]
+MEMBER_BYTES = 12
+"""Of what is kept of a client: a vector."""
+
+
+@rtf.computation(VECTOR)
+def length(vector: Any) -> Any:
+    return tf.norm(vector)
+
+
+@rtf.computation(VECTOR, np.float32)
+def clip(vector: Any, bound: Any) -> Any:
+    return tf.clip_by_norm(vector, bound)
+
+
+def clipped_mean(folder: pathlib.Path) -> Any:
+    """Work that leaves a file in a folder for each time that a client does it."""
+
+    @rtf.computation(VECTOR)
+    def work(vector: Any) -> Any:
+        client = tf.strings.as_string(tf.cast(vector[0], tf.int32))
+        moment = tf.strings.as_string(tf.timestamp(), precision=6)
+        name = tf.strings.join([str(folder), "/", client, "-", moment])
+        with tf.control_dependencies([tf.io.write_file(name, "")]):
+            return vector + tf.random.normal([3])
+
+    @fl.federated_computation(VECTORS)
+    def run(vectors: Any) -> Any:
+        worked = fl.federated_map(work, vectors)
+        bound = fl.federated_mean(fl.federated_map(length, worked))
+        pairs = (worked, fl.federated_broadcast(bound))
+        return fl.federated_mean(fl.federated_map(clip, pairs)), bound
+
+    return run
+
+
+def times_by_client(folder: pathlib.Path) -> list[int]:
+    """Return how often each client did its work."""
+    names = [path.name.partition("-")[0] for path in folder.iterdir()]
+    counts = collections.Counter(map(int, names))
+    return [counts[client] for client in range(NUM_CLIENTS)]
+
+
+def bits(result: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(result)]
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def build(request: pytest.FixtureRequest) -> ContextFactory:
+    contexts = request.getfixturevalue(f"{request.param}_contexts")
+
+    def make(**settings: Any) -> ExecutionContext:
+        return contexts(workers=2, subrounds=3, clients_per_leaf=1, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
+def test_each_client_does_its_work_once(
+    build: ContextFactory, tmp_path: pathlib.Path, enabled: bool
+) -> None:
+    context = build(kernels={"enabled": enabled})
+
+    context.invoke(clipped_mean(tmp_path), CLIENTS)
+
+    report = context.last_report
+    assert report is not None
+    assert report.kernel_leaves == 2 * NUM_CLIENTS * enabled
+    assert times_by_client(tmp_path) == [1] * NUM_CLIENTS
+
+
+def test_bits_are_those_of_work_that_is_done_again(
+    build: ContextFactory, tmp_path: pathlib.Path
+) -> None:
+    comp = clipped_mean(tmp_path)
+    found: list[list[bytes]] = []
+
+    for kept_bytes in (2**20, 0):
+        for enabled in (True, False):
+            context = build(kernels={"enabled": enabled}, kept_bytes=kept_bytes)
+            context.resume_at(0)
+            found.append(bits(context.invoke(comp, CLIENTS)))
+
+    assert all(result == found[0] for result in found)
+    assert times_by_client(tmp_path) == [1 + 1 + 2 + 2] * NUM_CLIENTS
+
+
+def test_clients_past_the_limit_do_their_work_again(
+    build: ContextFactory, tmp_path: pathlib.Path
+) -> None:
+    comp = clipped_mean(tmp_path)
+
+    build(kept_bytes=7 * MEMBER_BYTES).invoke(comp, CLIENTS)
+
+    assert times_by_client(tmp_path) == [1] * 6 + [2] * 3  # subrounds of three
+
+
+class Killer:
+    """Ends the processes of all workers once the first stage is merged."""
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+
+    def on_event(self, event: events.Event) -> None:
+        match event:
+            case events.SubroundFinished(num_clients=0, subround_index=3):
+                for pid in self.pids:
+                    os.kill(pid, signal.SIGKILL)
+            case events.SubroundFinished(subround_index=0 | 1 | 2):
+                self.pids.add(event.worker_pid)
+            case _:
+                pass
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_work_outlives_the_workers_that_did_it(
+    ray_contexts: ContextFactory, local_contexts: ContextFactory, tmp_path: pathlib.Path
+) -> None:
+    comp = clipped_mean(tmp_path)
+    expected = bits(local_contexts().invoke(comp, CLIENTS))
+    done_before = times_by_client(tmp_path)
+    context = ray_contexts(workers=2, subrounds=3, clients_per_leaf=1)
+    context.resume_at(0)
+    killer = Killer()
+    context.subscribe(killer)
+
+    found = bits(context.invoke(comp, CLIENTS))
+
+    report = context.last_report
+    assert report is not None
+    assert killer.pids
+    assert report.num_retries > 0
+    assert found == expected
+    assert [1 + n for n in done_before] == times_by_client(tmp_path)
+
+
+@pytest.mark.ray
+def test_nothing_stays_in_the_store(
+    ray_contexts: ContextFactory, ray_memory: Any, tmp_path: pathlib.Path
+) -> None:
+    context = ray_contexts(workers=2, subrounds=3, clients_per_leaf=1)
+
+    context.invoke(clipped_mean(tmp_path), CLIENTS)
+
+    assert ray_memory.settle(ray_memory.num_references, 0) == 0
+    assert ray_memory.settle(ray_memory.stored_bytes, 0) == 0
