@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
 import pydantic
+import pydantic_core
 import yaml
 
 import ray_fed.errors as errors
@@ -27,9 +28,30 @@ _COUNTED = ("workers", "subrounds")
 
 
 def _expand_count(value: object) -> object:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, (int, list, tuple)) and not isinstance(value, bool):
         return {"count": value}
     return value
+
+
+def _read_size(value: object) -> int | tuple[int, int] | None:
+    """Return a count, or the ends of a range; None as it is."""
+    match value:
+        case None:
+            return None
+        case bool():
+            pass
+        case int() if value >= 1:
+            return value
+        case (int() as least, int() as most) if 1 <= least <= most:
+            return least, most
+        case _:
+            pass
+    raise pydantic_core.PydanticCustomError(
+        "size", "Input should be a count >= 1, or (min, max) with 1 <= min <= max"
+    )
+
+
+Size = Annotated[int | tuple[int, int] | None, pydantic.BeforeValidator(_read_size)]
 
 
 class _Frozen(pydantic.BaseModel):
@@ -50,21 +72,28 @@ class Workers(_Frozen):
     """What the pool of actors is made of.
 
     Attributes:
-        count: how many actors; None: one for each CPU (or GPU, where `num_gpus` asks
-            for some) that the cluster has.
+        count: how many actors; (min, max): as many as the cluster has room for, looked
+            at every round; None: one for each CPU (or GPU, where `num_gpus` asks for
+            some) that the cluster has.
         num_cpus: of each actor, also its TensorFlow threads: max(1, int(num_cpus)).
         num_gpus: of each actor; a fraction becomes a TensorFlow memory limit.
         resources: further Ray resources of each actor.
         start_timeout_s: seconds within which an actor must be ready.
         client_bytes: of `program.ClientData` that each actor keeps between rounds.
+        wait_timeout_s: seconds that a round waits for as many actors as it needs (min,
+            or one), nodes that have yet to come included.
+        allow_mixed: whether actors may differ from the driver in versions, and from
+            one another in what decides the bits of a result.
     """
 
-    count: Count | None = None
+    count: Size = None
     num_cpus: Annotated[float, pydantic.Field(gt=0)] = 1.0
     num_gpus: Annotated[float, pydantic.Field(ge=0)] = 0.0
     resources: Mapping[str, float] = {}
     start_timeout_s: Seconds = 120.0
     client_bytes: Annotated[int, pydantic.Field(ge=0)] = 2**30
+    wait_timeout_s: Seconds = 300.0
+    allow_mixed: bool = False
 
 
 class Retry(_Frozen):
@@ -136,7 +165,7 @@ class Config(_Frozen):
 
     Attributes:
         backend: "ray", or "local" for threads of this process.
-        workers: a `Workers`, or its count.
+        workers: a `Workers`, or its count: an int or (min, max).
         subrounds: a `Subrounds`, or its count.
         clients_per_leaf: clients that are accumulated one after another before merging;
             decides the bits of a sum. None: a sixteenth of the cohort, 1 to 32.

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ray_fed.draws import DrawKey
+from ray_fed.fingerprint import Fingerprint
 from ray_fed.notes import Note
 
 MAX_CLIENTS_PER_LEAF = 32
@@ -247,6 +248,7 @@ class Attempt:
         ended: "crash", "preemption", "memory" or "hang", by which it was lost;
             "slower", where a copy of the same work was there first.
         detail: what happened, in words.
+        fingerprint: of the worker's process.
     """
 
     attempt: int
@@ -257,6 +259,7 @@ class Attempt:
     seconds: float = 0.0
     ended: str = ""
     detail: str = ""
+    fingerprint: Fingerprint | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +279,7 @@ class Outcome:
         lost: the attempts that came to nothing, in order.
         value_bytes: of the arrays in each value that left a worker's node; empty where
             values stay in this process.
+        fingerprint: of the process that ran the clients, where it is known.
     """
 
     values: tuple[object, ...]
@@ -289,3 +293,4 @@ class Outcome:
     no_kernel: str | None = None
     lost: tuple[Attempt, ...] = ()
     value_bytes: tuple[int, ...] = ()
+    fingerprint: Fingerprint | None = None

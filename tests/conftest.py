@@ -96,7 +96,7 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
             ExecutionContext(
                 config,
                 runners,
-                session.num_workers,
+                session.count_workers,
                 session.store,
                 lambda: None,
                 session.fetch,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pydantic
 import pytest
+import yaml
 
 from ray_fed import Config, Retry, Subrounds, Workers, errors
 
@@ -114,6 +115,10 @@ def test_unknown_key_of_a_part_is_refused_on_its_own(
     ("settings", "name"),
     [
         pytest.param({"workers": 0}, "workers.count", id="no workers"),
+        pytest.param({"workers": (0, 2)}, "workers.count", id="range from none"),
+        pytest.param({"workers": (3, 2)}, "workers.count", id="range upside down"),
+        pytest.param({"workers": (1, 2, 3)}, "workers.count", id="range of three"),
+        pytest.param({"workers": {"count": True}}, "workers.count", id="bool"),
         pytest.param({"workers": True}, "workers", id="bool for workers"),
         pytest.param({"workers": "two"}, "workers", id="word for workers"),
         pytest.param({"workers": {"num_cpus": 0}}, "workers.num_cpus", id="no CPU"),
@@ -186,6 +191,12 @@ def test_empty_yaml_is_the_defaults(tmp_path: pathlib.Path) -> None:
         pytest.param("RAY_FED_BACKEND", "local", Config(backend="local"), id="word"),
         pytest.param(
             "RAY_FED_WORKERS", "4", Config(workers=Workers(count=4)), id="short form"
+        ),
+        pytest.param(
+            "RAY_FED_WORKERS",
+            "[2, 4]",
+            Config(workers=Workers(count=(2, 4))),
+            id="range",
         ),
         pytest.param(
             "RAY_FED_RETRY__CRASH", "5", Config(retry=Retry(crash=5)), id="lower level"
@@ -300,3 +311,19 @@ def test_variable_that_is_no_yaml_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(errors.ConfigError, match="RAY_FED_WORKERS"):
         Config.load()
+
+
+def test_range_of_workers_is_a_short_form() -> None:
+    assert Config(workers=(2, 4)) == Config(workers=Workers(count=(2, 4)))
+
+
+def test_range_of_workers_says_what_it_may_be() -> None:
+    with pytest.raises(errors.ConfigError, match=r"\(min, max\) with 1 <= min <= max"):
+        Config(workers=(3, 2))
+
+
+def test_range_of_workers_is_read_back_from_yaml(tmp_path: pathlib.Path) -> None:
+    settings = Config(workers=(2, 4)).model_dump(mode="json")
+    path = _write(tmp_path, yaml.safe_dump(settings))
+
+    assert Config.load(path).workers.count == (2, 4)

@@ -25,7 +25,7 @@ from typing import Literal
 import ray.exceptions
 
 import ray_fed.errors as errors
-from ray_fed.cluster.pool import FailureClass
+from ray_fed.cluster.actions import FailureClass
 
 LOST_ERRORS = (
     ray.exceptions.RayActorError,

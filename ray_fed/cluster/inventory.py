@@ -3,14 +3,17 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import socket
 from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 import ray
+from ray._private import state as ray_state  # no public name for what is needed
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.cluster.placement import Node
 
 _CONNECT_TIMEOUT_S = 5.0
 
@@ -78,6 +81,43 @@ def read_inventory(address: str | None) -> Inventory:
             Amounts.of(cast("dict[str, float]", ray.cluster_resources())),
             Amounts.of(cast("dict[str, float]", ray.available_resources())),
         )
+
+
+def read_nodes(each: Mapping[str, float]) -> list[Node]:
+    """Return the nodes of the cluster that this process is of, which are alive.
+
+    Args:
+        each: what a worker asks for; their room is counted in workers.
+    """
+    state = cast("Any", ray_state.state)
+    free: dict[str, dict[str, float]] = state.available_resources_per_node()
+    draining: Mapping[str, int] = state.get_draining_nodes()
+    return [
+        Node(
+            name=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            free=count_fitting(free.get(node["NodeID"], {}), each),
+            total=count_fitting(node["Resources"], each),
+            is_draining=node["NodeID"] in draining,
+        )
+        for node in cast("list[dict[str, Any]]", ray.nodes())
+        if node["Alive"]
+    ]
+
+
+def live_resources() -> list[Mapping[str, float]]:
+    """Return what each node that is alive has in all; also through Ray's client."""
+    nodes = cast("list[dict[str, Any]]", ray.nodes())
+    return [node["Resources"] for node in nodes if node["Alive"]]
+
+
+def count_fitting(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
+    """Return how many workers of a kind fit into some resources."""
+    return min(
+        math.floor(resources.get(name, 0.0) / amount + 1e-9)
+        for name, amount in each.items()
+        if amount > 0
+    )
 
 
 def expect_listener(address: str) -> None:

@@ -20,6 +20,7 @@ import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.draws import DrawKey
 from ray_fed.executors import clients, stack
+from ray_fed.fingerprint import Versions, WorkerDescription
 from ray_fed.notes import Note
 
 _FREED_SCOPES = 256
@@ -49,15 +50,22 @@ class LeafWorker:
         from ray_fed.tensorflow import devices
 
         device = devices.configure(num_threads, gpu_fraction)
+        self._fingerprint = devices.read_fingerprint()
         self._executor = stack.leaf_stack(device, client_bytes)
         self._loop = asyncio.new_event_loop()
         self._scopes: dict[str, dict[int, Any]] = {}
         self._freed: collections.deque[str] = collections.deque(maxlen=_FREED_SCOPES)
 
     @ray.method(concurrency_group="control")
-    def ping(self) -> tuple[int, str]:
-        """Return the process and the machine's address, once the actor is ready."""
-        return os.getpid(), ray.util.get_node_ip_address()
+    def ping(self) -> WorkerDescription:
+        """Return what this worker is, once the actor is ready."""
+        return WorkerDescription(
+            os.getpid(),
+            ray.util.get_node_ip_address(),
+            ray.get_runtime_context().get_node_id(),
+            Versions.read(),
+            self._fingerprint,
+        )
 
     @ray.method(concurrency_group="control")
     def hold(self) -> None:

@@ -7,19 +7,31 @@ The pool takes note of what happened (`ready`, `lost`, `ask`, `give_back`) and s
         |                 |               |
         +----- lost ------+----- lost ----+----> gone; a Start replaces it
 
-A lost worker counts against the budget of the subround that held it, by class.
+A lost worker counts against the budget of the subround that held it, by class. On
+`survey` the pool follows the nodes: it grows to where there is room, and leaves those
+that drain, an idle worker at once and a leased one when it is given back.
 """
 
 import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from ray_fed.cluster.actions import (
+    Action,
+    FailureClass,
+    Grant,
+    Look,
+    Refuse,
+    Request,
+    Size,
+    Start,
+    Stop,
+)
+from ray_fed.cluster.placement import Node, Placement
 from ray_fed.cluster.stragglers import Stragglers
-
-FailureClass = Literal["crash", "preemption", "memory", "hang"]
 
 COPY = " copy"
 """Ends the name under which a straggler has its second worker."""
@@ -31,57 +43,15 @@ START_PAUSE_S = 30.0
 """Seconds after so many failures until starts are tried again, while others work."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """Start a worker."""
-
-    worker: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Stop:
-    """End a worker that did not become ready in time, or hangs.
-
-    Attributes:
-        worker: its name.
-        detail: why, in words.
-    """
-
-    worker: str
-    detail: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Grant:
-    """Give a worker to a ticket.
-
-    Attributes:
-        ticket: that asked.
-        worker: now its own.
-        attempt: how many leases the ticket's subround was given, this one included.
-    """
-
-    ticket: int
-    worker: str
-    attempt: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Refuse:
-    """Tell a ticket that there will be no worker for it, and why."""
-
-    ticket: int
-    message: str
-    failure_class: str
-
-
-Action = Start | Stop | Grant | Refuse
+LOOK_S = 1.0
+"""How often to look at the cluster while a round waits for workers to be there."""
 
 
 @dataclasses.dataclass
 class _Worker:
     state: Literal["starting", "idle", "leased"]
     deadline_s: float
+    node: str | None
     subround: str | None = None
 
 
@@ -93,10 +63,10 @@ class _Ticket:
 
 
 class Pool:
-    """The state of a pool of a fixed number of workers.
+    """The state of a pool of workers; it starts none before the first survey.
 
     Args:
-        count: workers to keep, >= 1.
+        size: workers to keep.
         budgets: failures of each class that one subround may have.
         start_timeout_s: seconds within which a worker must become ready.
         stragglers: decides who gets a second worker, where one is idle; owned.
@@ -104,12 +74,16 @@ class Pool:
 
     def __init__(
         self,
-        count: int,
+        size: Size,
         budgets: Mapping[FailureClass, int],
         start_timeout_s: float,
         stragglers: Stragglers | None = None,
     ) -> None:
-        self._count = count
+        self._size = size
+        self._placement = Placement()
+        self._requested = 0
+        self._short_since_s: float | None = None
+        self._look_at_s = 0.0
         self._budgets = budgets
         self._start_timeout_s = start_timeout_s
         self._workers: dict[str, _Worker] = {}
@@ -156,13 +130,24 @@ class Pool:
         self._tickets.pop(ticket, None)
         self._spares.pop(ticket, None)
 
-    def ready(self, worker: str) -> None:
-        """Note that a worker answered."""
+    def survey(self, nodes: Sequence[Node]) -> None:
+        """Take note of what the cluster has: all nodes that are alive."""
+        holding = (w.node for w in self._workers.values() if w.state != "starting")
+        self._placement.survey(nodes, _count(holding))
+
+    def ready(self, worker: str, node: str) -> None:
+        """Note that a worker answered, and from which node."""
         found = self._workers.get(worker)
         if found is not None and found.state == "starting":
-            found.state = "idle"
+            found.state, found.node = "idle", node
+            self._placement.trust(node)
             self._failed_starts.clear()
             self._paused_until_s = None
+
+    def bar(self, worker: str, node: str, why: str) -> None:
+        """Note that a worker answered that must not be used, nor others of its node."""
+        if self._workers.pop(worker, None) is not None:
+            self._placement.bar(node, why)
 
     def give_back(self, worker: str) -> None:
         """Note that a subround is done with its worker."""
@@ -179,21 +164,30 @@ class Pool:
         if found is not None and found.state == "leased":
             found.subround, found.deadline_s = None, until_s
 
-    def lost(self, worker: str, failure_class: FailureClass, detail: str) -> None:
+    def lost(
+        self, worker: str, failure_class: FailureClass, detail: str
+    ) -> FailureClass:
         """Note that a worker is gone; a second report of the same loss is ignored.
 
         Args:
             worker: its name.
-            failure_class: what it died of.
+            failure_class: what it died of, as far as can be told from its death.
             detail: in words, for the error that may come of it.
+
+        Returns:
+            The class that it counts against.
         """
         found = self._workers.pop(worker, None)
         if found is None:
-            return
+            return failure_class
+        if failure_class == "crash" and self._placement.is_draining(found.node):
+            failure_class = "preemption"
+        self._placement.suspect(found.node)
         if found.state == "starting":
             self._failed_starts.append(detail)
         elif found.subround is not None:
             self.failed(found.subround, failure_class, detail)
+        return failure_class
 
     def failed(self, subround: str, failure_class: FailureClass, detail: str) -> None:
         """Count a failure of a subround that is no worker's."""
@@ -215,12 +209,14 @@ class Pool:
             now_s: seconds of any clock that only goes forward.
         """
         actions: list[Action] = [*self._expire(now_s), *self._end_hung(now_s)]
-        actions += self._refuse_spent()
+        actions += [*self._refuse_spent(), *self._retire()]
         if self._may_start(now_s):
             actions += self._replace(now_s)
         elif self.num_ready == 0:
-            actions += self._refuse_all()
-        return [*actions, *self._grant(now_s), *self._grant_spares(now_s)]
+            actions += self._refuse_failed()
+        if self.num_ready >= self._size.least:
+            actions += [*self._grant(now_s), *self._grant_spares(now_s)]
+        return [*actions, *self._wait(now_s), *self._request()]
 
     def _may_start(self, now_s: float) -> bool:
         """Return whether to start workers: not for a while after too many failures."""
@@ -246,12 +242,25 @@ class Pool:
         if self._idle():
             dues = [self._stragglers.due_s(s.subround) for s in self._spares.values()]
             deadlines += [due_s for due_s in dues if due_s is not None]
+        if self._short_since_s is not None:
+            deadlines.append(self._short_since_s + self._size.wait_timeout_s)
+            if self.num_workers < self._size.least:
+                deadlines.append(self._look_at_s)
         return min(deadlines, default=None)
 
     @property
     def num_ready(self) -> int:
-        """Workers that are idle or leased."""
-        return sum(worker.state != "starting" for worker in self._workers.values())
+        """Workers that are idle or leased, on nodes that stay."""
+        return sum(worker.state != "starting" for worker in self._staying())
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that are ready or start, on nodes that stay."""
+        return len(self._staying())
+
+    def _staying(self) -> list[_Worker]:
+        workers = self._workers.values()
+        return [w for w in workers if not self._placement.is_leaving(w.node)]
 
     def _refuse_spent(self) -> list[Action]:
         refused: list[Action] = []
@@ -303,25 +312,97 @@ class Pool:
             stops.append(Stop(name, detail))
         return stops
 
-    def _refuse_all(self) -> list[Action]:
+    def _refuse_failed(self) -> list[Action]:
         detail = self._failed_starts[-1]
         count = len(self._failed_starts)
-        tickets = list(self._tickets)
-        self._tickets.clear()
         self._failed_starts.clear()
         self._paused_until_s = None
-        message = (
+        return self._refuse_all(
             f"Expected workers to start, found {count} failures. The last: {detail}"
         )
+
+    def _refuse_all(self, message: str) -> list[Action]:
+        tickets = list(self._tickets)
+        self._tickets.clear()
+        self._short_since_s = None
         return [Refuse(ticket, message, "fatal") for ticket in tickets]
+
+    def _retire(self) -> list[Action]:
+        """End workers on nodes that go, but for those that are leased."""
+        leaving = [
+            name
+            for name, worker in self._workers.items()
+            if worker.state != "leased" and self._placement.is_leaving(worker.node)
+        ]
+        for name in leaving:
+            del self._workers[name]
+        return [Stop(name, "its node goes") for name in leaving]
 
     def _replace(self, now_s: float) -> list[Action]:
         started: list[Action] = []
-        while len(self._workers) < self._count:
+        while self.num_workers < self._size.most:
+            node = self._find_node()
+            if node is None and not self._may_queue():
+                break
             name = f"worker {next(self._names)}"
-            self._workers[name] = _Worker("starting", now_s + self._start_timeout_s)
-            started.append(Start(name))
+            deadline_s = now_s + self._start_timeout_s
+            self._workers[name] = _Worker("starting", deadline_s, node)
+            started.append(Start(name, node))
         return started
+
+    def _find_node(self) -> str | None:
+        return self._placement.choose(_count(w.node for w in self._staying()))
+
+    def _may_queue(self) -> bool:
+        capacity = self._placement.capacity()
+        return self._size.is_fixed and self.num_workers < capacity
+
+    def _wait(self, now_s: float) -> list[Action]:
+        """Look at the cluster while tickets wait for workers that are not there."""
+        if not self._tickets or self.num_ready >= self._size.least:
+            self._short_since_s = None
+            return []
+        if self._short_since_s is None:
+            self._short_since_s, self._look_at_s = now_s, now_s + LOOK_S
+        ends_s = self._short_since_s + self._size.wait_timeout_s
+        if now_s >= ends_s or self._is_barred():
+            message = self._describe_shortage(now_s - self._short_since_s)
+            return self._refuse_all(message)
+        if now_s < self._look_at_s or self.num_workers >= self._size.least:
+            return []
+        self._look_at_s = now_s + LOOK_S
+        return [Look()]
+
+    def _is_barred(self) -> bool:
+        """Return whether only nodes are left whose workers were refused."""
+        is_full = self.num_workers == self.num_ready and not self._placement.capacity()
+        return is_full and bool(self._placement.barred)
+
+    def _describe_shortage(self, waited_s: float) -> str:
+        failed = self._failed_starts
+        last = f" The last start failed: {failed[-1]}." if failed else ""
+        return (
+            f"Expected at least {self._size.least} workers (`workers.count`), each with"
+            f" {self._size.each}, found {self.num_ready} after {waited_s:.0f} s"
+            f" (`workers.wait_timeout_s`), and {self._placement}.{last} Add nodes,"
+            " lower what `workers` asks for, or wait longer."
+        )
+
+    def _request(self) -> list[Action]:
+        """Ask for all workers that are wanted while there is no room for some.
+
+        For the most, not the least: it is what the user is ready to use, and whoever
+        adds nodes has a limit of its own.
+        """
+        if not self._placement.is_known:
+            return []
+        is_short = self.num_workers < self._size.most
+        is_full = self._find_node() is None and not self._may_queue()
+        count = self._size.most if is_short and is_full else 0
+        if count == self._requested:
+            return []
+        self._requested = count
+        return [Request(count)]
 
     def _grant(self, now_s: float) -> list[Action]:
         granted: list[Action] = []
@@ -353,6 +434,7 @@ class Pool:
         return granted
 
     def _idle(self) -> list[str]:
+        """Return the idle workers: on nodes that stay, as others were ended."""
         return [name for name, found in self._workers.items() if found.state == "idle"]
 
     def _hand_out(self, name: str, subround: str | None, deadline_s: float) -> None:
@@ -362,3 +444,7 @@ class Pool:
             subround,
             deadline_s,
         )
+
+
+def _count(nodes: Iterable[str | None]) -> Mapping[str, int]:
+    return collections.Counter(node for node in nodes if node is not None)

@@ -1,23 +1,35 @@
 """The light actor that hosts the pool: performs what the pool decides."""
 
 import asyncio
+import concurrent.futures
 import contextlib
+import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import ray
 import ray.exceptions
 
 import ray_fed.errors as errors
 import ray_fed.plan as plan
-from ray_fed.cluster import failures
-from ray_fed.cluster import pool as pools
+from ray_fed.cluster import actions, failures
 from ray_fed.cluster.attempts import AttemptLog
 from ray_fed.cluster.failures import Failure
+from ray_fed.cluster.placement import Node
+from ray_fed.cluster.pool import COPY, Pool
 from ray_fed.cluster.stragglers import Stragglers
 from ray_fed.config import Config
+from ray_fed.fingerprint import (
+    Fingerprint,
+    Versions,
+    WorkerDescription,
+    describe_difference,
+)
+
+_logger = logging.getLogger(__name__)
 
 _Lease: TypeAlias = tuple[plan.Attempt, Any, tuple[plan.Attempt, ...]]
 """The attempt that begins, the handle of its worker, and those that were lost."""
@@ -26,45 +38,74 @@ _ABANDONED_S = 30.0
 """How long work that nobody waits for may keep its worker before it is ended."""
 
 
+class Cluster(Protocol):
+    """What a pool needs of a cluster; may block, but not for long."""
+
+    def read_nodes(self) -> list[Node]:
+        """Return the nodes that are alive."""
+        ...
+
+    def start_worker(self, node: str | None) -> Any:
+        """Start the actor of one worker, without waiting for it.
+
+        Args:
+            node: Ray's id of its node; None: any that has room.
+        """
+        ...
+
+    def request(self, count: int) -> None:
+        """Ask for a cluster that holds so many workers; 0: ask for none any more."""
+        ...
+
+
 class PoolHost:
     """Hosts a `Pool`: starts workers, hands them out, replaces those that die.
 
     Args:
         config: of the pool.
-        count: of workers.
-        start_worker: starts the actor of one worker, without waiting for it.
+        size: of the pool.
+        driver: what workers have to agree with.
+        cluster: that workers are started on.
     """
 
     def __init__(
-        self, config: Config, count: int, start_worker: Callable[[Config], Any]
+        self, config: Config, size: actions.Size, driver: Versions, cluster: Cluster
     ) -> None:
-        self._start_worker = start_worker
+        self._cluster = cluster
+        self._driver = driver
         retry = config.retry
-        budgets: dict[pools.FailureClass, int] = {
+        budgets: dict[actions.FailureClass, int] = {
             "crash": retry.crash,
             "preemption": retry.preemption,
             "memory": retry.memory,
             "hang": retry.hang,
         }
-        self._config = config
+        self._allow_mixed = config.workers.allow_mixed
         found = config.stragglers
-        self._pool = pools.Pool(
-            count,
+        self._pool = Pool(
+            size,
             budgets,
             config.workers.start_timeout_s,
             Stragglers(found.factor, found.min_s),
         )
         self._handles: dict[str, Any] = {}
-        self._facts: dict[str, tuple[int, str]] = {}
+        self._described: dict[str, WorkerDescription] = {}
+        self._fingerprint: Fingerprint | None = None
         self._waiting: dict[int, tuple[str, asyncio.Future[_Lease]]] = {}
         self._leased: dict[str, str] = {}  # the worker of each subround that runs
         self._log = AttemptLog()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        # One thread, so that what is asked of the cluster stays in order.
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
-    async def start(self) -> None:
-        """Begin to start workers, without waiting for them."""
-        self._act()
+    async def begin_round(self) -> int:
+        """Look at the cluster, follow what changed, and return how many workers it has.
+
+        Those that start are counted; at least one.
+        """
+        await self._look()
+        return max(1, self._pool.num_workers)
 
     async def lease(
         self, subround: str, timeout_s: float | None = None, siblings: str = ""
@@ -88,8 +129,8 @@ class PoolHost:
             detail = "the process that drove it is gone"
             self._pool.failed(subround, "crash", detail)
             self._abandon(subround, Failure("crash", detail))
-        self._withdraw(subround + pools.COPY)
-        self._abandon(subround + pools.COPY, None)
+        self._withdraw(subround + COPY)
+        self._abandon(subround + COPY, None)
         self._log.asked(subround, time.monotonic())
         ticket = self._pool.ask(subround, timeout_s or math.inf, siblings)
         return await self._wait(subround, ticket)
@@ -105,7 +146,7 @@ class PoolHost:
         if subround not in self._leased:
             raise errors.RetryBudgetError("The subround has ended.", "fatal")
         ticket = self._pool.ask_spare(subround, timeout_s or math.inf)
-        return await self._wait(subround + pools.COPY, ticket)
+        return await self._wait(subround + COPY, ticket)
 
     async def _wait(self, subround: str, ticket: int) -> _Lease:
         future: asyncio.Future[_Lease] = asyncio.get_running_loop().create_future()
@@ -122,6 +163,7 @@ class PoolHost:
         worker = self._leased.pop(subround, None)
         if worker is not None:
             self._lose(worker, failure)
+            await self._look()  # its node may be gone, or going
 
     async def release(self, subround: str, scope: str) -> None:
         """Take back the worker that brought the result of a subround.
@@ -152,7 +194,7 @@ class PoolHost:
         self._act()
 
     def _take_back(self, subround: str) -> None:
-        for name in (subround, subround + pools.COPY):
+        for name in (subround, subround + COPY):
             self._withdraw(name)
             self._abandon(name, None)
 
@@ -193,10 +235,10 @@ class PoolHost:
             self._act()
 
     def _lose(self, worker: str, failure: Failure) -> None:
+        counted = self._pool.lost(worker, failure.failure_class, failure.detail)
+        failure = dataclasses.replace(failure, failure_class=counted)
         self._log.lost(worker, failure, time.monotonic())
-        self._pool.lost(worker, failure.failure_class, failure.detail)
         self._drop(worker)
-        self._act()
 
     async def forget_clients(self, tokens: list[str]) -> None:
         """Have workers drop what they keep of clients whose sources are gone."""
@@ -204,43 +246,73 @@ class PoolHost:
             handle.forget_clients.remote(tokens)
 
     async def close(self) -> None:
-        """End all workers."""
+        """End all workers, and ask for no nodes any more."""
+        if self._timer is not None:
+            self._timer.cancel()
         for worker in list(self._handles):
             self._drop(worker)
+        await self._on_thread(self._cluster.request, 0)
+        self._thread.shutdown(wait=False)
+
+    async def _look(self) -> None:
+        nodes = await self._on_thread(self._cluster.read_nodes)
+        if nodes is not None:
+            self._pool.survey(nodes)
+        self._act()
+
+    async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what a function of the cluster returns; None if Ray refuses."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, function, *args)
+        except (ray.exceptions.RayError, RuntimeError):
+            _logger.warning("%s failed.", function.__name__, exc_info=True)
+            return None
 
     def _act(self) -> None:
         for action in self._pool.decide(time.monotonic()):
             match action:
-                case pools.Start():
-                    self._spawn(self._start(action.worker))
-                case pools.Stop():
+                case actions.Start():
+                    self._spawn(self._start(action))
+                case actions.Stop():
                     hang = Failure("hang", action.detail)
                     self._log.lost(action.worker, hang, time.monotonic())
                     self._drop(action.worker)
-                case pools.Grant():
+                case actions.Grant():
                     self._grant(action)
-                case pools.Refuse():
+                case actions.Refuse():
                     self._refuse(action)
+                case actions.Look():
+                    self._spawn(self._look())
+                case actions.Request():
+                    self._spawn(self._on_thread(self._cluster.request, action.count))
         self._set_timer()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _grant(self, action: pools.Grant) -> None:
+    def _grant(self, action: actions.Grant) -> None:
         subround, future = self._waiting.get(action.ticket, ("", None))
         if future is None or future.done():
             self._pool.give_back(action.worker)
             return
         # Noted here, so that whoever ends the subround finds what it was given.
         self._leased[subround] = worker = action.worker
-        attempt = plan.Attempt(action.attempt, worker, *self._facts[worker])
-        name = subround.removesuffix(pools.COPY)
+        found = self._described[worker]
+        attempt = plan.Attempt(
+            action.attempt,
+            worker,
+            found.pid,
+            found.address,
+            fingerprint=found.fingerprint,
+        )
+        name = subround.removesuffix(COPY)
         begun = self._log.granted(name, attempt, time.monotonic())
         future.set_result((begun, self._handles[worker], self._log.lost_of(name)))
 
-    def _refuse(self, action: pools.Refuse) -> None:
+    def _refuse(self, action: actions.Refuse) -> None:
         subround, future = self._waiting.get(action.ticket, ("", None))
         if future is not None and not future.done():
             future.set_exception(
@@ -256,22 +328,44 @@ class PoolHost:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(delay, self._act)
 
-    async def _start(self, worker: str) -> None:
-        handle = self._start_worker(self._config)
+    async def _start(self, action: actions.Start) -> None:
+        worker = action.worker
+        handle = self._cluster.start_worker(action.node)
         self._handles[worker] = handle
         try:
-            self._facts[worker] = await handle.ping.remote()
-            self._pool.ready(worker)
-            self._act()
+            described: WorkerDescription = await handle.ping.remote()
+            if not self._admit(worker, described):
+                return
             await handle.hold.remote()  # returns never: fails when the worker is gone
         except ray.exceptions.RayError as error:
             if worker in self._handles:
-                node = self._facts.get(worker, (0, "unknown"))[1]
+                found = self._described.get(worker)
+                node = "unknown" if found is None else found.address
                 detail = f"`{worker}` on node {node}: {failures.describe(error)}"
                 self._lose(worker, Failure(failures.classify(error), detail))
+                await self._look()
+
+    def _admit(self, worker: str, described: WorkerDescription) -> bool:
+        """Take a worker into the pool; refuse one that is not like the others."""
+        if worker not in self._handles:  # ended while it answered
+            return False
+        difference = describe_difference(described, self._driver, self._fingerprint)
+        if difference is None or self._allow_mixed:
+            self._fingerprint = self._fingerprint or described.fingerprint
+            self._described[worker] = described
+            self._pool.ready(worker, described.node)
+        else:
+            why = (
+                f"`{worker}` on node {described.address} was refused: {difference}."
+                " Make them the same, or set `workers.allow_mixed`."
+            )
+            self._pool.bar(worker, described.node, why)
+            self._drop(worker)
+        self._act()
+        return worker in self._described
 
     def _drop(self, worker: str) -> None:
-        self._facts.pop(worker, None)
+        self._described.pop(worker, None)
         handle = self._handles.pop(worker, None)
         if handle is not None:
             ray.kill(handle, no_restart=True)

@@ -1,10 +1,12 @@
 """The home of Ray: connect or start, see what there is, leave it as it was found."""
 
 import asyncio
+import atexit
 import collections
 import logging
-import math
+import uuid
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import ray
@@ -14,11 +16,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray_fed.errors as errors
 import ray_fed.values as values
 from ray_fed.client_runs import ClientRun
-from ray_fed.cluster import failures, object_store, workers
+from ray_fed.cluster import autoscaling, failures, inventory, object_store, workers
+from ray_fed.cluster.actions import Size
 from ray_fed.cluster.inventory import expect_listener
 from ray_fed.cluster.leases import PooledWorker
+from ray_fed.cluster.ray_cluster import RayCluster, resources_of
 from ray_fed.cluster.runner import RayRunner
 from ray_fed.config import Config
+from ray_fed.fingerprint import Versions
 
 _logger = logging.getLogger(__name__)
 
@@ -41,34 +46,50 @@ class Session:
 
     Raises:
         ClusterError: there is no cluster at the address.
-        ResourceError: the cluster is smaller than what `workers` asks for.
+        ResourceError: the cluster is smaller than what `workers` asks for, and what
+            it asks for is no range.
     """
 
     def __init__(self, address: str | None, config: Config) -> None:
         self._config = config
         self._tokens: set[str] = set()  # of sources whose clients workers may keep
         self._gone: collections.deque[str] = collections.deque()
+        self._name = uuid.uuid4().hex[:8]
         self._owns_ray = _connect(address, config)
         try:
-            self.num_workers = _count_workers(config)
-            # On this node: the pool may die with its driver, and with nothing else.
-            here = NodeAffinitySchedulingStrategy(
-                ray.get_runtime_context().get_node_id(), soft=False
-            )
-            self._pool: Any = workers.RemotePoolHost.options(
-                scheduling_strategy=here
-            ).remote(config, self.num_workers, workers.start_worker)
-            self._pool.start.remote()
+            self._size = _decide_size(config, may_grow=not self._owns_ray)
+            self._pool: Any = _start_pool(config, self._size, self._name)
+            self._pool.begin_round.remote()
         except BaseException:
             if self._owns_ray:
                 ray.shutdown()
             raise
+        atexit.register(self.close)
+
+    @property
+    def max_workers(self) -> int:
+        """How many workers there may be."""
+        return self._size.most
+
+    async def count_workers(self) -> int:
+        """Let the pool follow the cluster; return how many workers a round has.
+
+        Raises:
+            ClusterError: the pool is gone.
+        """
+        try:
+            return await self._pool.begin_round.remote()
+        except ray.exceptions.RayError as error:
+            raise errors.ClusterError(
+                "Expected the pool of workers to answer, found it gone: call"
+                f" ray_fed.init again. {failures.describe(error)}"
+            ) from error
 
     def runners(self) -> list[RayRunner]:
         """Return what runs subrounds, more than there are workers."""
         return [
             RayRunner(self._pool, self._config)
-            for _ in range(_RUNNERS_PER_WORKER * self.num_workers)
+            for _ in range(_RUNNERS_PER_WORKER * self.max_workers)
         ]
 
     def store(self, value: Any) -> tuple[Any, int]:
@@ -92,8 +113,12 @@ class Session:
             self._pool.forget_clients.remote(tokens)
 
     def sources(self) -> list[PooledWorker]:
-        """Return all workers of the pool, to be held for as long as it lives."""
-        return [PooledWorker(self._pool) for _ in range(self.num_workers)]
+        """Return workers of the pool, to be held for as long as it lives.
+
+        All of a pool of fixed size; of another one as many as it has at least.
+        """
+        count = self._size.most if self._size.is_fixed else self._size.least
+        return [PooledWorker(self._pool) for _ in range(count)]
 
     async def fetch(self, value: Any) -> Any:
         """Return a value that runners kept: read from the object store, if it is there.
@@ -121,15 +146,27 @@ class Session:
 
     def close(self) -> None:
         """End the workers, then the Ray that was started here, if it was."""
+        atexit.unregister(self.close)
         if not ray.is_initialized():
             return
         try:
             ray.wait([self._pool.close.remote()], timeout=_CLOSE_TIMEOUT_S)
             ray.kill(self._pool)
+            # Once more: the pool may have been gone before it could.
+            autoscaling.withdraw(self._name)
         except ray.exceptions.RayError:
             _logger.debug("The pool was gone before it was closed.", exc_info=True)
         if self._owns_ray:
             ray.shutdown()
+
+
+def _start_pool(config: Config, size: Size, name: str) -> Any:
+    """Start the host of a pool on the driver's node: what would the pool do without."""
+    here: str = ray.get_runtime_context().get_node_id()
+    actor = workers.RemotePoolHost.options(
+        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True)
+    )
+    return actor.remote(config, size, Versions.read(), RayCluster(config, name))
 
 
 def _connect(address: str | None, config: Config) -> bool:
@@ -168,22 +205,48 @@ def _connect(address: str | None, config: Config) -> bool:
     return True
 
 
-def _count_workers(config: Config) -> int:
-    """Return how many workers to keep, or raise where they can never be placed."""
-    wanted = config.workers
-    found = cast("dict[str, float]", ray.cluster_resources())
-    each = {"CPU": wanted.num_cpus, "GPU": wanted.num_gpus, **wanted.resources}
-    fitting = [
-        math.floor(found.get(name, 0.0) / amount + 1e-9)
-        for name, amount in each.items()
-        if amount > 0
-    ]
-    count = wanted.count if wanted.count is not None else max(1, min(fitting))
+def _decide_size(config: Config, *, may_grow: bool) -> Size:
+    """Return how many workers to keep, or raise where they can never be placed.
+
+    Args:
+        config: of the pool.
+        may_grow: whether nodes may come, so that a range can wait for its least.
+    """
+    each = resources_of(config)
+    nodes = inventory.live_resources()
+    fitting = sum(inventory.count_fitting(node, each) for node in nodes)
+    match config.workers.count:
+        case None:
+            least, most, is_fixed = 1, max(1, fitting), True
+        case int() as count:
+            least, most, is_fixed = 1, count, True
+        case (least, most):
+            is_fixed = False
+    needed = most if is_fixed else least
+    if fitting < needed and (is_fixed or not may_grow):
+        raise errors.ResourceError(_describe_shortage(each, nodes, needed, fitting))
+    words = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
+    return Size(least, most, is_fixed, words, config.workers.wait_timeout_s)
+
+
+def _describe_shortage(
+    each: Mapping[str, float],
+    nodes: Sequence[Mapping[str, float]],
+    needed: int,
+    fitting: int,
+) -> str:
+    advice = (
+        "lower `workers.count` or what each worker asks for, or add nodes. With"
+        " workers=(min, max) the pool follows the cluster."
+    )
     for name, amount in each.items():
-        if amount * count > found.get(name, 0.0) + 1e-9:
-            raise errors.ResourceError(
-                f"Expected {amount * count:g} {name} for {count} `workers`, found"
-                f" {found.get(name, 0.0):g} in the cluster: lower `workers.count` or"
-                f" what each worker asks for, or add nodes."
+        found = sum(node.get(name, 0.0) for node in nodes)
+        if amount * needed > found + 1e-9:
+            return (
+                f"Expected {amount * needed:g} {name} for {needed} `workers`, found"
+                f" {found:g} in the cluster: {advice}"
             )
-    return count
+    return (
+        f"Expected room for {needed} `workers`, each on one node, found room for"
+        f" {fitting} on {len(nodes)} nodes: {advice}"
+    )

@@ -14,6 +14,7 @@ import os
 from typing import Any, cast
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
 import ray_fed.notes as notes
@@ -36,13 +37,23 @@ RemoteWorker: Any = cast("Any", ray.remote)(
 )(LeafWorker)
 
 
-def start_worker(config: Config) -> Any:
-    """Start the actor of one worker with the resources of the configuration."""
+def start_worker(config: Config, node: str | None) -> Any:
+    """Start the actor of one worker with the resources of the configuration.
+
+    Args:
+        config: what it asks for.
+        node: Ray's id of its node; None: any that has room.
+    """
     wanted = config.workers
     actor = RemoteWorker.options(
         num_cpus=wanted.num_cpus,
         num_gpus=wanted.num_gpus,
         resources=dict(wanted.resources),
+        scheduling_strategy=(
+            "DEFAULT"
+            if node is None
+            else NodeAffinitySchedulingStrategy(node, soft=False)
+        ),
     )
     num_threads = max(1, int(wanted.num_cpus))
     return actor.remote(num_threads, wanted.num_gpus, wanted.client_bytes)
@@ -104,6 +115,7 @@ async def _run_plan(
         evaluated.no_kernel,
         (*won.lease.lost, *won.slower),
         tuple(values.count_bytes(value) for value in evaluated.values),
+        won.lease.attempt.fingerprint,
     )
     return (outcome, *evaluated.values)
 

@@ -24,6 +24,7 @@ from ray_fed.contexts.runners import LocalRunner
 from ray_fed.executors import stack
 from ray_fed.executors.calling_thread import CallingThread
 from ray_fed.executors.threads import LoopThread, wait_for
+from ray_fed.fingerprint import Fingerprint
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
 
@@ -42,7 +43,8 @@ class ExecutionContext(flf.SyncContext):
     Args:
         config: settings.
         runners: run subrounds; closed by `close` before `on_close` is called.
-        num_workers: subrounds of a round where `config.subrounds` leaves it open.
+        num_workers: subrounds of a round where `config.subrounds` leaves it open; a
+            function is asked as each round begins.
         store: see `RoundPolicy`.
         on_close: releases what the runners run on.
         fetch: reads what `store`, or a runner, left in a store; passes on the rest.
@@ -52,7 +54,7 @@ class ExecutionContext(flf.SyncContext):
         self,
         config: Config,
         runners: Sequence[flf.AsyncContext],
-        num_workers: int,
+        num_workers: int | Callable[[], Awaitable[int]],
         store: Callable[[Any], tuple[Any, int]],
         on_close: Callable[[], None],
         fetch: Callable[[Any], Awaitable[Any]] | None = None,
@@ -68,7 +70,7 @@ class ExecutionContext(flf.SyncContext):
             runners,
             RoundPolicy(
                 cut_leaves=lambda n: plan.cut_leaves(n, config.clients_per_leaf),
-                num_subrounds=config.subrounds.count or num_workers,
+                count_subrounds=_count_subrounds(config, num_workers),
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
                 store=store,
@@ -244,6 +246,21 @@ def _wait_for(
     return wait_for(thread, coroutine)
 
 
+def _count_subrounds(
+    config: Config, num_workers: int | Callable[[], Awaitable[int]]
+) -> Callable[[], Awaitable[int]]:
+    """Return what is asked as a round begins: also where the settings have the answer.
+
+    Whoever counts the workers looks after them by the way.
+    """
+
+    async def count() -> int:
+        found = num_workers if isinstance(num_workers, int) else await num_workers()
+        return config.subrounds.count or found
+
+    return count
+
+
 def _call_s(config: Config) -> float | None:
     """Return how long a call of a kernel may be; None for no kernels.
 
@@ -300,7 +317,7 @@ def build_context(address: str | None, config: Config) -> ExecutionContext:
     return ExecutionContext(
         config,
         session.runners(),
-        session.num_workers,
+        session.count_workers,
         session.store,
         session.close,
         session.fetch,
@@ -322,7 +339,9 @@ def _build_local(address: str | None, config: Config) -> ExecutionContext:
     from ray_fed.tensorflow import devices
 
     devices.set_threads(max(1, int(config.workers.num_cpus)))
-    runners = _debugging_runners() if config.debug else _threaded_runners(config)
+    found = devices.read_fingerprint()
+    make_runners = _debugging_runners if config.debug else _threaded_runners
+    runners = make_runners(config, found)
 
     def close() -> None:
         for runner in runners:
@@ -331,11 +350,26 @@ def _build_local(address: str | None, config: Config) -> ExecutionContext:
     return ExecutionContext(config, runners, len(runners), RoundPolicy.store, close)
 
 
-def _threaded_runners(config: Config) -> list[LocalRunner]:
-    count = config.workers.count or os.cpu_count() or 1
-    leaves = stack.threaded_leaves(count, config.workers.client_bytes)
-    return [LocalRunner(leaf, f"thread {i}") for i, leaf in enumerate(leaves)]
+def _threaded_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
+    leaves = stack.threaded_leaves(_count_threads(config), config.workers.client_bytes)
+    return [
+        LocalRunner(leaf, f"thread {index}", fingerprint)
+        for index, leaf in enumerate(leaves)
+    ]
 
 
-def _debugging_runners() -> list[LocalRunner]:
-    return [LocalRunner(stack.leaf_stack(), "calling thread", stepwise=True)]
+def _count_threads(config: Config) -> int:
+    num_cpus = os.cpu_count() or 1
+    match config.workers.count:
+        case None:
+            return num_cpus
+        case int() as count:
+            return count
+        case (least, most):
+            return max(least, min(most, num_cpus))
+
+
+def _debugging_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
+    del config  # one thread, whatever it says
+    leaf = stack.leaf_stack()
+    return [LocalRunner(leaf, "calling thread", fingerprint, stepwise=True)]

@@ -1,7 +1,7 @@
 """How rounds are cut and carried: what a context decides once for all its calls."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import federated_language as fl
@@ -21,6 +21,7 @@ class RoundPolicy:
     Attributes:
         cut_leaves: from the size of the cohort to its leaves; never empty.
         num_subrounds: at most so many runs of leaves.
+        count_subrounds: asked for that number as each round begins; None: it stays.
         default_num_clients: the cohort of a call without client arguments.
         replicas: leaves of such a call, each with the whole argument; None: as many
             as its cohort is cut into.
@@ -36,7 +37,8 @@ class RoundPolicy:
     """
 
     cut_leaves: Callable[[int], Sequence[range]]
-    num_subrounds: int
+    num_subrounds: int = 1
+    count_subrounds: Callable[[], Awaitable[int]] | None = None
     default_num_clients: int = 0
     replicas: int | None = None
     seed: int = 0
@@ -45,6 +47,13 @@ class RoundPolicy:
     call_s: float | None = None
     leaves_out_clients: bool = False
     kept_bytes: int = 0
+
+    async def at_round(self) -> "RoundPolicy":
+        """Return what holds for a round that begins now."""
+        if self.count_subrounds is None:
+            return self
+        num_subrounds = await self.count_subrounds()
+        return dataclasses.replace(self, num_subrounds=num_subrounds)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,8 @@ class Rounds:
             arg, parameter, self._policy.default_num_clients
         )
         weights = partition.weigh_clients(arg, parameter)
-        cut = CohortCut.of(num_clients, self._policy, parameter, weights)
+        policy = await self._policy.at_round()
+        cut = CohortCut.of(num_clients, policy, parameter, weights)
         async with self._round(spec, num_clients, cut) as call:
             if parameter is not None:
                 call.argument = [self._share(arg, parameter, call)]
@@ -102,7 +103,8 @@ class Rounds:
         num_clients = partition.count_clients(
             arg, parameter, self._policy.default_num_clients
         )
-        cut = CohortCut.of(num_clients, self._policy, parameter)
+        policy = await self._policy.at_round()
+        cut = CohortCut.of(num_clients, policy, parameter)
         whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,))
         async with self._round(spec, num_clients, whole) as call:
             if parameter is not None:
@@ -350,6 +352,7 @@ class Rounds:
                 lost=outcome.lost,
                 bytes_sliced=bytes_sliced,
                 bytes_returned=sum(outcome.value_bytes),
+                fingerprint=outcome.fingerprint,
             )
         )
         return outcome

@@ -22,6 +22,7 @@ import ray_fed.notes as notes
 import ray_fed.plan as plan
 from ray_fed.executors import clients, evaluation, stack
 from ray_fed.executors.fanout import gather_by_index, run_in_order
+from ray_fed.fingerprint import Fingerprint
 
 flf = fl.framework
 
@@ -99,14 +100,21 @@ class LocalRunner(flf.AsyncContext):
     Args:
         leaf: runs clients, merges and everything else; owned.
         name: of the runner in reports.
+        fingerprint: of this process.
         stepwise: runs one client after another, and Python functions inside of graphs
             on the thread that invokes; for a leaf without a thread of its own.
     """
 
     def __init__(
-        self, leaf: flf.Executor, name: str, *, stepwise: bool = False
+        self,
+        leaf: flf.Executor,
+        name: str,
+        fingerprint: Fingerprint,
+        *,
+        stepwise: bool = False,
     ) -> None:
         self._leaf = leaf
+        self._fingerprint = fingerprint
         self._name = name
         self._gather = run_in_order if stepwise else gather_by_index
         self._callbacks = _on_calling_thread if stepwise else contextlib.nullcontext
@@ -142,4 +150,5 @@ class LocalRunner(flf.AsyncContext):
             notes.in_order(noted),
             evaluated.kernel_leaves,
             evaluated.no_kernel,
+            fingerprint=self._fingerprint,
         )

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import ray_fed.notes as notes
 import ray_fed.plan as plan
+from ray_fed.fingerprint import Fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,7 @@ class SubroundFinished:
         lost: the attempts that came to nothing, in order.
         bytes_sliced: of its clients' values, which it alone is given.
         bytes_returned: of its partials and of what is kept, or of its result.
+        fingerprint: of the worker, where it is known.
     """
 
     round_index: int
@@ -62,6 +64,7 @@ class SubroundFinished:
     lost: tuple[plan.Attempt, ...] = ()
     bytes_sliced: int = 0
     bytes_returned: int = 0
+    fingerprint: Fingerprint | None = None
 
 
 @dataclasses.dataclass(frozen=True)

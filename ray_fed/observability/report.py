@@ -7,6 +7,7 @@ import pydantic
 from typing_extensions import override
 
 import ray_fed.plan as plan
+from ray_fed.fingerprint import Fingerprint
 from ray_fed.observability import events, report_table
 
 _OPEN_ROUNDS = 256
@@ -31,6 +32,7 @@ class SubroundReport(pydantic.BaseModel):
     lost: tuple[plan.Attempt, ...] = ()
     bytes_sliced: int = 0
     bytes_returned: int = 0
+    fingerprint: Fingerprint | None = None
 
 
 class RoundReport(pydantic.BaseModel):
@@ -87,6 +89,12 @@ class RoundReport(pydantic.BaseModel):
     def kernel_leaves(self) -> int:
         """How many leaves kernels ran, in all stages."""
         return sum(subround.kernel_leaves for subround in self.subrounds)
+
+    @property
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """What decided the bits of the result, on its workers: one, unless mixed."""
+        found = (subround.fingerprint for subround in self.subrounds)
+        return tuple(dict.fromkeys(each for each in found if each is not None))
 
     @property
     def no_kernel(self) -> tuple[str, ...]:

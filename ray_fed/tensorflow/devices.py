@@ -5,12 +5,23 @@ Must run before TensorFlow's first operation of the process.
 
 import logging
 import os
+import pathlib
+import platform
 import subprocess
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.util import _pywrap_util_port  # no public name
+
+from ray_fed.fingerprint import Fingerprint
 
 _logger = logging.getLogger(__name__)
+
+_FLAGS = ("flags", "Featu")
+"""How the line of a processor's flags begins, on x86 and on Arm."""
+
+_CHOSEN_BY = ("avx", "fma", "amx", "sse4_2", "asimd", "sve", "bf16", "i8mm")
+"""How flags begin that Eigen, XLA and oneDNN choose their kernels by."""
 
 
 def configure(num_threads: int, gpu_fraction: float) -> Any:
@@ -37,6 +48,35 @@ def configure(num_threads: int, gpu_fraction: float) -> Any:
         limit = tf.config.LogicalDeviceConfiguration(memory_limit=limit_mib)
         tf.config.set_logical_device_configuration(gpus[0], [limit])
     return tf.config.list_logical_devices("GPU")[0]
+
+
+def read_fingerprint() -> Fingerprint:
+    """Return what decides the bits of results here, after `configure`."""
+    return Fingerprint(
+        tensorflow=tf.__version__,
+        device=_read_kind(),
+        instruction_set=_read_instruction_set(),
+        onednn=_pywrap_util_port.IsMklEnabled(),
+        threads=tf.config.threading.get_intra_op_parallelism_threads(),
+    )
+
+
+def _read_kind() -> str:
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return "CPU"
+    details = tf.config.experimental.get_device_details(gpus[0])
+    return str(details.get("device_name", "GPU"))
+
+
+def _read_instruction_set() -> str:
+    """Return the machine, and what kernels are chosen by that its processor has."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    lines = (line.partition(":") for line in text.splitlines())
+    flags = next((has.split() for name, _, has in lines if name[:5] in _FLAGS), [])
+    chosen = sorted(flag for flag in set(flags) if flag.startswith(_CHOSEN_BY))
+    return " ".join([platform.machine(), *chosen])
 
 
 def _total_memory_mib() -> int:

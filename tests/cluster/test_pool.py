@@ -2,25 +2,33 @@
 
 import pytest
 
-from ray_fed.cluster.pool import (
-    MAX_FAILED_STARTS,
-    START_PAUSE_S,
+from ray_fed.cluster.actions import (
     Action,
     FailureClass,
     Grant,
-    Pool,
     Refuse,
+    Size,
     Start,
     Stop,
 )
+from ray_fed.cluster.placement import Node
+from ray_fed.cluster.pool import MAX_FAILED_STARTS, START_PAUSE_S, Pool
 from ray_fed.cluster.stragglers import Stragglers
 
 START_TIMEOUT_S = 10.0
 BUDGETS: dict[FailureClass, int] = {"crash": 2, "preemption": 4, "memory": 0, "hang": 1}
 
 
-def _pool(count: int) -> Pool:
-    return Pool(count, BUDGETS, START_TIMEOUT_S)
+WAIT_TIMEOUT_S = 100.0
+NODE = Node("a", "10.0.0.1", free=8, total=8)
+
+
+def _pool(count: int, stragglers: Stragglers | None = None) -> Pool:
+    """A pool of fixed size on one node, with room for more."""
+    size = Size(1, count, is_fixed=True, each="1 CPU", wait_timeout_s=WAIT_TIMEOUT_S)
+    pool = Pool(size, BUDGETS, START_TIMEOUT_S, stragglers)
+    pool.survey([NODE])
+    return pool
 
 
 def _started(count: int) -> Pool:
@@ -28,7 +36,7 @@ def _started(count: int) -> Pool:
     pool = _pool(count)
     for action in pool.decide(0.0):
         assert isinstance(action, Start)
-        pool.ready(action.worker)
+        pool.ready(action.worker, "a")
     return pool
 
 
@@ -38,7 +46,7 @@ def _lease(pool: Pool, subround: str, now_s: float = 0.0) -> Grant:
     for action in pool.decide(now_s):
         match action:
             case Start():
-                pool.ready(action.worker)
+                pool.ready(action.worker, "a")
             case Grant():
                 return action
             case _:
@@ -55,7 +63,7 @@ def _refusals(actions: list[Action]) -> list[Refuse]:
 def test_first_decision_starts_every_worker() -> None:
     pool = _pool(2)
 
-    assert pool.decide(0.0) == [Start("worker 0"), Start("worker 1")]
+    assert pool.decide(0.0) == [Start("worker 0", "a"), Start("worker 1", "a")]
     assert pool.num_ready == 0
 
 
@@ -70,7 +78,7 @@ def test_no_ticket_is_granted_before_a_worker_is_ready() -> None:
     pool = _pool(1)
     pool.ask("a")
 
-    assert pool.decide(0.0) == [Start("worker 0")]
+    assert pool.decide(0.0) == [Start("worker 0", "a")]
     assert pool.decide(1.0) == []
 
 
@@ -79,7 +87,7 @@ def test_worker_that_gets_ready_is_granted() -> None:
     ticket = pool.ask("a")
     pool.decide(0.0)
 
-    pool.ready("worker 0")
+    pool.ready("worker 0", "a")
 
     assert pool.decide(1.0) == [Grant(ticket, "worker 0", attempt=1)]
 
@@ -117,7 +125,7 @@ def test_second_answer_of_a_leased_worker_does_not_free_it() -> None:
     _lease(pool, "a")
     pool.ask("b")
 
-    pool.ready("worker 0")
+    pool.ready("worker 0", "a")
 
     assert pool.decide(1.0) == []
 
@@ -184,7 +192,7 @@ def test_lost_worker_is_replaced_under_a_new_name(leased: bool) -> None:
 
     pool.lost("worker 0", "crash", "it died")
 
-    assert pool.decide(1.0) == [Start("worker 1")]
+    assert pool.decide(1.0) == [Start("worker 1", "a")]
 
 
 def test_lost_worker_costs_nobody_else_a_worker() -> None:
@@ -196,7 +204,7 @@ def test_lost_worker_costs_nobody_else_a_worker() -> None:
 
     ticket = pool.ask("b")
     assert pool.decide(1.0) == [
-        Start("worker 2"),
+        Start("worker 2", "a"),
         Grant(ticket, kept.worker, attempt=2),
     ]
 
@@ -267,7 +275,7 @@ def test_refused_subround_leaves_the_pool_to_others() -> None:
     pool.ask("a")
     pool.decide(0.0)
 
-    pool.ready("worker 1")
+    pool.ready("worker 1", "a")
 
     assert _lease(pool, "b").worker == "worker 1"
 
@@ -322,7 +330,7 @@ def test_forgetting_an_unknown_subround_is_ignored() -> None:
 def test_next_deadline_is_that_of_the_oldest_start() -> None:
     pool = _pool(2)
     pool.decide(5.0)
-    pool.ready("worker 0")
+    pool.ready("worker 0", "a")
     pool.lost("worker 0", "crash", "it died")
     pool.decide(8.0)
 
@@ -346,7 +354,7 @@ def test_worker_that_does_not_start_in_time_is_stopped_and_replaced() -> None:
 
     stop, start = pool.decide(START_TIMEOUT_S)
     assert isinstance(stop, Stop)
-    assert (stop.worker, start) == ("worker 0", Start("worker 1"))
+    assert (stop.worker, start) == ("worker 0", Start("worker 1", "a"))
     assert pool.next_deadline_s() == 2 * START_TIMEOUT_S
 
 
@@ -355,7 +363,7 @@ def test_answer_after_the_deadline_is_ignored() -> None:
     pool.decide(0.0)
     pool.decide(START_TIMEOUT_S)
 
-    pool.ready("worker 0")
+    pool.ready("worker 0", "a")
 
     assert pool.num_ready == 0
 
@@ -372,7 +380,7 @@ def test_failed_start_is_tried_again() -> None:
     pool.ask("a")
     _fail_starts(pool, MAX_FAILED_STARTS - 1)
 
-    assert pool.decide(0.0) == [Start("worker 2")]
+    assert pool.decide(0.0) == [Start("worker 2", "a")]
 
 
 def test_failed_starts_in_a_row_refuse_everyone_who_waits() -> None:
@@ -416,7 +424,7 @@ def test_worker_that_starts_clears_the_failures_before_it() -> None:
     _fail_starts(pool, MAX_FAILED_STARTS - 1)
     (start,) = pool.decide(0.0)
     assert isinstance(start, Start)
-    pool.ready(start.worker)
+    pool.ready(start.worker, "a")
     pool.lost(start.worker, "crash", "it died")
     pool.ask("a")
 
@@ -428,7 +436,7 @@ def test_worker_that_starts_clears_the_failures_before_it() -> None:
 def test_ready_worker_serves_on_while_others_fail_to_start() -> None:
     pool = _pool(2)
     pool.decide(0.0)
-    pool.ready("worker 0")
+    pool.ready("worker 0", "a")
     pool.lost("worker 1", "crash", "no such device")
     _fail_starts(pool, MAX_FAILED_STARTS)
 
@@ -446,9 +454,9 @@ def test_failed_starts_are_on_no_subrounds_budget() -> None:
 
 
 def test_starts_are_tried_again_after_a_pause_while_others_work() -> None:
-    pool = Pool(2, {"crash": 1, "preemption": 1, "memory": 1, "hang": 1}, 60.0)
+    pool = _pool(2)
     first, second = (a.worker for a in pool.decide(0.0) if isinstance(a, Start))
-    pool.ready(first)
+    pool.ready(first, "a")
     failed = second
     for _ in range(MAX_FAILED_STARTS):
         pool.lost(failed, "crash", "no memory")
@@ -467,7 +475,7 @@ def _hang(pool: Pool, subround: str, timeout_s: float, now_s: float) -> list[Act
     pool.ask(subround, timeout_s)
     for action in pool.decide(now_s):
         if isinstance(action, Start):
-            pool.ready(action.worker)
+            pool.ready(action.worker, "a")
             pool.decide(now_s)
     return pool.decide(now_s + timeout_s)
 
@@ -480,7 +488,7 @@ def test_worker_that_keeps_its_subround_too_long_is_ended_and_replaced() -> None
     assert isinstance(stop, Stop)
     assert stop.worker == "worker 0"
     assert "`subrounds.timeout_s`" in stop.detail
-    assert start == Start("worker 1")
+    assert start == Start("worker 1", "a")
 
 
 def test_time_of_a_subround_counts_from_its_lease() -> None:
@@ -519,7 +527,7 @@ def test_lease_without_a_time_is_never_ended() -> None:
 def test_subround_that_hangs_too_often_is_refused() -> None:
     pool = _started(1)
     _hang(pool, "a", 5.0, now_s=0.0)
-    pool.ready("worker 1")
+    pool.ready("worker 1", "a")
     _hang(pool, "a", 5.0, now_s=10.0)
 
     ticket = pool.ask("a", 5.0)
@@ -547,7 +555,7 @@ def test_abandoned_worker_that_does_not_come_back_is_ended_at_nobodys_cost() -> 
     pool.abandon(grant.worker, 30.0)
 
     assert [type(action) for action in pool.decide(30.0)] == [Stop, Start]
-    pool.ready("worker 1")
+    pool.ready("worker 1", "a")
     assert _lease(pool, "a", 31.0).attempt == 2
     assert pool.next_deadline_s() is None
 
@@ -565,10 +573,10 @@ def test_failure_of_a_subround_without_a_worker_counts() -> None:
 
 def _straggling() -> Pool:
     """Two workers; `a` was done after 2 s, and `b` has run since 0 s."""
-    pool = Pool(2, BUDGETS, START_TIMEOUT_S, Stragglers(3.0, 1.0))
+    pool = _pool(2, Stragglers(3.0, 1.0))
     for action in pool.decide(0.0):
         assert isinstance(action, Start)
-        pool.ready(action.worker)
+        pool.ready(action.worker, "a")
     pool.ask("a", siblings="round 1")
     pool.ask("b", siblings="round 1")
     pool.decide(0.0)

@@ -16,6 +16,7 @@ from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.contexts.policy import RoundPolicy
 from ray_fed.contexts.runners import LocalRunner
 from ray_fed.executors import stack
+from ray_fed.tensorflow import devices
 from ray_fed.values import StoredClients
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
@@ -52,7 +53,8 @@ class RecordingRunner(LocalRunner):
     """Keeps what finishes were given beside partials."""
 
     def __init__(self) -> None:
-        super().__init__(stack.leaf_stack(), "recording")
+        fingerprint = devices.read_fingerprint()
+        super().__init__(stack.leaf_stack(), "recording", fingerprint)
         self.before: list[Any] = []
 
     @override

@@ -171,7 +171,8 @@ def test_a_computation_inside_a_lambda_is_named_after_compiling(
     with pytest.raises(errors.ComputationError) as caught:
         local_contexts(workers=2).invoke(form, [1.0, 2.0, 3.0, -1.0, 5.0])
 
-    assert str(caught.value) == f"{MESSAGE} [client 3]"
+    assert caught.value.message == MESSAGE
+    assert caught.value.location.client_index == 3
 
 
 @pytest.mark.ray

@@ -1,0 +1,86 @@
+"""What a pool is to be, and what it says is to be done: plain data."""
+
+import dataclasses
+from typing import Literal
+
+FailureClass = Literal["crash", "preemption", "memory", "hang"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How many workers a pool is to have, of which kind.
+
+    Attributes:
+        least: with fewer, no worker is granted.
+        most: it grows to so many where there is room.
+        is_fixed: what has no room now is started all the same, as long as the nodes
+            could hold it: whoever holds the room may leave it.
+        each: what a worker asks for, in words.
+        wait_timeout_s: seconds that tickets wait for `least` workers to be there.
+    """
+
+    least: int
+    most: int
+    is_fixed: bool
+    each: str
+    wait_timeout_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """Start a worker on a node; None: wherever there will be room."""
+
+    worker: str
+    node: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """End a worker that was not ready in time, hangs, or whose node goes.
+
+    Attributes:
+        worker: its name.
+        detail: why, in words.
+    """
+
+    worker: str
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """Survey the nodes soon."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Ask for a cluster that holds so many workers; 0: withdraw what was asked for."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Grant:
+    """Give a worker to a ticket.
+
+    Attributes:
+        ticket: that asked.
+        worker: now its own.
+        attempt: how many leases the ticket's subround was given, this one included.
+    """
+
+    ticket: int
+    worker: str
+    attempt: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Refuse:
+    """Tell a ticket that there will be no worker for it, and why."""
+
+    ticket: int
+    message: str
+    failure_class: str
+
+
+Action = Start | Stop | Grant | Refuse | Look | Request
