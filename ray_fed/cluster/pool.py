@@ -419,9 +419,8 @@ class Pool:
         return granted
 
     def _grant_spares(self, now_s: float) -> list[Action]:
+        """Give stragglers what is idle still: nobody else waits, then."""
         granted: list[Action] = []
-        if self._tickets:
-            return granted
         due: list[tuple[float, int]] = []
         for ticket, asked in self._spares.items():
             due_s = self._stragglers.due_s(asked.subround)
