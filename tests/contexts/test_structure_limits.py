@@ -56,6 +56,7 @@ def deep(depth: int) -> tuple[Any, Any]:
     return type_spec, value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "placed", [AT_CLIENTS, AT_SERVER], ids=["at clients", "at the server"]
 )
@@ -72,6 +73,7 @@ def test_chain_of_a_thousand_locals(context: ExecutionContext, placed: Any) -> N
         assert context.invoke(comp, 1) == 1001
 
 
+@pytest.mark.slow
 def test_thousand_locals_that_one_result_needs(context: ExecutionContext) -> None:
     @fl.federated_computation(AT_CLIENTS)
     def comp(x: Any) -> Any:
@@ -111,6 +113,7 @@ def test_structures_beyond_the_limit_of_protobuf_say_so() -> None:
         rtf.computation(lambda x: x, type_spec)  # pyright: ignore[reportUnknownLambdaType]
 
 
+@pytest.mark.slow
 def test_structure_of_a_thousand_elements_at_clients(context: ExecutionContext) -> None:
     @fl.federated_computation(fl.FederatedType(WIDE, fl.CLIENTS))
     def comp(x: Any) -> Any:
