@@ -80,8 +80,8 @@ class Workers(_Frozen):
         resources: further Ray resources of each actor.
         start_timeout_s: seconds within which an actor must be ready.
         client_bytes: of `program.ClientData` that each actor keeps between rounds.
-        wait_timeout_s: seconds that a round waits for as many actors as it needs (min,
-            or one), nodes that have yet to come included.
+        wait_timeout_s: seconds that a round waits for room for as many actors as it
+            needs (min, or one); for nodes, that is, which have yet to come.
         allow_mixed: whether actors may differ from the driver in versions, and from
             one another in what decides the bits of a result.
     """

@@ -16,7 +16,7 @@ class Size:
         is_fixed: what has no room now is started all the same, as long as the nodes
             could hold it: whoever holds the room may leave it.
         each: what a worker asks for, in words.
-        wait_timeout_s: seconds that tickets wait for `least` workers to be there.
+        wait_timeout_s: seconds that tickets wait for room for `least` workers.
     """
 
     least: int

@@ -212,7 +212,7 @@ class Pool:
         actions += [*self._refuse_spent(), *self._retire()]
         if self._may_start(now_s):
             actions += self._replace(now_s)
-        elif self.num_ready == 0:
+        elif self.num_ready < self._size.least:
             actions += self._refuse_failed()
         if self.num_ready >= self._size.least:
             actions += [*self._grant(now_s), *self._grant_spares(now_s)]
@@ -224,7 +224,7 @@ class Pool:
             return True
         if self._paused_until_s is None:
             self._paused_until_s = now_s + START_PAUSE_S
-        if self.num_ready == 0 or now_s < self._paused_until_s:
+        if self.num_ready < self._size.least or now_s < self._paused_until_s:
             return False
         self._failed_starts.clear()
         self._paused_until_s = None
@@ -243,9 +243,8 @@ class Pool:
             dues = [self._stragglers.due_s(s.subround) for s in self._spares.values()]
             deadlines += [due_s for due_s in dues if due_s is not None]
         if self._short_since_s is not None:
-            deadlines.append(self._short_since_s + self._size.wait_timeout_s)
-            if self.num_workers < self._size.least:
-                deadlines.append(self._look_at_s)
+            ends_s = self._short_since_s + self._size.wait_timeout_s
+            deadlines.append(min(ends_s, self._look_at_s))
         return min(deadlines, default=None)
 
     @property
@@ -358,8 +357,11 @@ class Pool:
         return self._size.is_fixed and self.num_workers < capacity
 
     def _wait(self, now_s: float) -> list[Action]:
-        """Look at the cluster while tickets wait for workers that are not there."""
-        if not self._tickets or self.num_ready >= self._size.least:
+        """Look at the cluster while tickets wait and there is no room for the least.
+
+        Workers that start have a time limit of their own.
+        """
+        if not self._tickets or self.num_workers >= self._size.least:
             self._short_since_s = None
             return []
         if self._short_since_s is None:
@@ -368,7 +370,7 @@ class Pool:
         if now_s >= ends_s or self._is_barred():
             message = self._describe_shortage(now_s - self._short_since_s)
             return self._refuse_all(message)
-        if now_s < self._look_at_s or self.num_workers >= self._size.least:
+        if now_s < self._look_at_s:
             return []
         self._look_at_s = now_s + LOOK_S
         return [Look()]

@@ -162,8 +162,7 @@ class PoolHost:
         """Take note that the worker of a subround died, or is to be replaced."""
         worker = self._leased.pop(subround, None)
         if worker is not None:
-            self._lose(worker, failure)
-            await self._look()  # its node may be gone, or going
+            await self._lose(worker, failure)
 
     async def release(self, subround: str, scope: str) -> None:
         """Take back the worker that brought the result of a subround.
@@ -234,11 +233,14 @@ class PoolHost:
             self._pool.give_back(worker)
             self._act()
 
-    def _lose(self, worker: str, failure: Failure) -> None:
+    async def _lose(self, worker: str, failure: Failure) -> None:
+        # Its node may be gone, or going: that decides the class, and where to go on.
+        await self._survey()
         counted = self._pool.lost(worker, failure.failure_class, failure.detail)
         failure = dataclasses.replace(failure, failure_class=counted)
         self._log.lost(worker, failure, time.monotonic())
         self._drop(worker)
+        self._act()
 
     async def forget_clients(self, tokens: list[str]) -> None:
         """Have workers drop what they keep of clients whose sources are gone."""
@@ -255,10 +257,13 @@ class PoolHost:
         self._thread.shutdown(wait=False)
 
     async def _look(self) -> None:
+        await self._survey()
+        self._act()
+
+    async def _survey(self) -> None:
         nodes = await self._on_thread(self._cluster.read_nodes)
         if nodes is not None:
             self._pool.survey(nodes)
-        self._act()
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return what a function of the cluster returns; None if Ray refuses."""
@@ -342,8 +347,10 @@ class PoolHost:
                 found = self._described.get(worker)
                 node = "unknown" if found is None else found.address
                 detail = f"`{worker}` on node {node}: {failures.describe(error)}"
-                self._lose(worker, Failure(failures.classify(error), detail))
-                await self._look()
+                failure = Failure(failures.classify(error), detail)
+                if worker not in self._leased.values():  # nobody is to be given it
+                    self._pool.lost(worker, failure.failure_class, detail)
+                await self._lose(worker, failure)
 
     def _admit(self, worker: str, described: WorkerDescription) -> bool:
         """Take a worker into the pool; refuse one that is not like the others."""
