@@ -1,0 +1,165 @@
+"""Stories of a pool on clusters whose nodes come and go; each writes what happened.
+
+Run by test_elastic in a process of its own: a process has one Ray, and this one is to
+be its own cluster's.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+import ray
+from ray import _raylet as ray_raylet
+from ray._private import state as ray_state
+from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
+from ray.experimental import internal_kv
+
+import ray_fed
+from ray_fed import tensorflow as rtf
+
+import tensorflow as tf  # isort: skip
+
+NUM_CLIENTS = 8
+WAIT_S = 12.0
+PATIENCE_S = 120.0
+DRAIN_S = 300
+VECTOR = fl.TensorType(np.float32, [20])
+
+
+@rtf.computation(VECTOR)
+def noisy(data: Any) -> Any:
+    return tf.math.tanh(data) + tf.random.normal([20])
+
+
+@fl.federated_computation(fl.FederatedType(VECTOR, fl.CLIENTS))
+def mean_of_noisy(data: Any) -> Any:
+    return fl.federated_mean(fl.federated_map(noisy, data))
+
+
+def data() -> list[Any]:
+    generator = np.random.default_rng(3)
+    return list(generator.normal(size=(NUM_CLIENTS, 20)).astype(np.float32))
+
+
+def requested() -> int:
+    """How many bundles are asked of an autoscaler."""
+    noted = cast("Any", internal_kv)._internal_kv_get(b"autoscaler_resource_request")
+    return len(json.loads(noted)) if noted else 0
+
+
+def live_workers() -> dict[int, str]:
+    """The node of each worker, by its process."""
+    actors: Any = cast("Any", ray_state).actors().values()
+    return {
+        actor["Pid"]: actor["Address"]["NodeID"]
+        for actor in actors
+        if actor["ActorClassName"] == "LeafWorker" and actor["State"] == "ALIVE"
+    }
+
+
+def drain(address: Any, node: Any) -> None:
+    reason = cast("Any", autoscaler_pb2).DrainNodeReason.Value(
+        "DRAIN_NODE_REASON_PREEMPTION"
+    )
+    client = cast("Any", ray_raylet).GcsClient(address=address)
+    ends_ms = int(time.time() + DRAIN_S) * 1000
+    accepted, why = client.drain_node(node.node_id, reason, "taken away", ends_ms)
+    assert accepted, why
+
+
+class Story:
+    """A cluster without room at its head, and a context on it."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False},
+        )
+        self.config = ray_fed.Config(
+            workers=ray_fed.Workers(count=(least, most), wait_timeout_s=WAIT_S),
+            clients_per_leaf=1,
+            seed=11,
+        )
+        self.context: Any = None
+        self.told: dict[str, Any] = {}
+
+    def add_node(self) -> Any:
+        return self.cluster.add_node(num_cpus=1)
+
+    def connect(self) -> None:
+        address = self.cluster.address
+        self.context = ray_fed.create_context(self.config, address=address)
+
+    def run(self) -> tuple[str, set[str], int]:
+        """Run a round; return its bits, nodes that took part, and its subrounds."""
+        self.context.resume_at(0)  # the same random numbers each time
+        nodes = live_workers()
+        result = self.context.invoke(mean_of_noisy, data())
+        nodes |= live_workers()
+        ran = [s for s in self.context.last_report.subrounds if s.num_clients]
+        used = {nodes[s.worker_pid] for s in ran}
+        return result.tobytes().hex(), used, len(ran)
+
+    def run_until(self, holds: Callable[[set[str], int], bool], name: str) -> None:
+        """Run rounds until one is as it is to be; tell which bits they had."""
+        ends = time.monotonic() + PATIENCE_S
+        bits: set[str] = set()
+        reached = False
+        while not reached and time.monotonic() < ends:
+            found, used, num_subrounds = self.run()
+            bits.add(found)
+            reached = holds(used, num_subrounds)
+        self.told[name] = {"reached": reached, "bits": sorted(bits)}
+
+    def end(self) -> None:
+        if self.context is not None:
+            self.context.close()
+        self.told["requested at the end"] = requested()
+        self.told["workers at the end"] = len(live_workers())
+        told = pathlib.Path(os.environ["SCRATCH"]) / "told.json"
+        told.write_text(json.dumps(self.told), encoding="utf-8")
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+def come_and_go() -> None:
+    """Nodes come, are lost, drain, are all gone, and come again."""
+    story = Story(1, 3)
+    first = story.add_node()
+    story.connect()
+    story.run_until(lambda used, n: (used, n) == ({first.node_id}, 1), "one node")
+    story.told["requested with one node"] = requested()
+    second = story.add_node()
+    story.run_until(lambda used, n: second.node_id in used and n == 2, "second node")
+    third = story.add_node()
+    story.run_until(lambda used, n: third.node_id in used and n == 3, "third node")
+    story.told["requested with three nodes"] = requested()
+    story.cluster.remove_node(third, allow_graceful=False)
+    story.run_until(lambda used, n: third.node_id not in used and n == 2, "third lost")
+    story.told["requested with two nodes"] = requested()
+    drain(story.cluster.address, second)
+    story.run_until(lambda used, n: (used, n) == ({first.node_id}, 1), "second drains")
+    drain(story.cluster.address, first)
+    begun = time.monotonic()
+    try:
+        story.run()
+        story.told["error"] = ""
+    except ray_fed.errors.ClusterError as error:
+        story.told["error"] = str(error)
+    story.told["error after"] = time.monotonic() - begun
+    fourth = story.add_node()
+    story.run_until(lambda used, _: used == {fourth.node_id}, "fourth node")
+    story.end()
+
+
+STORIES = {story.__name__: story for story in (come_and_go,)}
+
+if __name__ == "__main__":
+    STORIES[sys.argv[1]]()

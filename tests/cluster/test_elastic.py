@@ -1,0 +1,79 @@
+"""A pool on real clusters whose nodes come and go, in processes of their own."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+
+SCRIPT = pathlib.Path(__file__).with_name("elastic_script.py")
+
+
+def _tell(story: str, scratch: pathlib.Path) -> dict[str, Any]:
+    """Run a story; return what it told."""
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT), story],
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+        env={**os.environ, "SCRATCH": str(scratch)},
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return json.loads((scratch / "told.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def come_and_go(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _tell("come_and_go", tmp_path_factory.mktemp("come_and_go"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "one node",
+        "second node",
+        "third node",
+        "third lost",
+        "second drains",
+        "fourth node",
+    ],
+)
+def test_rounds_follow_the_nodes_and_bits_do_not(
+    come_and_go: dict[str, Any], change: str
+) -> None:
+    told = come_and_go[change]
+
+    assert told["reached"]
+    assert told["bits"] == come_and_go["one node"]["bits"]
+    assert len(told["bits"]) == 1
+
+
+def test_what_is_missing_is_asked_of_an_autoscaler_and_withdrawn(
+    come_and_go: dict[str, Any],
+) -> None:
+    asked = {name: n for name, n in come_and_go.items() if name.startswith("requested")}
+
+    assert asked == {
+        "requested with one node": 3,
+        "requested with three nodes": 0,
+        "requested with two nodes": 3,
+        "requested at the end": 0,
+    }
+
+
+def test_no_room_is_an_error_within_the_configured_time(
+    come_and_go: dict[str, Any],
+) -> None:
+    assert "Expected at least 1 workers (`workers.count`)" in come_and_go["error"]
+    assert "`workers.wait_timeout_s`" in come_and_go["error"]
+    assert 12.0 <= come_and_go["error after"] < 30.0
+
+
+def test_closed_context_leaves_no_worker(come_and_go: dict[str, Any]) -> None:
+    assert come_and_go["workers at the end"] == 0
