@@ -73,7 +73,7 @@ def pid_of(factory: RayExecutorFactory, index: int) -> int:
     async def ping(worker: Any) -> Any:
         return await worker.handle.ping.remote()
 
-    return asyncio.run(factory._connections[index].run(ping))[0]
+    return asyncio.run(factory._connections[index].run(ping)).pid
 
 
 async def mapped(executor: Any, work: Any) -> Any:
