@@ -33,6 +33,7 @@ def test_temperature_prints_the_mean_and_a_report() -> None:
     assert report.startswith("round 0: 3 clients in")
 
 
+@pytest.mark.slow
 def test_fed_avg_digits_learns() -> None:
     out = run_example("fed_avg_digits.py", "local", "3")
 

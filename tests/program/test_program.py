@@ -232,8 +232,9 @@ def start_script(backend: str, folder: pathlib.Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+    "backend", ["local", pytest.param("ray", marks=pytest.mark.ray)]
 )
 @pytest.mark.timeout(240)
 def test_killed_program_ends_with_the_bits_of_one_that_lived(
