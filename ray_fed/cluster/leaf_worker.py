@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import gc
 import os
 import threading
 import traceback
@@ -18,10 +19,15 @@ import ray_fed.parts as parts
 import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
+from ray_fed.cluster import object_store
 from ray_fed.draws import DrawKey
-from ray_fed.executors import clients, stack
+from ray_fed.executors import clients, evaluation, stack
 from ray_fed.fingerprint import Versions, WorkerDescription
 from ray_fed.notes import Note
+
+_YOUNG = 1
+"""The generation of what one call makes: stacks, which refer to themselves and to
+arrays that the object store may not free before. Collecting it takes no time."""
 
 _FREED_SCOPES = 256
 """How many ended scopes a worker remembers, to end work of them that still runs."""
@@ -236,36 +242,37 @@ class LeafWorker:
         for key in keys:
             held.pop(key, None)
 
-    def run_kernel(
-        self,
-        scope: str,
-        keys: list[int],
-        inputs: int,
-        subround: plan.Subround,
-        bounds: list[tuple[int, int] | None],
-        draw: DrawKey | None,
-        *data: Any,
-    ) -> tuple[plan.NoKernel | None, list[Note], list[list[Any]]]:
-        """Run a kernel; keep a partial under a key for each of the subround's nodes.
+    def evaluate(
+        self, scope: str, comp: plan.Subround | plan.Finish, arg: Any, *held: Any
+    ) -> tuple[evaluation.Evaluated | plan.NoKernel, list[Note]]:
+        """Open a scope and run a kernel's subround, or a finish, in one call.
 
-        `inputs` is the key of zeros and constants; `bounds` slice stored cohorts.
-        Returns why there is no result, if there is none, what ran without a key, and
-        the plain values of clients that the plan is to keep.
+        Args:
+            scope: freeing it ends the run.
+            comp: a finish, or a subround with a kernel.
+            arg: see `object_store.detach_values`.
+            *held: what its references name.
+
+        Returns:
+            What it came to, or why the kernel has no result; and notes.
         """
-        held = self._values(scope)
-        parts = [
-            part if bound is None else part[bound[0] : bound[1]]
-            for part, bound in zip(data, bounds, strict=True)
-        ]
-        work = self._executor.run_kernel(
-            subround, held[inputs], parts, lambda: self._check(scope)
-        )
-        with draws.using(draw), notes.noting() as noted:
-            ran = self._run(work)
-        if isinstance(ran, plan.NoKernel):
-            return ran, [], []
-        held.update(zip(keys, ran.partials, strict=True))
-        return None, list(noted), ran.kept
+        self.begin(scope)
+        taken = object_store.attach_values(arg, held)
+
+        def stack_for(num_clients: int) -> Any:
+            leaf = self._executor
+            return stack.local_stack(num_clients, [leaf], leaf, comp.clients_per_leaf)
+
+        with draws.using(comp.draw), notes.noting() as noted:
+            if isinstance(comp, plan.Finish):
+                work = evaluation.evaluate_plan(comp, taken, stack_for, self._executor)
+            else:
+                work = evaluation.evaluate_kernel(
+                    comp, taken, stack_for, self._executor, lambda: self._check(scope)
+                )
+            ran: Any = self._run(work)
+        gc.collect(_YOUNG)
+        return ran, [] if isinstance(ran, plan.NoKernel) else list(noted)
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""

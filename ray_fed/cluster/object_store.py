@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import ray
 
@@ -38,6 +38,9 @@ def store(value: Any) -> tuple[Any, int]:
         count = len(cast("list[Any]", value))
         return StoredClients(reference, 0, count), num_bytes
     return Stored(reference, num_bytes), num_bytes
+
+
+_Replace: TypeAlias = Callable[[Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,33 +80,70 @@ def attach(bare: Any, held: Sequence[Sequence[Any]]) -> Any:
     return _replace(bare, lambda slot: references[slot.index])
 
 
-def _replace(argument: Any, fn: Callable[[Any], Any]) -> Any:
-    """Return an argument with other references; lists of clients hold none."""
-    parts: dict[int, StoredParts] = {}
-    if isinstance(argument, tuple):
-        lists = cast("tuple[list[Any], ...]", argument)
-        return tuple([_replace_in(part, fn, parts) for part in held] for held in lists)
-    return [_replace_in(part, fn, parts) for part in argument]
+def detach_values(argument: Any) -> tuple[Any, list[Any]]:
+    """Take references out of what a worker takes, which gets what they name instead.
+
+    Sources of clients stay in the argument: a worker opens each of them once.
+
+    Returns:
+        What `attach_values` makes the argument of, and the references.
+    """
+    found: dict[Any, _Slot] = {}
+
+    def take(reference: Any) -> _Slot:
+        return found.setdefault(reference, _Slot(len(found)))
+
+    return _replace(argument, take, lambda reference: reference), list(found)
 
 
-def _replace_in(
-    value: Any, fn: Callable[[Any], Any], parts: dict[int, StoredParts]
-) -> Any:
+def attach_values(bare: Any, held: Sequence[Any]) -> Any:
+    """Return the argument that `detach_values` took apart, values in their places."""
+
+    def put(slot: _Slot) -> Any:
+        return held[slot.index]
+
+    return _unstored(_replace(bare, put, lambda reference: reference))
+
+
+def _unstored(value: Any) -> Any:
     match value:
-        case Stored() | StoredClients():
-            return dataclasses.replace(value, reference=fn(value.reference))
-        case ClientRun():
-            return _replace_source(value, fn)
+        case Stored():
+            return value.reference
+        case StoredClients() if value.reference is not None:
+            return cast("Any", value.reference)[value.start : value.stop]
         case StoredParts():
-            if id(value) not in parts:  # an executor knows them by identity
-                held = tuple(_replace_in(part, fn, parts) for part in value.parts)
-                parts[id(value)] = StoredParts(held)
-            return parts[id(value)]
-        case tuple():
-            members = cast("tuple[Any, ...]", value)
-            return tuple(_replace_in(member, fn, parts) for member in members)
+            return StoredParts(tuple(map(_unstored, value.parts)))
+        case tuple() | list():
+            members = cast("Sequence[Any]", value)
+            return type(value)(map(_unstored, members))
         case _:
             return value
+
+
+def _replace(argument: Any, fn: _Replace, of_sources: _Replace | None = None) -> Any:
+    """Return an argument with other references; lists of clients hold none."""
+    parts: dict[int, StoredParts] = {}
+
+    def replace_in(value: Any) -> Any:
+        match value:
+            case Stored() | StoredClients():
+                return dataclasses.replace(value, reference=fn(value.reference))
+            case ClientRun():
+                return _replace_source(value, of_sources or fn)
+            case StoredParts():
+                if id(value) not in parts:  # an executor knows them by identity
+                    held = tuple(map(replace_in, value.parts))
+                    parts[id(value)] = StoredParts(held)
+                return parts[id(value)]
+            case tuple():
+                return tuple(map(replace_in, cast("tuple[Any, ...]", value)))
+            case _:
+                return value
+
+    if isinstance(argument, tuple):
+        lists = cast("tuple[list[Any], ...]", argument)
+        return tuple(list(map(replace_in, held)) for held in lists)
+    return list(map(replace_in, argument))
 
 
 def _replace_source(run: ClientRun, fn: Callable[[Any], Any]) -> ClientRun:

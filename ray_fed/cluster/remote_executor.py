@@ -8,8 +8,8 @@ it is asked for: leaves of one subround share them.
 
 import asyncio
 import collections
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self, TypeAlias, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, Self, TypeAlias
 
 import federated_language as fl
 from typing_extensions import override
@@ -19,12 +19,10 @@ import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.notes as notes
 import ray_fed.plain as plain
-import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.blocks import Function
 from ray_fed.cluster.connection import Worker, WorkerConnection, has_failed
-from ray_fed.executors.evaluation import KernelRan
-from ray_fed.values import Stored, StoredClients, StoredParts
+from ray_fed.values import Stored, StoredParts
 
 flf = fl.framework
 _NAME = "RemoteExecutor"
@@ -256,48 +254,3 @@ class RemoteExecutor(flf.Executor):
 
         type_spec = values.struct_type(struct.type_signature)[position]
         return await self.derive(type_spec, make).ready()
-
-    async def run_kernel(
-        self,
-        subround: plan.Subround,
-        inputs: flf.ExecutorValue,
-        data: Sequence[Sequence[Any]],
-    ) -> KernelRan | plan.NoKernel:
-        """Run a kernel on the worker; its partials stay there.
-
-        Args:
-            subround: with a kernel, and a merge.
-            inputs: what `server` of the kernel returned, on this worker.
-            data: for each of `data` of the kernel the values of all clients of the
-                subround, in order; what is stored is read by the worker.
-        """
-        given = self._own(inputs)
-        merge = blocks.parse_block(cast("bytes", subround.merge))
-        partial = values.function_type(merge.type_signature).result
-        bounds = [
-            (part.start, part.stop) if isinstance(part, StoredClients) else None
-            for part in data
-        ]
-        # References must be arguments of their own for Ray to fetch what they name.
-        parts = [p.reference if isinstance(p, StoredClients) else p for p in data]
-        draw = draws.pinned()
-        keys: list[int] = []
-        refused: list[plan.NoKernel] = []
-        kept: list[list[Any]] = []
-
-        async def make_all(on: Worker, _: int) -> None:
-            arguments = (keys, await given.on(on), subround, bounds, draw, *parts)
-            reason, noted, kept[:] = await on.call("run_kernel", *arguments)
-            notes.note(noted)
-            if reason is not None:
-                refused.append(reason)
-
-        whole = self.derive(partial, make_all)
-
-        async def make(on: Worker, _: int) -> None:
-            await whole.on(on)
-
-        partials = [self.derive(partial, make) for _ in subround.nodes]
-        keys += [value.key for value in partials]
-        await whole.ready()
-        return refused[0] if refused else KernelRan([*partials], kept)

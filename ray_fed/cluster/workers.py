@@ -10,6 +10,8 @@ whose worker dies reports that and raises `WorkerLost`, which Ray retries.
 """
 
 import asyncio
+import dataclasses
+import gc
 import os
 from typing import Any, cast
 
@@ -31,6 +33,9 @@ from ray_fed.config import Config
 from ray_fed.executors import evaluation, stack
 
 _CONTROL_THREADS = 3
+
+_YOUNG = 1
+"""The generation of what one short task makes; collecting it takes no time."""
 
 RemoteWorker: Any = cast("Any", ray.remote)(
     concurrency_groups={"control": _CONTROL_THREADS}, max_restarts=0, max_task_retries=0
@@ -88,7 +93,12 @@ def run_plan(
         ComputationError: the user's computation raised.
     """
     arg = object_store.attach(arg, held)
-    return asyncio.run(_run_plan(pool, name, comp, arg, terms))
+    try:
+        return asyncio.run(_run_plan(pool, name, comp, arg, terms))
+    finally:
+        # Loops and tasks refer to each other, and to arrays that the object store may
+        # not free before: an idle process would hold them.
+        gc.collect(_YOUNG)
 
 
 async def _run_plan(
@@ -125,10 +135,8 @@ async def _attempt(
 ) -> tuple[evaluation.Evaluated, set[notes.Note]]:
     worker = lease.worker
     try:
-        await worker.call("begin")
-        connection = WorkerConnection(_OneWorker(worker))
         with notes.noting() as noted:
-            return await _evaluate(connection, comp, arg), noted
+            return await _evaluate(worker, comp, arg), noted
     except LostWorkerError as loss:
         await leases.report(pool, worker.scope, loss)
         raise errors.WorkerLost(loss.detail) from None
@@ -137,6 +145,34 @@ async def _attempt(
         raise errors.WorkerLost(detail) from None
     except errors.ComputationError as error:
         raise error.located(attempt=lease.attempt.attempt) from error
+
+
+async def _evaluate(worker: Worker, comp: Any, arg: Any) -> evaluation.Evaluated:
+    ran = await _evaluate_at_once(worker, comp, arg)
+    if isinstance(ran, evaluation.Evaluated):
+        return ran
+    if ran is not None:
+        comp = dataclasses.replace(comp, kernel=ran)
+    await worker.call("begin")
+    return await _evaluate_by_verbs(WorkerConnection(_OneWorker(worker)), comp, arg)
+
+
+async def _evaluate_at_once(
+    worker: Worker, comp: Any, arg: Any
+) -> evaluation.Evaluated | plan.NoKernel | None:
+    """Have the worker run all of a plan in one call, where it can end between clients.
+
+    Returns None where it cannot, and why a kernel has no result where it has none.
+    """
+    if isinstance(comp, plan.Subround):
+        if not isinstance(comp.kernel, plan.Kernel):
+            return None
+        # The interpreter's computation, which may be large, is of no use there.
+        comp = dataclasses.replace(comp, computation=b"")
+    bare, held = object_store.detach_values(arg)
+    ran, noted = await worker.call("evaluate", comp, bare, *held)
+    notes.note(noted)
+    return ran
 
 
 class _OneWorker:
@@ -154,7 +190,7 @@ class _OneWorker:
         raise AssertionError("work that lost its worker does not end well")
 
 
-async def _evaluate(
+async def _evaluate_by_verbs(
     connection: WorkerConnection, comp: Any, arg: Any
 ) -> evaluation.Evaluated:
     executor = RemoteExecutor(connection)

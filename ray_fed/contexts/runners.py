@@ -22,6 +22,7 @@ import ray_fed.notes as notes
 import ray_fed.plan as plan
 from ray_fed.executors import clients, evaluation, stack
 from ray_fed.executors.fanout import gather_by_index, run_in_order
+from ray_fed.executors.leaf_kernels import ThreadedLeaf
 from ray_fed.fingerprint import Fingerprint
 
 flf = fl.framework
@@ -125,16 +126,20 @@ class LocalRunner(flf.AsyncContext):
 
     @override
     async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
+        leaf = self._leaf
+        inner = leaf.leaf if isinstance(leaf, ThreadedLeaf) else leaf
+
         def stack_for(num_clients: int) -> flf.Executor:
-            return stack.local_stack(
-                num_clients, [self._leaf], self._leaf, comp.clients_per_leaf
-            )
+            return stack.local_stack(num_clients, [inner], inner, comp.clients_per_leaf)
 
         try:
             with self._callbacks(), notes.noting() as noted:
-                evaluated = await evaluation.evaluate_plan(
-                    comp, arg, stack_for, self._leaf, self._gather
+                work = evaluation.evaluate_plan(
+                    comp, arg, stack_for, inner, self._gather
                 )
+                # All of it there: a verb at a time, threads would wait for each other.
+                ran = leaf.run(work) if isinstance(leaf, ThreadedLeaf) else work
+                evaluated = await ran
         except errors.RayFedError:
             raise
         except Exception as error:

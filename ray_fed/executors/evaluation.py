@@ -1,13 +1,13 @@
 """Evaluates what a plan says over executors: leaves, merges inside, the finish.
 
-Whoever coordinates calls this: a thread of the local backend, or a Ray task over
-remote executors. So both do the same, in the same order.
+Whoever has an executor calls this: a thread of the local backend, an actor, or a Ray
+task over remote executors. So all do the same, in the same order.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import federated_language as fl
 import numpy as np
@@ -23,9 +23,10 @@ from ray_fed.blocks import Function
 from ray_fed.client_runs import ClientRun
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.scopes import ResolvedValue
-from ray_fed.values import Plain, StoredClients
+from ray_fed.values import Plain
 
 flf = fl.framework
+Block: TypeAlias = flf.ComputationBuildingBlock
 
 StackFactory = Callable[[int], flf.Executor]
 """From a number of clients to a stack over them; all share one unplaced executor."""
@@ -35,9 +36,9 @@ Gather = Callable[[Iterable[Coroutine[Any, Any, Any]]], Coroutine[Any, Any, list
 
 
 async def _call(
-    executor: flf.Executor, function: Function, args: Sequence[Any]
+    executor: flf.Executor, function: Function | Block, args: Sequence[Any]
 ) -> ResolvedValue:
-    """Call a serialised computation with its argument, if it takes one."""
+    """Call a computation with its argument, if it takes one."""
     embedded = await executor.create_value(function)
     parameter = cast("fl.FunctionType", embedded.type_signature).parameter
     argument = None
@@ -90,11 +91,16 @@ class KernelRan:
 class KernelRunner(Protocol):
     """An unplaced executor that runs kernels where it runs everything else."""
 
+    def parse(self, serialised: bytes) -> Block:
+        """Return the block of a serialised computation, parsed when first asked for."""
+        ...
+
     async def run_kernel(
         self,
         subround: plan.Subround,
         inputs: flf.ExecutorValue,
         data: Sequence[Sequence[Any]],
+        check: Callable[[], None] = lambda: None,
     ) -> KernelRan | plan.NoKernel:
         """Return the partial of each of `subround.nodes`, and what is kept.
 
@@ -103,6 +109,7 @@ class KernelRunner(Protocol):
             inputs: what `server` of the kernel returned, embedded.
             data: for each of `data` of the kernel the values of all clients of the
                 subround, in order.
+            check: called before each call; what it raises ends the run.
         """
         ...
 
@@ -163,12 +170,11 @@ async def evaluate_subround(
     Raises:
         ComputationError: client work raised; the index is the client's in the cohort.
     """
-    ran: KernelRan | plan.Kernel | plan.NoKernel | None = subround.kernel
+    ran: Evaluated | plan.Kernel | plan.NoKernel | None = subround.kernel
     if isinstance(ran, plan.Kernel) and isinstance(unplaced, KernelRunner):
-        ran = await _run_kernel(subround, ran, args, stack_for, unplaced)
-    if isinstance(ran, KernelRan):
-        merged = await gather_by_index(_fetch(partial) for partial in ran.partials)
-        return Evaluated([*merged, *ran.kept], kernel_leaves=len(subround.leaves))
+        ran = await evaluate_kernel(subround, args, stack_for, unplaced)
+    if isinstance(ran, Evaluated):
+        return ran
     reason = ran.reason if isinstance(ran, plan.NoKernel) else None
     if isinstance(ran, plan.NoKernel) and ran.leaf is not None:
         # The leaf alone, first: it most likely raises, and names the client.
@@ -216,21 +222,32 @@ async def _evaluate_leaf(
         raise error.located(client_index=leaf.start + index) from error
 
 
-async def _run_kernel(
+async def evaluate_kernel(
     subround: plan.Subround,
-    kernel: plan.Kernel,
     args: Sequence[Any],
     stack_for: StackFactory,
     unplaced: KernelRunner,
-) -> KernelRan | plan.NoKernel:
-    """Compute at the server what is the same for all clients, then run the kernel."""
+    check: Callable[[], None] = lambda: None,
+) -> Evaluated | plan.NoKernel:
+    """Compute at the server what is the same for all clients, then run the kernel.
+
+    Args:
+        subround: with a kernel.
+        args: of each leaf, in order.
+        stack_for: builds the stack that computes at the server.
+        unplaced: the unplaced executor of that stack.
+        check: called now and then; what it raises ends the run.
+    """
+    kernel = cast("plan.Kernel", subround.kernel)
     shared = tuple(_part(args[0], path) for path in kernel.parts)
     stack = stack_for(len(subround.leaves[0]))
-    inputs = await _call(stack, Function(kernel.server), [shared])
+    inputs = await _call(stack, unplaced.parse(kernel.server), [shared])
     data = [_join([_part(arg, path) for arg in args]) for path in kernel.data]
-    # The interpreter's computation, which may be large, is of no use to a worker here.
-    bare = dataclasses.replace(subround, computation=b"")
-    return await unplaced.run_kernel(bare, _at_server(inputs), data)
+    ran = await unplaced.run_kernel(subround, _at_server(inputs), data, check)
+    if isinstance(ran, plan.NoKernel):
+        return ran
+    merged = await gather_by_index(_fetch(partial) for partial in ran.partials)
+    return Evaluated([*merged, *ran.kept], kernel_leaves=len(subround.leaves))
 
 
 def _part(arg: Any, path: plan.Path) -> Any:
@@ -239,9 +256,7 @@ def _part(arg: Any, path: plan.Path) -> Any:
 
 def _join(parts: Sequence[Any]) -> Sequence[Any]:
     """Return the values of adjacent runs of clients as those of one run."""
-    first, last = parts[0], parts[-1]
-    if isinstance(first, StoredClients):
-        return StoredClients(first.reference, first.start, last.stop)
+    first = parts[0]
     if isinstance(first, ClientRun):
         positions = np.concatenate([part.positions for part in parts])
         return ClientRun(first.source, first.type_signature, positions)
@@ -309,7 +324,14 @@ async def evaluate_finish(
         return await _fetch(merged)
     args = [plan.pack([*before, merged])]
     stack = stack_for(finish.num_clients)
-    return await _fetch(await _call(stack, Function(finish.computation), args))
+    return await _fetch(await _call(stack, _parsed(finish.computation, unplaced), args))
+
+
+def _parsed(serialised: bytes, unplaced: flf.Executor) -> Function | Block:
+    """Return a computation as executors take it, parsed where that is kept."""
+    if isinstance(unplaced, KernelRunner):
+        return unplaced.parse(serialised)
+    return Function(serialised)
 
 
 async def _merge_partials(

@@ -7,24 +7,32 @@ import asyncio
 import collections
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import federated_language as fl
 from typing_extensions import override
 
+import ray_fed.blocks as blocks
 import ray_fed.errors as errors
+import ray_fed.parts as parts
 import ray_fed.plain as plain
 import ray_fed.plan as plan
+import ray_fed.values as values
 from ray_fed.client_runs import ClientMember, ClientRun
 from ray_fed.executors.client_store import ClientStore
 from ray_fed.executors.evaluation import KernelRan, merge_subtrees
 from ray_fed.executors.references import ReferenceResolvingExecutor
+from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.executors.threads import ThreadDelegatingExecutor
 
 flf = fl.framework
+_T = TypeVar("_T")
 _CACHED_KERNELS = 32
 """Graphs that one worker keeps; one of a small model holds a few MB."""
+
+_CACHED_BLOCKS = 128
+"""Computations that one worker keeps parsed: parsing takes as long as small rounds."""
 
 _LAID_BYTES = 64 * 2**20
 """Data of clients that a worker copies at once; laying it has a fixed cost."""
@@ -296,12 +304,25 @@ class LeafStack(ReferenceResolvingExecutor):
         super().__init__(target_executor)
         self.kernels = KernelCache(device)
         self.clients = ClientStore(client_bytes)
+        self._blocks: collections.OrderedDict[bytes, flf.ComputationBuildingBlock]
+        self._blocks = collections.OrderedDict()
 
     @override
-    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+    async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
         if isinstance(value, ClientMember):
             value = self.clients.read(value)
+        if isinstance(value, values.StoredParts):
+            value = parts.join(value.parts, fl.to_type(type_spec))
         return await super().create_value(value, type_spec)
+
+    def parse(self, serialised: bytes) -> flf.ComputationBuildingBlock:
+        """Return the block of a serialised computation, parsed when first asked for."""
+        if serialised not in self._blocks:
+            self._blocks[serialised] = blocks.parse_block(serialised)
+            if len(self._blocks) > _CACHED_BLOCKS:
+                self._blocks.popitem(last=False)
+        self._blocks.move_to_end(serialised)
+        return self._blocks[serialised]
 
     async def run_kernel(
         self,
@@ -317,11 +338,12 @@ class LeafStack(ReferenceResolvingExecutor):
     def close(self) -> None:
         self.kernels.close()
         self.clients.close()
+        self._blocks.clear()
         super().close()
 
 
 class ThreadedLeaf(ThreadDelegatingExecutor):
-    """A leaf stack on a thread of its own, kernels too.
+    """A leaf stack on a thread of its own, and what is to run there beside it.
 
     Args:
         leaf: owned.
@@ -330,13 +352,8 @@ class ThreadedLeaf(ThreadDelegatingExecutor):
 
     def __init__(self, leaf: LeafStack, name: str) -> None:
         super().__init__(leaf, name)
-        self._leaf = leaf
+        self.leaf = leaf
 
-    async def run_kernel(
-        self,
-        subround: plan.Subround,
-        inputs: flf.ExecutorValue,
-        data: Sequence[Sequence[Any]],
-    ) -> KernelRan | plan.NoKernel:
-        """See `run_kernel` of the module."""
-        return await self._delegate(self._leaf.run_kernel(subround, inputs, data))
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine on the thread of the leaf stack, which it may call freely."""
+        return await self._delegate(work)

@@ -57,3 +57,31 @@ def test_clients_are_passed_on_unread() -> None:
 
     assert bare[0][0] is clients
     assert held == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        (FINISH, (["A", "B"], [("C", (np.int32(3), "A"))])),
+        ([(StoredClients("d", 1, 3), [np.int32(3)])], [(["E", "F"], [np.int32(3)])]),
+        ([(StoredClients(None, 0, 2),)], [(StoredClients(None, 0, 2),)]),
+    ],
+    ids=["values", "clients", "stand-in for clients"],
+)
+def test_values_take_the_places_of_their_references(
+    argument: Any, expected: Any
+) -> None:
+    stored = {"a": "A", "b": "B", "c": "C", "d": ["D", "E", "F"], None: None}
+    bare, held = object_store.detach_values(argument)
+
+    found = object_store.attach_values(bare, [stored[name] for name in held])
+
+    assert found == expected
+
+
+def test_values_take_the_places_of_parts() -> None:
+    bare, _ = object_store.detach_values([(PARTS,)])
+
+    ((found,),) = object_store.attach_values(bare, ["E", "A"])
+
+    assert found.parts == ("E", np.float32(1), "A")

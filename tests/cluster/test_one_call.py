@@ -1,0 +1,152 @@
+"""A subround of a kernel, or a finish, is one call of its worker."""
+
+# pyright: reportPrivateUsage=false
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import blocks, plain, plan, values
+from ray_fed import tensorflow as rtf
+from ray_fed.cluster import workers
+from ray_fed.cluster.connection import LostWorkerError, Worker
+from ray_fed.compiler.form import Stage
+from ray_fed.compiler.fuse import fuse
+from ray_fed.compiler.split import compile_to_chain
+from ray_fed.draws import DrawKey
+from tests.cluster.conftest import FakeHandle
+
+SEQUENCES = fl.FederatedType(fl.SequenceType(np.int32), fl.CLIENTS)
+AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
+DATA = values.StoredClients(tuple(np.int32(n) for n in (9, 1, 2, 3)), 1, 4)
+"""Fake handles take values for references, which must be hashable."""
+
+
+@rtf.computation(np.int32)
+def double(x: Any) -> Any:
+    return x * 2
+
+
+@rtf.computation(fl.SequenceType(np.int32))
+def keep(xs: Any) -> Any:
+    return xs.take(-1)
+
+
+@rtf.computation(fl.SequenceType(np.int32))
+def add_up(xs: Any) -> Any:
+    return xs.reduce(0, tf.add)
+
+
+@fl.federated_computation(AT_CLIENTS)
+def doubled(data: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(double, data))
+
+
+@fl.federated_computation(SEQUENCES)
+def without_kernel(data: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(add_up, fl.federated_map(keep, data)))
+
+
+@pytest.fixture
+def handle() -> Iterator[FakeHandle]:
+    found = FakeHandle()
+    yield found
+    found.close()
+
+
+def stage_of(comp: Any) -> Stage:
+    (stage,) = compile_to_chain(comp).stages
+    return stage
+
+
+def subround_of(comp: Any) -> plan.Subround:
+    stage = stage_of(comp)
+    return plan.Subround(
+        computation=blocks.serialize_computation(stage.up_to_merge),
+        merge=blocks.serialize_computation(stage.merge),
+        clients_per_leaf=2,
+        first_leaf=0,
+        leaves=(range(2), range(2, 3)),
+        draw=DrawKey(0, 0),
+        nodes=((0, 2),),
+        kernel=fuse(stage.up_to_merge),
+        call_s=5.0,
+    )
+
+
+def work(handle: Any, comp: Any, arg: Any) -> Any:
+    worker = Worker(handle, "scope", "worker 0", "10.0.0.1")
+    return asyncio.run(workers._evaluate(worker, comp, arg))
+
+
+def test_kernel_subround_is_one_call(handle: FakeHandle) -> None:
+    args = [DATA[0:2], DATA[2:3]]
+
+    found = work(handle, subround_of(doubled), args)
+
+    assert found.values == [(np.int32(12),)]
+    assert found.kernel_leaves == 2
+    assert handle.calls == ["evaluate"]
+
+
+def test_what_no_graph_can_do_is_interpreted_after_that_call(
+    handle: FakeHandle,
+) -> None:
+    clients = plain.to_plain([[1, 2], [3], []], SEQUENCES)
+    args = [clients[:2], clients[2:]]
+
+    found = work(handle, subround_of(without_kernel), args)
+
+    assert found.values == [(np.int32(6),)]
+    assert found.no_kernel == "sequence result"
+    assert handle.calls[:2] == ["evaluate", "begin"]
+
+
+def test_finish_is_one_call(handle: FakeHandle) -> None:
+    comp: Any = doubled
+    chain = compile_to_chain(comp)
+    partial = values.member_type(stage_of(doubled).up_to_merge.type_signature.result)
+    finish = plan.Finish(
+        merge=blocks.serialize_computation(stage_of(doubled).merge),
+        nodes=((0, 1), (1, 2)),
+        partial_type=blocks.serialise_type(partial),
+        computation=blocks.serialize_computation(chain.after_merge),
+        num_clients=3,
+        clients_per_leaf=2,
+        draw=DrawKey(0, 0),
+    )
+    partials = [values.Stored((np.int32(n),)) for n in (4, 5)]
+    before = [values.StoredClients(None, 0, 3)]
+
+    found = work(handle, finish, (partials, before))
+
+    assert found.values == [np.int32(9)]
+    assert handle.calls == ["evaluate"]
+
+
+def test_lost_worker_is_told_from_an_error(handle: FakeHandle) -> None:
+    handle.dies_at = "evaluate"
+
+    with pytest.raises(LostWorkerError):
+        work(handle, subround_of(doubled), [DATA[0:2], DATA[2:3]])
+
+
+def test_freed_scope_ends_a_run(
+    handle: FakeHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor: Any = handle._actor
+    begin: Any = actor.begin
+
+    def begin_and_free(scope: str) -> None:
+        begin(scope)
+        actor.free(scope)
+
+    monkeypatch.setattr(actor, "begin", begin_and_free)
+
+    with pytest.raises(Exception, match="found it freed"):
+        work(handle, subround_of(doubled), [DATA[0:2], DATA[2:3]])
