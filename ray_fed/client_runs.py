@@ -109,6 +109,12 @@ class ClientRun(Sequence[Any]):
         weights = None if self.weights is None else self.weights[cut]
         return ClientRun(self.source, self.type_signature, self.positions[cut], weights)
 
+    def without(self, dropped: Sequence[int]) -> "ClientRun":
+        """Return these clients but for those at some places."""
+        weights = None if self.weights is None else np.delete(self.weights, dropped)
+        positions = np.delete(self.positions, dropped)
+        return ClientRun(self.source, self.type_signature, positions, weights)
+
     @property
     def key(self) -> tuple[str, bytes]:
         """What runs with equal values have in common."""

@@ -180,6 +180,9 @@ class Config(_Frozen):
         kept_bytes: of clients' values that a call may keep where a later aggregation
             needs them again: in the object store, or in this process. Clients past
             that, by index, do their work again; the bits do not depend on it.
+        max_dropped_clients: of a round, whose work or data raised: it goes on without
+            them, and its report names them. One more, or any where the result holds
+            values of clients, and the error is raised.
         runtime_env: Ray's runtime environment of the job, when this process connects.
 
     Raises:
@@ -197,6 +200,7 @@ class Config(_Frozen):
     stragglers: Stragglers = Stragglers()
     kernels: Kernels = Kernels()
     kept_bytes: Annotated[int, pydantic.Field(ge=0)] = 512 * 2**20
+    max_dropped_clients: Annotated[int, pydantic.Field(ge=0)] = 0
     runtime_env: Mapping[str, Any] | None = None
 
     def __init__(self, **data: Any) -> None:

@@ -32,6 +32,8 @@ class DrawKey:
         first_client: index in the cohort of the first client of what is evaluated.
         client: index in the cohort; None for work without clients.
         path: names of the locals that are being evaluated, outermost first.
+        dropped: clients of the cohort that take no part, in order: what is evaluated
+            counts the others only.
     """
 
     seed: int
@@ -39,6 +41,13 @@ class DrawKey:
     first_client: int = 0
     client: int | None = None
     path: tuple[str, ...] = ()
+    dropped: tuple[int, ...] = ()
+
+    def in_cohort(self, client: int) -> int:
+        """Return the index in the cohort of a client that is counted without some."""
+        for dropped in self.dropped:
+            client += dropped <= client
+        return client
 
     def state(self, content: bytes) -> NDArray[np.int64]:
         """Return the state of the random op that `content` identifies, i64[3]."""
@@ -92,7 +101,8 @@ def at_client(position: int) -> contextlib.AbstractContextManager[None]:
     """Run what is inside as the work of a client, by its position among those here."""
     key = current()
     if key is not None:
-        key = dataclasses.replace(key, client=key.first_client + position)
+        client = key.in_cohort(key.first_client + position)
+        key = dataclasses.replace(key, client=client)
     return using(key)
 
 

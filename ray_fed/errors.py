@@ -32,7 +32,8 @@ survives pickling, because most of them are born on another machine.
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Generator
+import types
+from collections.abc import Generator, Mapping
 from typing import Any, Self
 
 from typing_extensions import override
@@ -146,7 +147,20 @@ class WorkerTraceback(Exception):  # noqa: N818 (a cause, for whoever reads it)
 
 
 class ComputationError(LocatedError, UserError, RuntimeError):
-    """A computation of the user's raised while it ran; it is never retried."""
+    """A computation of the user's raised while it ran; it is never retried.
+
+    Attributes:
+        failures: what each client of a leaf raised, by index in the cohort, where
+            clients that fail may be dropped; else empty.
+    """
+
+    failures: Mapping[int, str] = types.MappingProxyType({})
+
+    def naming(self, failures: Mapping[int, str]) -> Self:
+        """Return the same error with all clients that failed with its own."""
+        found = copy.copy(self)
+        found.failures = dict(failures)
+        return found
 
 
 class WorkerMemoryError(ComputationError):

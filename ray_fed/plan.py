@@ -182,7 +182,8 @@ class Subround:
         merge: serialised merge of two partials; None: results are not merged.
         clients_per_leaf: of the whole cohort.
         first_leaf: index among all leaves of the first of this run.
-        leaves: the clients of each leaf of this run, by index in the cohort.
+        leaves: the clients of each leaf of this run, by index in the cohort; those that
+            `draw.dropped` names are not counted.
         draw: key of the random numbers of this call.
         nodes: the subtrees to return, by index among all leaves; empty without
             `merge`, where every leaf's result is returned as it is.
@@ -192,6 +193,7 @@ class Subround:
         call_s: seconds of clients that one call of the kernel may cover, about.
         num_kept: how many values at clients `computation` returns behind what is
             merged: each is returned, a list over all clients, after the partials.
+        names_failures: whether an error is to name all clients of its leaf that fail.
     """
 
     computation: bytes
@@ -205,6 +207,7 @@ class Subround:
     kernel: Kernel | NoKernel | None = None
     call_s: float = 5.0
     num_kept: int = 0
+    names_failures: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

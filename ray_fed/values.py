@@ -244,6 +244,19 @@ def map_placed(
     return fn(type_spec, value)
 
 
+def slice_clients(arg: Any, type_spec: fl.Type | None, clients: range) -> Any:
+    """Return an argument with the values of some contiguous clients only."""
+    if type_spec is None:
+        return None
+
+    def cut(part_type: fl.Type, part: Any) -> Any:
+        if differs_by_client(part_type):
+            return part[clients.start : clients.stop]
+        return part
+
+    return map_placed(cut, arg, type_spec)
+
+
 def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int:
     """Return the position that an index or a name selects from a struct type.
 

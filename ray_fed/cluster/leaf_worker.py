@@ -170,13 +170,17 @@ class LeafWorker:
         members: Any,
         bounds: tuple[int, int] | None,
         type_bytes: bytes,
+        first: int,
     ) -> None:
-        """Embed one value a client of a chunk; `bounds` slice a stored cohort."""
+        """Embed one value a client of a chunk; `bounds` slice a stored cohort.
+
+        `first` is the index of the chunk's first client.
+        """
         if bounds is not None:
             members = members[bounds[0] : bounds[1]]
         member = blocks.parse_type(type_bytes)
-        embedded = self._run(clients.embed_members(self._executor, members, member))
-        self._values(scope)[key] = embedded
+        work = clients.embed_members(self._executor, members, member, first)
+        self._values(scope)[key] = self._run(work)
 
     def repeat(self, scope: str, key: int, source: int, count: int) -> None:
         """Make a chunk whose clients all hold the same value."""

@@ -85,7 +85,7 @@ class RayFederatingStrategy(FederatingStrategy):
         values.check_cardinality(value, type_spec, self.num_clients)
         members = plain.to_plain(value, type_spec, "a value placed at clients")
         chunks = [
-            _place_members(worker, members[chunk.start : chunk.stop], member)
+            _place_members(worker, members, chunk, member)
             for worker, chunk in zip(self._workers, self._chunks, strict=True)
         ]
         return RayPlaced(member, chunks)
@@ -189,8 +189,11 @@ class RayFederatingStrategy(FederatingStrategy):
         self._workers.clear()
 
 
-def _place_members(worker: RemoteExecutor, part: Any, member: fl.Type) -> RemoteValue:
+def _place_members(
+    worker: RemoteExecutor, members: Any, chunk: range, member: fl.Type
+) -> RemoteValue:
     serialised = blocks.serialise_type(member)
+    part = members[chunk.start : chunk.stop]
     bounds = None
     if isinstance(part, ClientRun):
         part, _ = object_store.store(part)
@@ -199,7 +202,7 @@ def _place_members(worker: RemoteExecutor, part: Any, member: fl.Type) -> Remote
         part = part.reference
 
     async def make(on: Worker, key: int) -> None:
-        await on.call("place", key, part, bounds, serialised)
+        await on.call("place", key, part, bounds, serialised, chunk.start)
 
     return worker.derive(member, make)
 

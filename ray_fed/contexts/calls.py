@@ -2,12 +2,16 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import federated_language as fl
+
+import ray_fed.parts as parts
 import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.compiler.form import Keeping
+from ray_fed.contexts import partition
 from ray_fed.contexts.policy import CallSpec, CohortCut
 from ray_fed.notes import Note
 
@@ -19,10 +23,14 @@ class Call:
     Attributes:
         spec: what was decided of it.
         cut: of its cohort.
+        store: see `RoundPolicy`.
+        parameter: type of the argument; None where the computation takes none.
         argument: the argument, if the computation takes one; at most one element.
         at_finish: the same, as after-merge work takes it.
-        slices: the same for each leaf, run by run.
+        slices: the same for each leaf, of each run.
         merged: by each stage that is done.
+        dropped: why clients take no part, by index in the cohort.
+        max_dropped: how many may be.
         keeps: for each run, whether stages keep values of its clients.
         kept: for each run, those values by name.
         bytes_broadcast: of what all its subrounds are given, each value once.
@@ -34,16 +42,22 @@ class Call:
 
     spec: CallSpec
     cut: CohortCut
+    store: Callable[[Any], tuple[Any, int]]
+    parameter: fl.Type | None = None
     argument: list[Any] = dataclasses.field(default_factory=list[Any])
     at_finish: list[Any] = dataclasses.field(default_factory=list[Any])
-    slices: Sequence[Sequence[list[Any]]] = ()
+    slices: dict[int, Sequence[list[Any]]] = dataclasses.field(
+        default_factory=dict[int, Sequence[list[Any]]]
+    )
     merged: list[Any] = dataclasses.field(default_factory=list[Any])
+    max_dropped: int = 0
+    dropped: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
     keeps: Sequence[bool] = ()
     kept: dict[int, dict[str, Any]] = dataclasses.field(
         default_factory=dict[int, dict[str, Any]]
     )
     bytes_broadcast: int = 0
-    bytes_sliced: list[int] = dataclasses.field(default_factory=list[int])
+    bytes_sliced: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
     next_index: int = 0
     notes: set[Note] = dataclasses.field(default_factory=set[Note])
     started: float = dataclasses.field(default_factory=time.monotonic)
@@ -54,6 +68,102 @@ class Call:
         self.next_index += count
         return first
 
+    def take_argument(
+        self,
+        argument: Any,
+        parameter: fl.Type | None,
+        *,
+        leaves_out_clients: bool = False,
+    ) -> None:
+        """Store what all subrounds see, and what each is given.
+
+        Args:
+            argument: in plain form; parts of it may be stored.
+            parameter: its type; None where the computation takes none.
+            leaves_out_clients: whether after-merge work does without clients' values.
+        """
+        self.parameter = parameter
+        if parameter is not None:
+            shared = self.share(argument, parameter)
+            self.argument = self.at_finish = [shared]
+            if leaves_out_clients:
+                self.at_finish = [partition.without_clients(shared, parameter)]
+        for run in range(len(self.cut.runs)):
+            self.slice_run(run)
+
+    def share(self, value: Any, type_spec: fl.Type) -> Any:
+        """Store what all subrounds see; leave what is cut by clients."""
+
+        def store(part: Any) -> Any:
+            stored, num_bytes = self.store(part)
+            self.bytes_broadcast += num_bytes
+            return stored
+
+        def share(part_type: fl.Type, part: Any) -> Any:
+            if values.differs_by_client(part_type):
+                return part
+            if values.holds_stored(part):
+                held = parts.split(part, part_type)
+                return values.StoredParts(tuple(map(store, held)))
+            return store(part)
+
+        return values.map_placed(share, value, type_spec)
+
+    def slice_run(self, run: int) -> None:
+        """Store the values of a run's clients, once; slice them for each leaf."""
+        self.bytes_sliced[run] = 0
+        leaves, clients = self.leaves(run), self.clients(run)
+        if self.parameter is None:
+            self.slices[run] = [[] for _ in leaves]
+            return
+        dropped = [client - clients.start for client in self.dropped_of(run)]
+
+        def store(part_type: fl.Type, part: Any) -> Any:
+            if not values.differs_by_client(part_type):
+                return part
+            stored, num_bytes = self.store(part)
+            self.bytes_sliced[run] += num_bytes
+            return stored
+
+        (argument,) = self.argument
+        sliced = values.slice_clients(argument, self.parameter, clients)
+        sliced = partition.drop_clients(sliced, self.parameter, dropped)
+        stored = values.map_placed(store, sliced, self.parameter)
+        self.slices[run] = [
+            [
+                values.slice_clients(
+                    stored,
+                    self.parameter,
+                    range(leaf.start - clients.start, leaf.stop - clients.start),
+                )
+            ]
+            for leaf in leaves
+        ]
+
+    def clients(self, run: int) -> range:
+        """Return the clients of a run, by index in the cohort."""
+        leaves = self.cut.runs[run]
+        return range(
+            self.cut.leaves[leaves.start].start, self.cut.leaves[leaves.stop - 1].stop
+        )
+
+    def dropped_of(self, run: int) -> tuple[int, ...]:
+        """Return those of a run's clients that take no part, in order."""
+        return tuple(sorted(self.dropped.keys() & set(self.clients(run))))
+
+    def leaves(self, run: int) -> tuple[range, ...]:
+        """Return the clients of each leaf of a run, counted without those dropped."""
+        leaves = tuple(self.cut.leaves[index] for index in self.cut.runs[run])
+        dropped, start = self.dropped_of(run), leaves[0].start
+        if not dropped:
+            return leaves
+        found: list[range] = []
+        for leaf in leaves:
+            size = len(leaf) - sum(client in leaf for client in dropped)
+            found.append(range(start, start + size))
+            start += size
+        return tuple(found)
+
     def leaf_args(self, run: int, takes: Sequence[str] = ()) -> list[Any]:
         """Return what the work of this stage takes on each leaf of a run.
 
@@ -61,7 +171,7 @@ class Call:
         """
         if not takes:
             return [plan.pack([*part, *self.merged]) for part in self.slices[run]]
-        leaves = [self.cut.leaves[leaf] for leaf in self.cut.runs[run]]
+        leaves = self.leaves(run)
         first = leaves[0].start
         kept = [self.kept[run][name] for name in takes]
         return [
@@ -80,7 +190,7 @@ class Call:
     ) -> tuple[object, ...]:
         """Keep what a subround emitted; return the rest of what it returned."""
         num_others = len(outcome.values) - len(keeping.emits)
-        num_clients = sum(len(self.cut.leaves[leaf]) for leaf in self.cut.runs[run])
+        num_clients = sum(len(leaf) for leaf in self.leaves(run))
         emitted = [
             values.StoredClients(value.reference, 0, num_clients)
             if isinstance(value, values.Stored)

@@ -78,6 +78,7 @@ class ExecutionContext(flf.SyncContext):
                 call_s=_call_s(config),
                 leaves_out_clients=True,
                 kept_bytes=config.kept_bytes,
+                max_dropped_clients=config.max_dropped_clients,
             ),
         )
         self._thread: LoopThread | CallingThread | None = (

@@ -116,17 +116,25 @@ def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
     return runs
 
 
-def slice_clients(arg: Any, type_spec: fl.Type | None, clients: range) -> Any:
-    """Return an argument with the values of some contiguous clients only."""
-    if type_spec is None:
-        return None
+def drop_clients(arg: Any, type_spec: fl.Type | None, dropped: Sequence[int]) -> Any:
+    """Return an argument without the values of some clients.
 
-    def cut(part_type: fl.Type, part: Any) -> Any:
-        if values.differs_by_client(part_type):
-            return part[clients.start : clients.stop]
-        return part
+    Args:
+        arg: of `type_spec`; values of clients are lists, or runs of clients.
+        type_spec: None for a computation without an argument.
+        dropped: positions of those clients, in order.
+    """
+    if type_spec is None or not dropped:
+        return arg
 
-    return values.map_placed(cut, arg, type_spec)
+    def drop(part_type: fl.Type, part: Any) -> Any:
+        if not values.differs_by_client(part_type):
+            return part
+        if isinstance(part, ClientRun):
+            return part.without(dropped)
+        return [member for i, member in enumerate(part) if i not in dropped]
+
+    return values.map_placed(drop, arg, type_spec)
 
 
 def without_clients(arg: Any, type_spec: fl.Type) -> Any:

@@ -34,6 +34,7 @@ class RoundPolicy:
         leaves_out_clients: whether runners take stand-ins for values of clients that a
             finish does not read.
         kept_bytes: of clients' values that a call may keep for later stages.
+        max_dropped_clients: whose work raised, that a call may go on without.
     """
 
     cut_leaves: Callable[[int], Sequence[range]]
@@ -47,6 +48,7 @@ class RoundPolicy:
     call_s: float | None = None
     leaves_out_clients: bool = False
     kept_bytes: int = 0
+    max_dropped_clients: int = 0
 
     async def at_round(self) -> "RoundPolicy":
         """Return what holds for a round that begins now."""

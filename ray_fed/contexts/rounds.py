@@ -81,19 +81,17 @@ class Rounds:
         policy = await self._policy.at_round()
         cut = CohortCut.of(num_clients, policy, parameter, weights)
         async with self._round(spec, num_clients, cut) as call:
-            if parameter is not None:
-                call.argument = [self._share(arg, parameter, call)]
-                call.at_finish = [self._at_finish(chain, call.argument[0], parameter)]
-            call.slices = [self._slice(call, parameter, run) for run in cut.runs]
+            leaves_out = self._policy.leaves_out_clients and not chain.reads_clients
+            call.take_argument(arg, parameter, leaves_out_clients=leaves_out)
             call.keeps = cut.first_runs(
                 self._policy.kept_bytes, chain.kept_member_bytes
             )
-            *earlier, last = chain.stages
-            for stage in earlier:
-                partials = await self._run_up_to_merge(stage, call)
-                call.merged.append(await self._merge(stage, partials, call))
-            partials = await self._run_up_to_merge(last, call)
-            return await self._run_after_merge(last, partials, chain, call)
+            result_type = chain.after_merge.type_signature.result
+            if not flf.type_contains(result_type, values.differs_by_client):
+                call.max_dropped = self._policy.max_dropped_clients
+            while True:
+                with contextlib.suppress(_StageAgainError):
+                    return await self._run_stages(chain, call)
 
     async def run_whole(
         self, comp: flf.ConcreteComputation, arg: Any, spec: CallSpec
@@ -107,9 +105,8 @@ class Rounds:
         cut = CohortCut.of(num_clients, policy, parameter)
         whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,))
         async with self._round(spec, num_clients, whole) as call:
-            if parameter is not None:
-                call.argument = [self._share(arg, parameter, call)]
-            call.slices, call.keeps = [self._slice(call, parameter, range(1))], [False]
+            call.take_argument(arg, parameter)
+            call.keeps = [False]
             parts_type = spec.parts_type(comp.type_signature.result)
             (held,) = await self._run_leaves(comp, None, call, parts_type)
             return held[0] if parts_type is None else held
@@ -118,7 +115,7 @@ class Rounds:
     async def _round(
         self, spec: CallSpec, num_clients: int, cut: CohortCut
     ) -> AsyncGenerator[Call]:
-        call, started = Call(spec, cut), time.monotonic()
+        call, started = Call(spec, cut, self._policy.store), time.monotonic()
         round_index = spec.round_index
         self._emit(
             events.RoundStarted(
@@ -131,73 +128,29 @@ class Rounds:
         seconds = time.monotonic() - started
         self._emit(
             events.RoundFinished(
-                round_index, seconds, call.bytes_broadcast, sum(call.bytes_sliced)
+                round_index,
+                seconds,
+                call.bytes_broadcast,
+                sum(call.bytes_sliced.values()),
             )
         )
 
-    def _draw(self, call: Call) -> DrawKey:
-        return DrawKey(self._policy.seed, call.spec.round_index)
+    def _draw(self, call: Call, dropped: tuple[int, ...] = ()) -> DrawKey:
+        seed, round_index = self._policy.seed, call.spec.round_index
+        return DrawKey(seed, round_index, dropped=dropped)
 
     def _emit(self, event: events.Event) -> None:
         for sink in self._policy.sinks:
             sink.on_event(event)
 
-    def _share(self, arg: Any, parameter: fl.Type, call: Call) -> Any:
-        """Store what all subrounds see; leave what is cut by clients."""
-
-        def store(value: Any) -> Any:
-            stored, num_bytes = self._policy.store(value)
-            call.bytes_broadcast += num_bytes
-            return stored
-
-        def share(part_type: fl.Type, part: Any) -> Any:
-            if values.differs_by_client(part_type):
-                return part
-            if values.holds_stored(part):
-                held = parts.split(part, part_type)
-                return values.StoredParts(tuple(map(store, held)))
-            return store(part)
-
-        return values.map_placed(share, arg, parameter)
-
-    def _at_finish(
-        self, chain: MergeableCompChain, shared: Any, parameter: fl.Type
-    ) -> Any:
-        """Return the argument as a finish takes it."""
-        if chain.reads_clients or not self._policy.leaves_out_clients:
-            return shared
-        return partition.without_clients(shared, parameter)
-
-    def _slice(
-        self, call: Call, parameter: fl.Type | None, run: range
-    ) -> list[list[Any]]:
-        """Return the argument of each leaf of a run; the run's clients stored once."""
-        call.bytes_sliced.append(0)
-        if parameter is None:
-            return [[] for _ in run]
-        (arg,) = call.argument
-        leaves = [call.cut.leaves[index] for index in run]
-        clients = range(leaves[0].start, leaves[-1].stop)
-
-        def store(part_type: fl.Type, part: Any) -> Any:
-            if not values.differs_by_client(part_type):
-                return part
-            stored, num_bytes = self._policy.store(part)
-            call.bytes_sliced[-1] += num_bytes
-            return stored
-
-        sliced = partition.slice_clients(arg, parameter, clients)
-        stored = values.map_placed(store, sliced, parameter)
-        return [
-            [
-                partition.slice_clients(
-                    stored,
-                    parameter,
-                    range(leaf.start - clients.start, leaf.stop - clients.start),
-                )
-            ]
-            for leaf in leaves
-        ]
+    async def _run_stages(self, chain: MergeableCompChain, call: Call) -> Any:
+        call.merged, call.kept = [], {}
+        *earlier, last = chain.stages
+        for stage in earlier:
+            partials = await self._run_up_to_merge(stage, call)
+            call.merged.append(await self._merge(stage, partials, call))
+        partials = await self._run_up_to_merge(last, call)
+        return await self._run_after_merge(last, partials, chain, call)
 
     async def _run_up_to_merge(self, stage: Stage, call: Call) -> list[Any]:
         partial = values.member_type(stage.up_to_merge.type_signature.result)
@@ -221,6 +174,16 @@ class Rounds:
         first = call.take_indices(len(call.cut.runs))
 
         async def run(index: int, leaves: range) -> tuple[object, ...]:
+            while True:
+                try:
+                    return await run_once(index, leaves)
+                except errors.ComputationError as error:
+                    self._drop_clients(error, first + index, call)
+                call.slice_run(index)
+                if call.merged:  # by stages in which they took part
+                    raise _StageAgainError
+
+        async def run_once(index: int, leaves: range) -> tuple[object, ...]:
             whole = plan.subtrees(leaves.start, leaves.stop, len(call.cut.leaves))
             kept = keeping if call.keeps[index] else None
             work = comp if kept is None else kept.computation
@@ -229,13 +192,14 @@ class Rounds:
                 merging,
                 call.cut.size,
                 leaves.start,
-                tuple(call.cut.leaves[leaf] for leaf in leaves),
-                self._draw(call),
+                call.leaves(index),
+                self._draw(call, call.dropped_of(index)),
                 () if merge is None else tuple(whole),
                 parts_type,
                 None if merge is None else self._fuse(work),
                 self._policy.call_s or 0.0,
                 0 if kept is None else len(kept.emits),
+                call.max_dropped > 0,
             )
             args = call.leaf_args(index, () if kept is None else kept.takes)
             num_bytes = call.bytes_sliced[index]
@@ -248,6 +212,34 @@ class Rounds:
             (run(index, leaves) for index, leaves in enumerate(call.cut.runs)),
             first=call.cut.heaviest_first,
         )
+
+    def _drop_clients(
+        self, error: errors.ComputationError, subround_index: int, call: Call
+    ) -> None:
+        """Go on without the clients that an error names.
+
+        Raises:
+            ComputationError: the error, where there are none or too many.
+        """
+        found = error.failures.keys() - call.dropped.keys()
+        if not found:
+            raise error
+        if len(call.dropped) + len(found) > call.max_dropped:
+            error.add_note(
+                f"Expected at most {call.max_dropped} clients to fail"
+                f" (`max_dropped_clients`), found {len(call.dropped) + len(found)}."
+            )
+            raise error
+        for client in sorted(found):
+            call.dropped[client] = error.failures[client]
+            self._emit(
+                events.ClientDropped(
+                    call.spec.round_index,
+                    subround_index,
+                    client,
+                    error.failures[client],
+                )
+            )
 
     def _fuse(
         self, up_to_merge: flf.ConcreteComputation
@@ -293,7 +285,7 @@ class Rounds:
         result_type = values.member_type(stage.up_to_merge.type_signature.result)
         if call.spec.parts_type(result_type) is not None:
             merged = parts.join(merged, result_type)
-        return self._share(merged, result_type, call)
+        return call.share(merged, result_type)
 
     async def _run_after_merge(
         self,
@@ -356,6 +348,10 @@ class Rounds:
             )
         )
         return outcome
+
+
+class _StageAgainError(Exception):
+    """A client was dropped after stages in which it took part."""
 
 
 def _block(comp: flf.ConcreteComputation) -> flf.ComputationBuildingBlock:

@@ -37,10 +37,29 @@ _NODE_SUFFIX = re.compile(r"\s*\[Op:[^\]]*\]")
 
 
 async def embed_members(
-    executor: fl.framework.Executor, members: Sequence[Plain], member: fl.Type
+    executor: fl.framework.Executor,
+    members: Sequence[Plain],
+    member: fl.Type,
+    first: int = 0,
 ) -> list[ExecutorValue]:
-    """Embed one value a client, in order."""
-    return [await executor.create_value(value, member) for value in members]
+    """Embed one value a client, in order.
+
+    Args:
+        executor: embeds them.
+        members: of each client.
+        member: type of each.
+        first: index of the first of these clients.
+
+    Raises:
+        ComputationError: reading a client's value raised, with the client's index.
+    """
+    embedded: list[ExecutorValue] = []
+    for client_index, value in enumerate(members, first):
+        try:
+            embedded.append(await executor.create_value(value, member))
+        except errors.ComputationError as error:
+            raise error.located(client_index=client_index) from error
+    return embedded
 
 
 async def map_members(

@@ -200,6 +200,38 @@ async def _evaluate_leaf(
     subround: plan.Subround, leaf: range, arg: Any, stack_for: StackFactory
 ) -> tuple[ResolvedValue, list[list[Plain]]]:
     """Return the result of a leaf, and for each value that is kept its clients'."""
+    try:
+        return await _call_leaf(subround, leaf, arg, stack_for)
+    except errors.ComputationError as error:
+        if not subround.names_failures or error.location.client_index is None:
+            raise
+        found = await _find_failures(subround, leaf, arg, stack_for)
+        failures = {error.location.client_index: error.message, **found}
+        raise error.naming(failures) from error
+
+
+async def _find_failures(
+    subround: plan.Subround, leaf: range, arg: Any, stack_for: StackFactory
+) -> dict[int, str]:
+    """Return what the clients of a leaf raise, each alone, by index in the cohort."""
+    computation = blocks.parse_block(subround.computation)
+    parameter = values.function_type(computation.type_signature).parameter
+    failures: dict[int, str] = {}
+    for position, client in enumerate(leaf):
+        alone = range(client, client + 1)
+        own = values.slice_clients(arg, parameter, range(position, position + 1))
+        try:
+            await _call_leaf(subround, alone, own, stack_for)
+        except errors.WorkerMemoryError:
+            raise
+        except errors.ComputationError as error:
+            failures[subround.draw.in_cohort(client)] = error.message
+    return failures
+
+
+async def _call_leaf(
+    subround: plan.Subround, leaf: range, arg: Any, stack_for: StackFactory
+) -> tuple[ResolvedValue, list[list[Plain]]]:
     function = Function(subround.computation)
     stack = stack_for(len(leaf))
     try:
@@ -219,7 +251,8 @@ async def _evaluate_leaf(
         index = error.location.client_index
         if index is None:
             raise
-        raise error.located(client_index=leaf.start + index) from error
+        in_cohort = subround.draw.in_cohort(leaf.start + index)
+        raise error.located(client_index=in_cohort) from error
 
 
 async def evaluate_kernel(

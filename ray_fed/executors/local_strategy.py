@@ -87,7 +87,9 @@ class LocalStrategy(FederatingStrategy):
 
         async def embed() -> list[list[ExecutorValue]]:
             return await gather_by_index(
-                clients.embed_members(target, members[group.start : group.stop], member)
+                clients.embed_members(
+                    target, members[group.start : group.stop], member, group.start
+                )
                 for target, group in zip(self._targets, self._groups, strict=True)
             )
 

@@ -68,6 +68,23 @@ class SubroundFinished:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClientDropped:
+    """A round goes on without a client whose work or data raised.
+
+    Attributes:
+        round_index: of the round.
+        subround_index: in its round.
+        client_index: in the cohort.
+        reason: what was raised.
+    """
+
+    round_index: int
+    subround_index: int
+    client_index: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class RandomOpsUnkeyed:
     """Random ops of a computation ran that seed, call and client do not decide.
 
@@ -125,6 +142,7 @@ class RoundFinished:
 Event = (
     RoundStarted
     | SubroundFinished
+    | ClientDropped
     | RandomOpsUnkeyed
     | ComputationUnlowered
     | RoundFinished

@@ -52,6 +52,8 @@ class RoundReport(pydantic.BaseModel):
             the argument, and what earlier stages merged; each counted once, also where
             it was in the object store before.
         bytes_sliced: of the clients' values, each counted once.
+        dropped_clients: those that the round went on without, by index in the cohort:
+            what their work or data raised. They count in `num_clients`.
 
     Bytes are those of arrays that leave a process: no computation, nothing that a
     worker reads from files, no second attempt; none on the local backend.
@@ -68,6 +70,7 @@ class RoundReport(pydantic.BaseModel):
     unlowered: tuple[str, ...] = ()
     bytes_broadcast: int = 0
     bytes_sliced: int = 0
+    dropped_clients: dict[int, str] = {}
 
     @property
     def bytes_returned(self) -> int:
@@ -110,8 +113,10 @@ class RoundReport(pydantic.BaseModel):
     @override
     def __str__(self) -> str:
         num_subrounds = sum(subround.num_clients > 0 for subround in self.subrounds)
+        dropped = len(self.dropped_clients)
+        without = f" ({dropped} dropped)" if dropped else ""
         return (
-            f"round {self.round_index}: {self.num_clients} clients in"
+            f"round {self.round_index}: {self.num_clients} clients{without} in"
             f" {num_subrounds} subrounds, {self.seconds:.3f} s,"
             f" {self.clients_per_second:.1f} clients/s, {self.num_retries}"
             f" {'retry' if self.num_retries == 1 else 'retries'}"
@@ -136,6 +141,10 @@ class RoundReport(pydantic.BaseModel):
                 f" {lost.node}): {lost.ended}: {lost.detail}"
                 for subround in self.subrounds
                 for lost in subround.lost
+            ),
+            *(
+                f"dropped client {client}: {reason}"
+                for client, reason in self.dropped_clients.items()
             ),
             *(f"drew without a key: {ops}" for ops in self.unkeyed_ops),
             *(f"read through tf.data: {found}" for found in self.unlowered),
@@ -171,18 +180,11 @@ class ReportBuilder:
         found = self._open.get(event.round_index)
         if found is None:
             return
-        match event:
-            case events.SubroundFinished():
-                fields = vars(event).copy()
-                fields.pop("round_index")
-                found.subrounds.append(SubroundReport(**fields))
-            case events.RandomOpsUnkeyed():
-                found.unkeyed.append(f"{event.computation}: {', '.join(event.ops)}")
-            case events.ComputationUnlowered():
-                found.unlowered.append(f"{event.computation}: {event.reason}")
-            case events.RoundFinished():
-                del self._open[event.round_index]
-                self.last = found.report(event)
+        if isinstance(event, events.RoundFinished):
+            del self._open[event.round_index]
+            self.last = found.report(event)
+        else:
+            found.add(event)
 
 
 @dataclasses.dataclass
@@ -195,6 +197,23 @@ class _OpenRound:
     )
     unkeyed: list[str] = dataclasses.field(default_factory=list[str])
     unlowered: list[str] = dataclasses.field(default_factory=list[str])
+    dropped: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
+
+    def add(self, event: events.Event) -> None:
+        """Add an event of the round."""
+        match event:
+            case events.SubroundFinished():
+                fields = vars(event).copy()
+                fields.pop("round_index")
+                self.subrounds.append(SubroundReport(**fields))
+            case events.ClientDropped():
+                self.dropped[event.client_index] = event.reason
+            case events.RandomOpsUnkeyed():
+                self.unkeyed.append(f"{event.computation}: {', '.join(event.ops)}")
+            case events.ComputationUnlowered():
+                self.unlowered.append(f"{event.computation}: {event.reason}")
+            case _:
+                pass
 
     def report(self, finished: events.RoundFinished) -> RoundReport:
         """Return its report, now that it has returned."""
@@ -209,4 +228,5 @@ class _OpenRound:
             unlowered=tuple(self.unlowered),
             bytes_broadcast=finished.bytes_broadcast,
             bytes_sliced=finished.bytes_sliced,
+            dropped_clients=dict(sorted(self.dropped.items())),
         )

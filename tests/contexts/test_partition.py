@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ray_fed import errors, plain, plan
 from ray_fed.contexts import partition
 from ray_fed.contexts.policy import CohortCut, RoundPolicy
-from ray_fed.values import External, StoredClients
+from ray_fed.values import External, StoredClients, slice_clients
 
 INT = fl.TensorType(np.int32)
 AT_CLIENTS = fl.FederatedType(INT, fl.CLIENTS)
@@ -88,13 +88,11 @@ def test_cohort_must_be_a_sequence(arg: Any) -> None:
 def test_slice_takes_the_values_of_some_clients(
     arg: Any, type_spec: fl.Type | None, expected: Any
 ) -> None:
-    assert partition.slice_clients(arg, type_spec, range(1, 3)) == expected
+    assert slice_clients(arg, type_spec, range(1, 3)) == expected
 
 
 def test_slice_of_stored_clients_reads_nothing() -> None:
-    sliced = partition.slice_clients(
-        StoredClients("key", 10, 20), AT_CLIENTS, range(2, 5)
-    )
+    sliced = slice_clients(StoredClients("key", 10, 20), AT_CLIENTS, range(2, 5))
 
     assert sliced == StoredClients("key", 12, 15)
 
@@ -130,7 +128,7 @@ def test_join_undoes_the_cut_into_leaves(
     arg = (cohort, (7, cohort[::-1]))
     leaves = plan.cut_leaves(num_clients, clients_per_leaf)
 
-    slices = [partition.slice_clients(arg, NESTED, leaf) for leaf in leaves]
+    slices = [slice_clients(arg, NESTED, leaf) for leaf in leaves]
 
     assert partition.join_results(slices, NESTED) == arg
     assert [partition.count_clients(part, NESTED, 0) for part in slices] == [

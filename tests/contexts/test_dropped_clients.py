@@ -1,0 +1,196 @@
+"""A round goes on without clients that fail, where the settings allow it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ray_fed
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.observability import events
+from ray_fed.program import ClientData
+
+ContextFactory = Callable[..., ExecutionContext]
+
+NUM_CLIENTS = 12
+MEMBERS = fl.FederatedType(np.int32, fl.CLIENTS)
+SOUND = list(range(NUM_CLIENTS))
+"""What each client has: its index; less than zero fails."""
+
+
+def failing(*clients: int) -> list[int]:
+    return [-1 - i if i in clients else i for i in SOUND]
+
+
+@rtf.computation(np.int32)
+def draw_alone(value: Any) -> Any:
+    """Return what this client draws in a place of its own, zero in all others."""
+    with tf.control_dependencies([tf.debugging.assert_non_negative(value)]):
+        place = tf.one_hot(value, NUM_CLIENTS)
+    return place * tf.random.uniform([])
+
+
+@fl.federated_computation(MEMBERS)
+def draws_of_all(members: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(draw_alone, members))
+
+
+@rtf.computation(np.int32, np.int32)
+def refuse_largest(value: Any, total: Any) -> Any:
+    """Fail on the largest client of three or more: known once all are summed."""
+    too_large = value * 10 > total + 55
+    with tf.control_dependencies([tf.debugging.assert_equal(too_large, False)]):
+        return tf.identity(value) * 100 + total
+
+
+@fl.federated_computation(MEMBERS)
+def in_two_stages(members: Any) -> Any:
+    total = fl.federated_sum(members)
+    pairs = (members, fl.federated_broadcast(total))
+    return fl.federated_sum(fl.federated_map(refuse_largest, pairs)), total
+
+
+@rtf.computation(np.int32)
+def check(value: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.assert_non_negative(value)]):
+        return tf.identity(value)
+
+
+@fl.federated_computation(MEMBERS)
+def add_up(members: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(check, members))
+
+
+@fl.federated_computation(MEMBERS)
+def return_all(members: Any) -> Any:
+    return fl.federated_map(check, members)
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+def build(request: pytest.FixtureRequest) -> ContextFactory:
+    contexts = request.getfixturevalue(f"{request.param}_contexts")
+
+    def make(**settings: Any) -> ExecutionContext:
+        return contexts(**{"workers": 2, "clients_per_leaf": 3, "seed": 5} | settings)
+
+    return make
+
+
+@pytest.mark.parametrize("clients", [(4,), (0, 1, 2), (3, 5, 11)], ids=str)
+def test_others_have_the_bits_that_they_have_without_a_failure(
+    build: ContextFactory, clients: tuple[int, ...]
+) -> None:
+    expected = build().invoke(draws_of_all, SOUND)
+    expected[list(clients)] = 0
+
+    for kernels in (True, False):
+        for subrounds in (1, 2, 4):
+            context = build(
+                max_dropped_clients=3,
+                subrounds=subrounds,
+                kernels={"enabled": kernels},
+            )
+            found = context.invoke(draws_of_all, failing(*clients))
+
+            assert found.tobytes() == expected.tobytes()
+            report = context.last_report
+            assert report is not None
+            assert tuple(report.dropped_clients) == clients
+            assert report.kernel_leaves == (4 if kernels else 0)
+            assert report.num_clients == NUM_CLIENTS
+
+
+def test_client_that_fails_in_a_later_stage_takes_no_part_in_earlier_ones(
+    build: ContextFactory,
+) -> None:
+    members = [*range(1, 6), 100]
+    context = build(max_dropped_clients=1, subrounds=2)
+
+    result, total = context.invoke(in_two_stages, members)
+
+    assert (result, total) == (15 * 100 + 5 * 15, 15)
+    assert list(context.last_report.dropped_clients) == [5]  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_one_more_than_allowed_is_the_error_of_its_client(
+    build: ContextFactory,
+) -> None:
+    context = build(max_dropped_clients=1, subrounds=2)
+
+    with pytest.raises(ray_fed.errors.ComputationError) as raised:
+        context.invoke(add_up, failing(7, 8))
+
+    assert raised.value.location.client_index == 7
+    (told,) = [note for note in raised.value.__notes__ if "max_dropped" in note]
+    assert (
+        told == "Expected at most 1 clients to fail (`max_dropped_clients`), found 2."
+    )
+    assert context.invoke(add_up, SOUND) == sum(SOUND)
+
+
+@pytest.mark.parametrize(
+    ("settings", "computation"),
+    [({}, add_up), ({"max_dropped_clients": 3}, return_all)],
+    ids=["nothing allowed", "values of clients returned"],
+)
+def test_clients_that_may_not_be_dropped_end_the_round(
+    build: ContextFactory, settings: dict[str, Any], computation: Any
+) -> None:
+    with pytest.raises(ray_fed.errors.ComputationError, match="client 6"):
+        build(**settings).invoke(computation, failing(6))
+
+
+def test_round_without_a_client_left_is_that_of_an_empty_cohort(
+    build: ContextFactory,
+) -> None:
+    context = build(max_dropped_clients=NUM_CLIENTS)
+
+    assert context.invoke(add_up, failing(*SOUND)) == 0
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "interpreter"])
+def test_client_whose_data_cannot_be_read_is_dropped(
+    build: ContextFactory, kernels: bool
+) -> None:
+    def load(client: str) -> int:
+        if client == "client 4":
+            raise OSError("no such shard")
+        return int(client.removeprefix("client "))
+
+    ids = [f"client {index}" for index in SOUND]
+    data = ClientData.from_function(ids, load, np.int32)
+    context = build(max_dropped_clients=1, kernels={"enabled": kernels})
+
+    assert context.invoke(add_up, data) == sum(SOUND) - 4
+    ((client, reason),) = context.last_report.dropped_clients.items()  # pyright: ignore[reportOptionalMemberAccess]
+    assert client == 4
+    assert "no such shard" in reason
+
+
+class Seen(list[events.Event]):
+    """Keeps what happened."""
+
+    def on_event(self, event: events.Event) -> None:
+        self.append(event)
+
+
+def test_report_and_an_event_tell_who_was_dropped_and_why(
+    local_contexts: ContextFactory,
+) -> None:
+    context = local_contexts(max_dropped_clients=2, subrounds=2, workers=2)
+    seen = Seen()
+    context.subscribe(seen)
+
+    context.invoke(add_up, failing(10))
+
+    (event,) = [e for e in seen if isinstance(e, events.ClientDropped)]
+    assert (event.round_index, event.subround_index, event.client_index) == (0, 1, 10)
+    assert "InvalidArgumentError" in event.reason
+    report: Any = context.last_report
+    assert report.dropped_clients == {10: event.reason}
+    assert "12 clients (1 dropped) in 2 subrounds" in str(report)
+    assert "dropped client 10: " in report._repr_html_()
