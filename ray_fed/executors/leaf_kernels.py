@@ -5,6 +5,7 @@ Where this runs is where TensorFlow is: on a thread of this process, or in an ac
 
 import asyncio
 import collections
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -70,17 +71,26 @@ class KernelCache:
         self._device = device
         self._kernels: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
 
-    def load(self, kernel: plan.Kernel) -> "tuple[Any, Pace] | plan.NoKernel":
-        """Return a kernel's graph and its pace, built when first asked for."""
+    def load(
+        self, kernel: plan.Kernel, merge: Any
+    ) -> "tuple[Any, Pace] | plan.NoKernel":
+        """Return a kernel's graph and its pace, built when first asked for.
+
+        Args:
+            kernel: what the compiler planned.
+            merge: what `load_merge` returned for its partials.
+        """
+        graph = None if isinstance(merge, plan.NoKernel) else merge
 
         def build() -> Any:
             from ray_fed.tensorflow.kernels import ClientKernel
 
-            return ClientKernel(kernel, self._device)
+            return ClientKernel(kernel, graph, self._device), Pace()
 
-        return self._load(kernel.content, build)
+        content = b"" if graph is None else graph.content
+        return self._load(kernel.content + content, build)
 
-    def load_merge(self, merge: bytes) -> "tuple[Any, Pace] | plan.NoKernel":
+    def load_merge(self, merge: bytes) -> "Any | plan.NoKernel":
         """Return the graph of a serialised merge, as `load` does that of a kernel."""
 
         def build() -> Any:
@@ -90,9 +100,7 @@ class KernelCache:
 
         return self._load(hashlib.sha256(b"merge" + merge).digest(), build)
 
-    def _load(
-        self, key: bytes, build: Callable[[], Any]
-    ) -> "tuple[Any, Pace] | plan.NoKernel":
+    def _load(self, key: bytes, build: Callable[[], Any]) -> Any:
         if key not in self._kernels:
             self._kernels[key] = self._build(build)
             if len(self._kernels) > _CACHED_KERNELS:
@@ -101,11 +109,11 @@ class KernelCache:
         self._kernels.move_to_end(key)
         return self._kernels[key]
 
-    def _build(self, build: Callable[[], Any]) -> "tuple[Any, Pace] | plan.NoKernel":
+    def _build(self, build: Callable[[], Any]) -> Any:
         from ray_fed.tensorflow.client_data import UnfitError
 
         try:
-            return build(), Pace()
+            return build()
         except UnfitError as error:
             return plan.NoKernel(str(error))
         except Exception as error:  # noqa: BLE001 (what TensorFlow refuses to trace)
@@ -120,7 +128,7 @@ class KernelCache:
 
 
 def _close(loaded: Any) -> None:
-    if not isinstance(loaded, plan.NoKernel):
+    if isinstance(loaded, tuple):
         loaded[0].close()
 
 
@@ -150,6 +158,9 @@ class KernelRun:
         )
         self._call_s = call_s
         self._check = check
+        num_bytes = self._graph.bytes_of_partial
+        self._leaves_a_call = 1 if num_bytes is None else _LAID_BYTES // num_bytes or 1
+        self._merges = self._graph.merges
         self._stacked: list[Sequence[Any]] = []
 
     def kept(self) -> list[list[Any]]:
@@ -160,34 +171,116 @@ class KernelRun:
         """Return accumulators as the normal form of a partial, and its type."""
         return self._graph.partial(accumulators)
 
-    def lay(self, clients: range, tensors: Sequence[Any]) -> Any:
+    def lay(
+        self,
+        clients: range,
+        kernel: plan.Kernel,
+        data: Sequence[Sequence[Any]],
+        store: ClientStore,
+    ) -> Any:
         """Return the data of clients, by index in the cohort, as graphs take it."""
-        return self._graph.lay(tensors, clients)
+        return self._graph.lay(_lay(self._graph, kernel, data, store), clients)
 
-    async def leaf(self, clients: range, laid: Any) -> Sequence[Any]:
-        """Return the accumulators at the end of a leaf.
+    async def leaves(
+        self, leaves: Sequence[range], first_leaf: int, laid: Any
+    ) -> list["Partial"]:
+        """Return the partials of whole subtrees that cover some leaves, in order.
 
         Args:
-            clients: positions of its clients in what was laid.
+            leaves: positions of each leaf's clients in what was laid; adjacent.
+            first_leaf: index among all leaves of the first of these.
             laid: what `lay` returned.
 
         Raises:
-            Exception: what the clients' work raised.
+            FailedLeafError: the clients' work raised.
         """
-        accumulators, done = self._zeros, clients.start
-        while done < clients.stop:
+        partials: list[Partial] = []
+        accumulators, start, done = self._zeros, leaves[0].start, 0
+        while done < len(leaves):
             self._check()
             await asyncio.sleep(0)  # lets a cancelled call end here
-            count = self._pace.count(clients.stop - done, self._call_s)
-            part = range(done, done + count)
-            started = time.monotonic()
-            accumulators, stacked = self._graph.run(
-                part, accumulators, self._constants, laid
+            count = self._pace.count(leaves[-1].stop - start, self._call_s)
+            fitting = [leaf for leaf in leaves[done:] if leaf.stop <= start + count]
+            taken = fitting[: self._leaves_a_call]
+            if taken:
+                taken[0] = range(start, taken[0].stop)
+                stop = done + len(taken)
+                nodes = self._nodes(first_leaf + done, first_leaf + stop)
+                found = self._run(taken, nodes, accumulators, laid, done)
+                partials.extend(map(Partial, nodes, found))
+                accumulators, start, done = self._zeros, taken[-1].stop, stop
+            else:
+                piece = range(start, start + count)
+                node = (first_leaf + done, first_leaf + done + 1)
+                (accumulators,) = self._run([piece], [node], accumulators, laid, done)
+                start += count
+        return partials
+
+    def _nodes(self, first: int, stop: int) -> list[plan.Node]:
+        if self._merges:
+            return plan.subtrees(first, stop, stop + 1)  # none cut short
+        return [(leaf, leaf + 1) for leaf in range(first, stop)]
+
+    def _run(
+        self,
+        leaves: Sequence[range],
+        nodes: Sequence[plan.Node],
+        accumulators: Sequence[Any],
+        laid: Any,
+        index: int,
+    ) -> list[Sequence[Any]]:
+        started = time.monotonic()
+        try:
+            found, stacked = self._graph.run(
+                leaves, nodes, accumulators, self._zeros, self._constants, laid
             )
-            self._stacked.append(stacked)
-            self._pace.note(count, time.monotonic() - started)
-            done += count
-        return accumulators
+        except Exception as error:
+            raise FailedLeafError(self._find_failed(leaves, laid, index)) from error
+        self._stacked.append(stacked)
+        num_clients = leaves[-1].stop - leaves[0].start
+        if num_clients:
+            self._pace.note(num_clients, time.monotonic() - started)
+        return found
+
+    def _find_failed(
+        self, leaves: Sequence[range], laid: Any, index: int
+    ) -> int | None:
+        """Return the index of the first of some leaves whose work raises, alone."""
+        if len(leaves) == 1:
+            return index
+        for failed, leaf in enumerate(leaves, index):
+            try:
+                self._graph.run(
+                    [leaf], [(0, 1)], self._zeros, self._zeros, self._constants, laid
+                )
+            except Exception:  # noqa: BLE001 (as it did before)
+                return failed
+        return None
+
+
+class FailedLeafError(Exception):
+    """Clients' work raised in a kernel.
+
+    Attributes:
+        leaf: index of the first such leaf among those that ran; None: not known.
+    """
+
+    def __init__(self, leaf: int | None) -> None:
+        super().__init__()
+        self.leaf = leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """What a subtree of leaves came to.
+
+    Attributes:
+        node: the subtree.
+        accumulators: tensors.
+    """
+
+    node: plan.Node
+    accumulators: Sequence[Any]
 
 
 async def run_kernel(
@@ -210,35 +303,56 @@ async def run_kernel(
         check: called before each call; what it raises ends the run.
     """
     kernel = cast("plan.Kernel", subround.kernel)
-    kernels, store = executor.kernels, executor.clients
-    loaded = kernels.load(kernel)
+    kernels = executor.kernels
+    merge = kernels.load_merge(cast("bytes", subround.merge))
+    loaded = kernels.load(kernel, merge)
     if isinstance(loaded, plan.NoKernel):
         return loaded
     given = plain.to_plain(await inputs.compute(), inputs.type_signature)
     run = KernelRun(loaded, given, kernel.num_aggregations, subround.call_s, check)
-    first = subround.leaves[0].start
-    partials: list[Sequence[Any]] = []
     try:
-        for group in _groups(subround.leaves, data, store):
-            clients = range(group[0].start, group[-1].stop)
-            part = [m[clients.start - first : clients.stop - first] for m in data]
-            laid = run.lay(clients, _lay(loaded[0], kernel, part, store))
-            for leaf in group:
-                inside = range(leaf.start - clients.start, leaf.stop - clients.start)
-                partials.append(await run.leaf(inside, laid))
+        partials = await _run_groups(run, subround, data, executor.clients)
     except errors.ClusterError:
         raise
     except Exception as error:  # noqa: BLE001 (the interpreter will say what it is)
-        return plan.NoKernel(f"{type(error).__name__} in a kernel", len(partials))
-    merge = kernels.load_merge(cast("bytes", subround.merge))
+        cause = error.__cause__ if isinstance(error, FailedLeafError) else error
+        leaf = getattr(error, "leaf", None)
+        return plan.NoKernel(f"{type(cause).__name__} in a kernel", leaf)
     if not isinstance(merge, plan.NoKernel):
-        partials = _merge_subtrees(subround, partials, merge[0])
+        partials = _merge_nodes(subround.nodes, partials, merge)
     embedded: list[flf.ExecutorValue] = [
-        await executor.create_value(*run.structured(p)) for p in partials
+        await executor.create_value(*run.structured(p.accumulators)) for p in partials
     ]
     if isinstance(merge, plan.NoKernel):
         embedded = await merge_subtrees(subround, embedded, executor)
     return KernelRan(embedded, run.kept() if kernel.num_kept else [])
+
+
+async def _run_groups(
+    run: KernelRun,
+    subround: plan.Subround,
+    data: Sequence[Sequence[Any]],
+    store: ClientStore,
+) -> list[Partial]:
+    kernel = cast("plan.Kernel", subround.kernel)
+    first, done = subround.leaves[0].start, 0
+    partials: list[Partial] = []
+    for group in _groups(subround.leaves, data, store):
+        clients = range(group[0].start, group[-1].stop)
+        part = [m[clients.start - first : clients.stop - first] for m in data]
+        laid = run.lay(clients, kernel, part, store)
+        inside = [
+            range(leaf.start - clients.start, leaf.stop - clients.start)
+            for leaf in group
+        ]
+        try:
+            partials += await run.leaves(inside, subround.first_leaf + done, laid)
+        except FailedLeafError as error:
+            if error.leaf is not None:
+                error.leaf += done
+            raise
+        done += len(group)
+    return partials
 
 
 def _lay(
@@ -275,17 +389,17 @@ def _groups(
     yield group
 
 
-def _merge_subtrees(
-    subround: plan.Subround, partials: Sequence[Any], merge: Callable[[Any, Any], Any]
-) -> list[Any]:
-    """Return the accumulators of each of `subround.nodes`."""
-    held = list(partials)
-    merged: list[Any] = []
-    for start, stop in subround.nodes:
-        first = start - subround.first_leaf
-        for left, right in plan.merge_order([(i, i + 1) for i in range(start, stop)]):
-            held[first + left] = merge(held[first + left], held[first + right])
-        merged.append(held[first])
+def _merge_nodes(
+    nodes: Sequence[plan.Node], partials: Sequence[Partial], merge: Any
+) -> list[Partial]:
+    """Return the partial of each node, out of those of subtrees inside of it."""
+    merged: list[Partial] = []
+    for node in nodes:
+        inside = [p for p in partials if node[0] <= p.node[0] < node[1]]
+        held = [p.accumulators for p in inside]
+        for left, right in plan.merge_order([p.node for p in inside]):
+            held[left] = merge(held[left], held[right])
+        merged.append(Partial(node, held[0]))
     return merged
 
 

@@ -40,11 +40,15 @@ class Grafts:
     Attributes:
         sites: the random ops, in the order of their states.
         unkeyed: what draws without a state.
+        ends: results of what was put in. Where the next iteration waits for them,
+            TensorFlow optimises each computation for itself: it would make one sum of
+            several, in an order of its own, and other bits.
     """
 
     def __init__(self) -> None:
         self.sites: list[DrawSite] = []
         self.unkeyed: list[notes.Unkeyed] = []
+        self.ends: list[tf.Tensor] = []
         self._states: list[randomness.RandomStates] = []
         self._state_of: Callable[[int], tf.Tensor] | None = None
 
@@ -99,12 +103,14 @@ class Grafts:
         assigned = self._assign(graph_def, states, content, path, feeds)
         loader.isolate(graph_def, *assigned, lowered.initialize_op)
         inside = {name: tf.identity(tensor) for name, tensor in feeds.items()}
-        return tf.graph_util.import_graph_def(
+        results = tf.graph_util.import_graph_def(
             graph_def,
             input_map=inside,
             return_elements=list(lowered.fetches),
             name="call",
         )
+        self.ends += results
+        return results
 
     def _note_unkeyed(
         self, origin: str, content: bytes, states: randomness.RandomStates

@@ -2,9 +2,11 @@
 
 Merges of partials are graphs, too: the interpreter would make many calls of each.
 
-    accumulators, constants      the same for all clients: outside of the loop
-    data of clients first..last  sliced inside of it: no padding, no second trace
-        -> accumulators after these clients; what is kept of each, stacked
+    for each leaf                begins at zero; the first may go on from another call
+        for each of its clients  data sliced: no padding, no second trace
+            work, accumulate     constants are the same for all, outside of the loops
+    for each pair                merge, as the tree of leaves has it
+        -> partials of subtrees; what is kept of each client, stacked
 
 A call may stop at any client and the next go on from there: the bits are the same. One
 iteration at a time, so that variables and random states are those of one client.
@@ -12,7 +14,8 @@ iteration at a time, so that variables and random states are those of one client
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -33,6 +36,8 @@ from ray_fed.tensorflow.grafts import Grafts
 from ray_fed.tensorflow.symbolic import Interpreter
 
 _INDEX = tf.TensorSpec([], tf.int64)
+_PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int64)}
+_INDICES = tf.TensorSpec([None], tf.int32)
 Array = NDArray[Any]
 
 
@@ -51,18 +56,42 @@ class LaidClients:
     tensors: Sequence[tf.Tensor]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """What the loops of a kernel take from outside, as tensors of its graph.
+
+    Attributes:
+        first: client of this call.
+        states: see `LaidClients`.
+        states_of_clients: see `LaidClients`.
+        constants: a struct.
+        data: of the clients.
+    """
+
+    first: tf.Tensor
+    states: tf.Tensor
+    states_of_clients: tf.Tensor
+    constants: Any
+    data: Sequence[tf.Tensor]
+
+
 class ClientKernel:
     """The graph of one `plan.Kernel`, and its values in and out.
 
     Args:
         kernel: what the compiler planned.
+        merge: of two partials; None: none are merged here.
         device: name of the device to run on; None leaves it to TensorFlow.
 
     Raises:
         UnfitError: the work needs what a kernel cannot do.
     """
 
-    def __init__(self, kernel: plan.Kernel, device: str | None) -> None:
+    def __init__(
+        self, kernel: plan.Kernel, merge: "MergeKernel | None", device: str | None
+    ) -> None:
+        self._merge = merge
+        self.merges = merge is not None
         self._work = blocks.parse_block(kernel.work)
         self._accumulate = blocks.parse_block(kernel.accumulate)
         client = values.struct_type(_parameter(self._work))
@@ -72,10 +101,14 @@ class ClientKernel:
         worked = list(values.struct_type(_result(self._work)).items())
         self._kept = fl.StructType(worked[kernel.num_aggregations :])
         self._layout = ClientLayout(self._data_type)
+        self._specs = [
+            specs.to_spec(_tensor_type(leaf)) for leaf in leaf_types(self._partial)
+        ]
+        self._shapes = [spec.shape for spec in self._specs]
         self._work_grafts, self._fold_grafts = Grafts(), Grafts()
         self._device = device
         with tf.device(device):
-            self._function = tf.compat.v1.wrap_function(self._loop, self._signature())
+            self._function = tf.compat.v1.wrap_function(self._build, self._signature())
             self._work_grafts.create()
             self._fold_grafts.create()
 
@@ -87,78 +120,138 @@ class ClientKernel:
     def _signature(self) -> list[tf.TensorSpec]:
         states = tf.TensorSpec([None, draws.STATE_SIZE], tf.int64)
         of_clients = tf.TensorSpec([None, None, draws.STATE_SIZE], tf.int64)
-        tensors = [*leaf_types(self._partial), *leaf_types(self._constants)]
+        partial, constants = leaf_types(self._partial), leaf_types(self._constants)
         return [
-            _INDEX,
-            _INDEX,
-            states,
-            of_clients,
-            *(specs.to_spec(_tensor_type(leaf)) for leaf in tensors),
+            *(_PAIRS[tf.int64], _PAIRS[tf.int32], _INDICES, states, of_clients),
+            *(specs.to_spec(_tensor_type(t)) for t in [*partial, *partial, *constants]),
             *self._layout.specs,
         ]
 
-    def _loop(
+    def _build(
         self,
-        first: tf.Tensor,
-        stop: tf.Tensor,
+        bounds: tf.Tensor,
+        merges: tf.Tensor,
+        roots: tf.Tensor,
         states: tf.Tensor,
         states_of_clients: tf.Tensor,
         *tensors: tf.Tensor,
     ) -> list[tf.Tensor]:
-        partials = [specs.to_spec(_tensor_type(t)) for t in leaf_types(self._partial)]
+        """Fold leaf after leaf, merge what is to be merged, return what is left."""
+        size = len(self._specs)
+        begun, zeros = tensors[:size], tensors[size : 2 * size]
         num_constants = len(leaf_types(self._constants))
-        taken, rest = tensors[: len(partials)], tensors[len(partials) :]
-        constants = pack(iter(rest[:num_constants]), self._constants)
-        data = rest[num_constants:]
-        kept = self._kept_arrays(stop - first)
+        rest = tensors[2 * size :]
+        given = _Given(
+            bounds[0, 0],
+            states,
+            states_of_clients,
+            pack(iter(rest[:num_constants]), self._constants),
+            rest[num_constants:],
+        )
+        num_leaves = tf.shape(bounds)[0]
 
         def step(index: tf.Tensor, *carried: Any) -> list[Any]:
-            accumulators, arrays = carried[: len(partials)], carried[len(partials) :]
-            self._work_grafts.use_states(lambda site: states_of_clients[index, site])
-            self._fold_grafts.use_states(lambda site: states[site])
-            member = self._layout.member(data, index)
-            client = values.Struct([(None, constants), (None, member)])
-            worked = list(Interpreter(self._work_grafts).call(self._work, client))
-            count = len(worked) - len(self._kept)
-            position = tf.cast(index - first, tf.int32)
-            outside = flatten(values.to_struct(worked[count:]))
-            written = [
-                array.write(position, tensor)
-                for array, tensor in zip(arrays, outside, strict=True)
-            ]
-            folded = values.Struct(
-                [
-                    (None, pack(iter(accumulators), self._partial)),
-                    (None, values.to_struct(worked[:count])),
-                    (None, constants),
-                ]
+            return self._step(index, carried, given)
+
+        def fold(leaf: tf.Tensor, *carried: Any) -> list[Any]:
+            _, *folded = tf.while_loop(
+                _before(bounds[leaf, 1]),
+                step,
+                [bounds[leaf, 0], *carried[:size], *carried[2 * size :]],
+                shape_invariants=[_INDEX.shape, *self._shapes, *kept_shapes],
+                parallel_iterations=1,
             )
-            added = Interpreter(self._fold_grafts).call(self._accumulate, folded)
-            return [index + 1, *flatten(added), *written]
+            written = [
+                array.write(leaf, tensor)
+                for array, tensor in zip(
+                    carried[size : 2 * size], folded[:size], strict=True
+                )
+            ]
+            return [leaf + 1, *zeros, *written, *folded[size:]]
 
-        def is_before_stop(index: tf.Tensor, *_: Any) -> tf.Tensor:
-            return index < stop
-
-        _, *added = tf.while_loop(
-            is_before_stop,
-            step,
-            [first, *taken, *kept],
+        partials = [_array(spec, num_leaves) for spec in self._specs]
+        kept = self._kept_arrays(bounds[-1, 1] - given.first)
+        kept_shapes = [array.flow.shape for array in kept]
+        _, *held = tf.while_loop(
+            _before(num_leaves),
+            fold,
+            [tf.constant(0), *begun, *partials, *kept],
             shape_invariants=[
-                _INDEX.shape,
-                *(spec.shape for spec in partials),
-                *(array.flow.shape for array in kept),
+                tf.TensorShape([]),
+                *self._shapes,
+                *(array.flow.shape for array in partials),
+                *kept_shapes,
             ],
             parallel_iterations=1,
         )
-        stacked = [array.stack() for array in added[len(partials) :]]
-        return [*added[: len(partials)], *stacked]
+        partials = self._merge_all(merges, held[size : 2 * size])
+        return [
+            *(array.gather(roots) for array in partials),
+            *(array.stack() for array in held[2 * size :]),
+        ]
+
+    def _step(
+        self, index: tf.Tensor, carried: Sequence[Any], given: "_Given"
+    ) -> list[Any]:
+        """Run one client and accumulate what it comes to."""
+        size = len(self._specs)
+        accumulators, arrays = carried[:size], carried[size:]
+        self._work_grafts.ends = []
+        self._work_grafts.use_states(lambda site: given.states_of_clients[index, site])
+        self._fold_grafts.use_states(lambda site: given.states[site])
+        member = self._layout.member(given.data, index)
+        client = values.Struct([(None, given.constants), (None, member)])
+        worked = list(Interpreter(self._work_grafts).call(self._work, client))
+        count = len(worked) - len(self._kept)
+        position = tf.cast(index - given.first, tf.int32)
+        outside = flatten(values.to_struct(worked[count:]))
+        written = [
+            array.write(position, tensor)
+            for array, tensor in zip(arrays, outside, strict=True)
+        ]
+        folded = values.Struct(
+            [
+                (None, pack(iter(accumulators), self._partial)),
+                (None, values.to_struct(worked[:count])),
+                (None, given.constants),
+            ]
+        )
+        added = Interpreter(self._fold_grafts).call(self._accumulate, folded)
+        with tf.control_dependencies(self._work_grafts.ends):
+            following = index + 1
+        return [following, *flatten(added), *written]
+
+    def _merge_all(self, merges: tf.Tensor, partials: list[Any]) -> list[Any]:
+        """Merge partials, each pair into the place of its left one."""
+        if self._merge is None:
+            return partials
+        merge = self._merge
+
+        def step(index: tf.Tensor, *arrays: Any) -> list[Any]:
+            left, right = (
+                [array.read(merges[index, side]) for array in arrays] for side in (0, 1)
+            )
+            merged = merge.trace(*left, *right)
+            return [
+                index + 1,
+                *(
+                    array.write(merges[index, 0], tensor)
+                    for array, tensor in zip(arrays, merged, strict=True)
+                ),
+            ]
+
+        _, *merged = tf.while_loop(
+            _before(tf.shape(merges)[0]),
+            step,
+            [tf.constant(0), *partials],
+            parallel_iterations=1,
+        )
+        return merged
 
     def _kept_arrays(self, count: tf.Tensor) -> list[Any]:
         return [
-            tf.TensorArray(
-                spec.dtype, tf.cast(count, tf.int32), element_shape=spec.shape
-            )
-            for spec in (specs.to_spec(_tensor_type(t)) for t in leaf_types(self._kept))
+            _array(specs.to_spec(_tensor_type(t)), tf.cast(count, tf.int32))
+            for t in leaf_types(self._kept)
         ]
 
     def lay_values(self, data: Sequence[Sequence[Any]]) -> list[tf.Tensor]:
@@ -210,31 +303,58 @@ class ClientKernel:
 
     def run(
         self,
-        clients: range,
+        leaves: Sequence[range],
+        nodes: Sequence[plan.Node],
         accumulators: Sequence[tf.Tensor],
+        zeros: Sequence[tf.Tensor],
         constants: Sequence[tf.Tensor],
         laid: LaidClients,
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return the accumulators after some clients of those that were laid.
+    ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
+        """Return the accumulators of some subtrees of those clients that were laid.
 
         And what is kept of these clients, stacked.
 
         Args:
-            clients: positions among these.
-            accumulators: before the first of them.
+            leaves: positions of each leaf's clients among these; adjacent.
+            nodes: the subtrees to return, by index among all leaves.
+            accumulators: before the first client of the first leaf.
+            zeros: before that of every other one.
             constants: the same for all.
             laid: what `lay` returned.
         """
         notes.note([*self._work_grafts.unkeyed, *self._fold_grafts.unkeyed])
+        bounds = [(leaf.start, leaf.stop) for leaf in leaves]
+        roots = [start - nodes[0][0] for start, _ in nodes]
+        merges = [
+            (root + left, root + right)
+            for root, node in zip(roots, nodes, strict=True)
+            for left, right in plan.merge_order([(i, i + 1) for i in range(*node)])
+        ]
         with tf.device(self._device):
-            bounds = [
-                tf.constant(end, tf.int64) for end in (clients.start, clients.stop)
+            arguments = [
+                tf.constant(bounds, tf.int64),
+                tf.constant(merges, tf.int32, [len(merges), 2]),
+                tf.constant(roots, tf.int32),
+                *(laid.states, laid.states_of_clients),
+                *accumulators,
+                *zeros,
+                *constants,
+                *laid.tensors,
             ]
-            arguments = [*bounds, laid.states, laid.states_of_clients]
-            arguments += [*accumulators, *constants, *laid.tensors]
             captured = self._function.captured_inputs
             ran = self._function._call_flat(arguments, captured)  # noqa: SLF001
-            return ran[: len(accumulators)], ran[len(accumulators) :]
+            stacked, kept = ran[: len(self._specs)], ran[len(self._specs) :]
+            if len(roots) == 1:
+                return [[tensor[0] for tensor in stacked]], kept
+            columns = [tf.unstack(tensor) for tensor in stacked]
+            return [list(row) for row in zip(*columns, strict=True)], kept
+
+    @property
+    def bytes_of_partial(self) -> int | None:
+        """Bytes of one leaf's accumulators; None where their shapes do not say."""
+        if not all(shape.is_fully_defined() for shape in self._shapes):
+            return None
+        return sum(spec.shape.num_elements() * spec.dtype.size for spec in self._specs)
 
     def kept(self, stacked: Sequence[Sequence[tf.Tensor]]) -> list[list[Any]]:
         """Return the plain values of each of what is kept, in client order.
@@ -263,30 +383,33 @@ class MergeKernel:
         merge: serialised <U, U> -> U.
         device: name of the device to run on; None leaves it to TensorFlow.
 
+    Attributes:
+        content: identifies the function.
+
     Raises:
         UnfitError: it needs what a graph cannot do, or draws.
     """
 
     def __init__(self, merge: bytes, device: str | None) -> None:
+        self.content = hashlib.sha256(merge).digest()
         self._merge = blocks.parse_block(merge)
         self._pair = values.struct_type(_parameter(self._merge))
         self._device = device
         tensors = [_tensor_type(leaf) for leaf in leaf_types(self._pair)]
         with tf.device(device):
             self._function = tf.compat.v1.wrap_function(
-                self._build, [specs.to_spec(tensor) for tensor in tensors]
+                self.trace,
+                [specs.to_spec(tensor) for tensor in tensors],
             )
 
-    def _build(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Return the accumulators of two partials merged, inside of a graph."""
         grafts = Grafts()
         pair = pack(iter(tensors), self._pair)
         merged = Interpreter(grafts).call(self._merge, pair)
         if grafts.sites:
             raise UnfitError("a merge that draws")
         return flatten(merged)
-
-    def close(self) -> None:
-        """Do nothing: the graph keeps nothing between calls."""
 
     def __call__(
         self, left: Sequence[tf.Tensor], right: Sequence[tf.Tensor]
@@ -295,6 +418,21 @@ class MergeKernel:
         with tf.device(self._device):
             captured = self._function.captured_inputs
             return self._function._call_flat([*left, *right], captured)  # noqa: SLF001
+
+
+def _before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:
+    """Return the condition of a loop that counts to a number."""
+
+    def is_before(index: tf.Tensor, *_: Any) -> tf.Tensor:
+        return index < stop
+
+    return is_before
+
+
+def _array(spec: tf.TensorSpec, size: Any) -> Any:
+    return tf.TensorArray(
+        spec.dtype, size, element_shape=spec.shape, clear_after_read=False
+    )
 
 
 def _to_tuples(leaves: Iterator[Any], type_spec: fl.Type) -> Any:

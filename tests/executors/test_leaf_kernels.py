@@ -8,6 +8,7 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ray_fed import blocks, errors, plan
 from ray_fed import tensorflow as rtf
@@ -18,12 +19,24 @@ from ray_fed.executors import leaf_kernels, stack
 from ray_fed.executors.leaf_kernels import KernelCache, LeafStack, Pace
 from ray_fed.tensorflow.kernels import ClientKernel
 
+NO_MERGE = plan.NoKernel("no merge")
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
 
 
 @rtf.computation(np.int32)
 def double(x: Any) -> Any:
     return x * 2
+
+
+@rtf.computation(np.int32)
+def check(x: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.assert_non_negative(x)]):
+        return tf.identity(x)
+
+
+@fl.federated_computation(AT_CLIENTS)
+def checked(data: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(check, data))
 
 
 @fl.federated_computation(AT_CLIENTS)
@@ -94,9 +107,9 @@ class TestKernelCache:
         cache = KernelCache(None)
         first, again = kernel_of(doubled), kernel_of(doubled)
 
-        loaded = cache.load(first)
+        loaded = cache.load(first, NO_MERGE)
 
-        assert cache.load(again) is loaded
+        assert cache.load(again, NO_MERGE) is loaded
         cache.close()
 
     def test_least_recently_used_is_closed(
@@ -111,10 +124,12 @@ class TestKernelCache:
         monkeypatch.setattr(ClientKernel, "close", close)
         cache = KernelCache(None)
         kernels = [scaled(factor) for factor in (2, 3, 4)]
-        graphs: list[Any] = [cache.load(kernels[index]) for index in (0, 1, 0, 2)]
+        graphs: list[Any] = [
+            cache.load(kernels[index], NO_MERGE) for index in (0, 1, 0, 2)
+        ]
 
         assert closed == [graphs[1][0]]
-        assert cache.load(kernels[0]) is graphs[0]
+        assert cache.load(kernels[0], NO_MERGE) is graphs[0]
 
 
 class TestRunKernel:
@@ -179,3 +194,31 @@ class TestRunKernel:
         ran = asyncio.run(self.run(leaf, work_by_one, data))
 
         assert ran == plan.NoKernel("RuntimeError in a kernel", 1)
+
+    def test_leaf_that_raises_is_told_where_a_call_covers_several(
+        self, leaf: LeafStack
+    ) -> None:
+        leaves = [range(1), range(1, 3), range(3, 3), range(3, 5), range(5, 6)]
+        work = subround(kernel_of(checked), leaves)
+        data = [[np.int32(value) for value in (1, 2, 3, 4, -5, -6)]]
+
+        ran = asyncio.run(self.run(leaf, work, data))
+
+        assert ran == plan.NoKernel("InvalidArgumentError in a kernel", 3)
+
+    @pytest.mark.parametrize("laid_bytes", [1, 8, 2**20], ids="{} bytes laid".format)
+    def test_subtrees_are_merged_whatever_a_call_covers(
+        self, leaf: LeafStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
+    ) -> None:
+        monkeypatch.setattr(leaf_kernels, "_LAID_BYTES", laid_bytes)
+        leaves = [range(i, i + 1) for i in range(7)]
+        work = dataclasses.replace(
+            subround(kernel_of(doubled), leaves),
+            first_leaf=3,
+            nodes=((3, 4), (4, 8), (8, 10)),
+        )
+        data = [[np.int32(10**i) for i in range(7)]]
+
+        found = asyncio.run(self.run(leaf, work, data))
+
+        assert found == [[2], [22220], [2200000]]
