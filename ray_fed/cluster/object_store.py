@@ -120,30 +120,52 @@ def _unstored(value: Any) -> Any:
             return value
 
 
-def _replace(argument: Any, fn: _Replace, of_sources: _Replace | None = None) -> Any:
-    """Return an argument with other references; lists of clients hold none."""
-    parts: dict[int, StoredParts] = {}
+@dataclasses.dataclass(frozen=True)
+class _Replacing:
+    """Puts other references into an argument.
 
-    def replace_in(value: Any) -> Any:
+    No function inside of a function: one that calls itself is a cycle, and what it
+    holds is freed late.
+
+    Attributes:
+        reference: from a reference to what takes its place.
+        source: the same for that of a source of clients.
+        parts: those met, by identity, by which an executor knows them.
+    """
+
+    reference: _Replace
+    source: _Replace
+    parts: dict[int, StoredParts] = dataclasses.field(
+        default_factory=dict[int, StoredParts]
+    )
+
+    def inside(self, value: Any) -> Any:
+        """Return a value with other references; lists of clients hold none."""
         match value:
             case Stored() | StoredClients():
-                return dataclasses.replace(value, reference=fn(value.reference))
+                return dataclasses.replace(
+                    value, reference=self.reference(value.reference)
+                )
             case ClientRun():
-                return _replace_source(value, of_sources or fn)
+                return _replace_source(value, self.source)
             case StoredParts():
-                if id(value) not in parts:  # an executor knows them by identity
-                    held = tuple(map(replace_in, value.parts))
-                    parts[id(value)] = StoredParts(held)
-                return parts[id(value)]
+                if id(value) not in self.parts:
+                    held = tuple(map(self.inside, value.parts))
+                    self.parts[id(value)] = StoredParts(held)
+                return self.parts[id(value)]
             case tuple():
-                return tuple(map(replace_in, cast("tuple[Any, ...]", value)))
+                return tuple(map(self.inside, cast("tuple[Any, ...]", value)))
             case _:
                 return value
 
+
+def _replace(argument: Any, fn: _Replace, of_sources: _Replace | None = None) -> Any:
+    """Return an argument of leaves, or of a finish, with other references."""
+    replacing = _Replacing(fn, of_sources or fn)
     if isinstance(argument, tuple):
         lists = cast("tuple[list[Any], ...]", argument)
-        return tuple(list(map(replace_in, held)) for held in lists)
-    return list(map(replace_in, argument))
+        return tuple(list(map(replacing.inside, held)) for held in lists)
+    return list(map(replacing.inside, argument))
 
 
 def _replace_source(run: ClientRun, fn: Callable[[Any], Any]) -> ClientRun:
