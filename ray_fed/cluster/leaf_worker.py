@@ -249,10 +249,10 @@ class LeafWorker:
     def evaluate(
         self, scope: str, comp: plan.Subround | plan.Finish, arg: Any, *held: Any
     ) -> tuple[evaluation.Evaluated | plan.NoKernel, list[Note]]:
-        """Open a scope and run a kernel's subround, or a finish, in one call.
+        """Run a kernel's subround, or a finish, in one call and a scope of its own.
 
         Args:
-            scope: freeing it ends the run.
+            scope: open while that runs; freeing it ends the run.
             comp: a finish, or a subround with a kernel.
             arg: see `object_store.detach_values`.
             *held: what its references name.
@@ -275,6 +275,7 @@ class LeafWorker:
                     comp, taken, stack_for, self._executor, lambda: self._check(scope)
                 )
             ran: Any = self._run(work)
+        self._scopes.pop(scope, None)
         gc.collect(_YOUNG)
         return ran, [] if isinstance(ran, plan.NoKernel) else list(noted)
 

@@ -58,6 +58,10 @@ class Cluster(Protocol):
         ...
 
 
+_LOOK_AGAIN_S = 1.0
+"""Rounds that follow each other quicker share a look at the cluster."""
+
+
 class PoolHost:
     """Hosts a `Pool`: starts workers, hands them out, replaces those that die.
 
@@ -95,16 +99,19 @@ class PoolHost:
         self._leased: dict[str, str] = {}  # the worker of each subround that runs
         self._log = AttemptLog()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._looked_s = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         # One thread, so that what is asked of the cluster stays in order.
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
     async def begin_round(self) -> int:
-        """Look at the cluster, follow what changed, and return how many workers it has.
+        """Follow the cluster, and return how many workers there are.
 
-        Those that start are counted; at least one.
+        Those that start are counted; at least one. The cluster is looked at anew, where
+        that was not done just now.
         """
-        await self._look()
+        if time.monotonic() - self._looked_s > _LOOK_AGAIN_S:
+            await self._look()
         return max(1, self._pool.num_workers)
 
     async def lease(
@@ -165,10 +172,10 @@ class PoolHost:
             await self._lose(worker, failure)
 
     async def release(self, subround: str, scope: str) -> None:
-        """Take back the worker that brought the result of a subround.
+        """Take back the worker that brought the result of a subround, and forget that.
 
         Args:
-            subround: that is done.
+            subround: that is done; the scopes of its worker are free.
             scope: the name under which that worker was leased; if there is another
                 one, it is taken back once it has ended what it does.
         """
@@ -176,17 +183,15 @@ class PoolHost:
         worker = self._leased.pop(scope, None)
         if worker in self._handles:
             self._log.done(worker)
-            self._handles[worker].free.remote(scope)
             self._pool.give_back(worker)
-        self._take_back(subround)
-        self._act()
+        await self.end(subround)
 
     async def forgive(self, subround: str) -> None:
         """Forget the failures of a subround that goes on; it keeps its worker."""
         self._pool.forget(subround)
 
     async def end(self, subround: str) -> None:
-        """Take back what a subround has, whether it is done or is to be cancelled."""
+        """Take back what a subround still has, and forget it."""
         self._take_back(subround)
         self._pool.forget(subround)
         self._log.forget(subround)
@@ -261,6 +266,7 @@ class PoolHost:
         self._act()
 
     async def _survey(self) -> None:
+        self._looked_s = time.monotonic()
         nodes = await self._on_thread(self._cluster.read_nodes)
         if nodes is not None:
             self._pool.survey(nodes)

@@ -1,4 +1,4 @@
-"""Runs each plan as a Ray task over the pool: retried by Ray, cancelled by its call."""
+"""Runs each plan over the pool: a subround as a Ray task, a finish from here."""
 
 import asyncio
 import concurrent.futures
@@ -30,12 +30,13 @@ _LOOK_UP_S = 1.0
 
 
 class RayRunner(fl.framework.AsyncContext):
-    """Runs one plan at a time as a Ray task.
+    """Runs one plan at a time; a subround, and what keeps its result, as a Ray task.
 
     Ray repeats a task whose worker died (`WorkerLost`), and one whose own process or
     node died, within the budgets that the pool counts. What keeps its result in parts
     is repeated here instead: of what it can repeat, Ray remembers how it was made, back
-    to the first of all calls where each takes the former's result.
+    to the first of all calls where each takes the former's result. A finish whose
+    result is wanted here is one call of a worker, and as often repeated from here.
 
     Args:
         pool: handle of the `PoolHost`; not owned.
@@ -51,17 +52,24 @@ class RayRunner(fl.framework.AsyncContext):
     @override
     async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
         name = f"{self._prefix}-{next(self._names)}"
-        running = self._repeat if comp.parts_type is not None else self._run
+        running = self._run
+        if comp.parts_type is not None:
+            running = self._repeat
+        elif isinstance(comp, plan.Finish):
+            running = self._finish
         try:
-            outcome, results = await running(name, comp, arg)
+            driven, results = await running(name, comp, arg)
         except BaseException as error:  # noqa: BLE001 (whatever ends a call is told)
-            raise failures.final_error(error) from None
-        finally:
             self._pool.end.remote(name)
+            raise failures.final_error(error) from None
+        self._pool.release.remote(name, driven.scope)
+        outcome = driven.outcome
         if comp.parts_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
-        if _stays_stored(comp):
-            held: list[Any] = list(map(Stored, results, outcome.value_bytes))
+        if isinstance(comp, plan.Finish) and comp.parts_type is None:
+            held: list[Any] = list(results)
+        elif _stays_stored(comp):
+            held = list(map(Stored, results, outcome.value_bytes))
         else:
             held = [await ref for ref in results]
         return dataclasses.replace(outcome, values=tuple(held))
@@ -81,7 +89,7 @@ class RayRunner(fl.framework.AsyncContext):
         return Terms(timeout_s, siblings, stragglers.min_s)
 
     async def _run(self, name: str, comp: Any, arg: Any, **options: Any) -> Any:
-        """Run the task of a plan; return its outcome and references to its values."""
+        """Run the task of a plan; return what it came to and references to values."""
         task: Any = workers.run_plan.options(
             num_returns=1 + _num_values(comp),
             name=f"ray_fed {type(comp).__name__.lower()}",
@@ -101,6 +109,17 @@ class RayRunner(fl.framework.AsyncContext):
             for ref in refs[1:]:  # they hold the same error, and Ray prints unread ones
                 ref.future().add_done_callback(_read)
             raise
+
+    async def _finish(self, name: str, comp: plan.Finish, arg: Any) -> Any:
+        """Drive a finish from this process; return what it came to and its values."""
+        while True:
+            try:
+                driven, *results = await workers.drive_plan(
+                    self._pool, name, comp, arg, self._terms(comp)
+                )
+            except errors.WorkerLost:  # the pool counts these, and has the last word
+                continue
+            return driven, results
 
     async def _repeat(self, name: str, comp: Any, arg: Any) -> Any:
         """Run the task of a plan until its worker lives to the end."""

@@ -1,15 +1,16 @@
 """Everything that runs elsewhere: the actors, and the tasks that drive them.
 
     driver --task--> run_plan (num_cpus=0, no TensorFlow)
-                        |  lease / give back              | verbs, chunks
-                        v                                 v
-                     PoolHost (num_cpus=0)  --starts-->  LeafWorker (TensorFlow, pinned)
+       |                |  lease / give back              | verbs, chunks
+       |                v                                 v
+       +-- finish -> PoolHost (num_cpus=0)  --starts-->  LeafWorker (TensorFlow, pinned)
 
 A worker is never restarted by Ray: its death has a class, the pool replaces it. A task
 whose worker dies reports that and raises `WorkerLost`, which Ray retries.
 """
 
 import asyncio
+import collections
 import dataclasses
 import gc
 import os
@@ -73,7 +74,7 @@ RemotePoolHost: Any = cast("Any", ray.remote)(num_cpus=0, max_concurrency=1000)(
 def run_plan(
     pool: Any, name: str, comp: Any, arg: Any, terms: leases.Terms, *held: Any
 ) -> Any:
-    """Run a subround or a finish on a leased worker.
+    """Run a subround or a finish on a leased worker: see `drive_plan`.
 
     Args:
         pool: handle of the `PoolHost`.
@@ -84,34 +85,77 @@ def run_plan(
         held: ObjectRefs of what is stored; see `object_store.detach`.
 
     Returns:
-        An `Outcome` without values, then each value.
-
-    Raises:
-        WorkerLost: the worker died, hung or found no memory: to be run again by Ray.
-        RetryBudgetError: that happened too often.
-        DeadlineError: the last time, it hung.
-        ComputationError: the user's computation raised.
+        `Driven`, then each value.
     """
+    _stay_connected(pool)
     arg = object_store.attach(arg, held)
     try:
-        return asyncio.run(_run_plan(pool, name, comp, arg, terms))
+        return asyncio.run(drive_plan(pool, name, comp, arg, terms))
     finally:
         # Loops and tasks refer to each other, and to arrays that the object store may
         # not free before: an idle process would hold them.
         gc.collect(_YOUNG)
 
 
-async def _run_plan(
+_connected: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+_MAX_CONNECTED = 64
+
+
+def _stay_connected(handle: Any) -> None:
+    """Keep a handle of an actor that this process meets again.
+
+    Without one, Ray forgets the actor, and takes milliseconds to find it again.
+    """
+    _connected[handle._actor_id] = handle  # noqa: SLF001 (what Ray knows it by)
+    _connected.move_to_end(handle._actor_id)  # noqa: SLF001
+    if len(_connected) > _MAX_CONNECTED:
+        _connected.popitem(last=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Driven:
+    """What a plan came to, beside its values.
+
+    Attributes:
+        outcome: without values.
+        scope: under which the worker was leased that had the result first.
+    """
+
+    outcome: plan.Outcome
+    scope: str
+
+
+async def drive_plan(
     pool: Any, name: str, comp: Any, arg: Any, terms: leases.Terms
-) -> Any:
+) -> tuple[Any, ...]:
+    """Run a plan on a leased worker.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: of the subround, unique among those of the pool.
+        comp: a `plan.Subround` or `plan.Finish`.
+        arg: as `executors.evaluation` takes it, but for what is stored.
+        terms: to lease a worker with.
+
+    Returns:
+        `Driven`, then each value. The worker is still leased: whoever has these gives
+        it back.
+
+    Raises:
+        WorkerLost: the worker died, hung or found no memory: to be run again.
+        RetryBudgetError: that happened too often.
+        DeadlineError: the last time, it hung.
+        ComputationError: the user's computation raised.
+    """
+
     async def work(lease: leases.Lease) -> tuple[evaluation.Evaluated, set[notes.Note]]:
         return await _attempt(pool, lease, comp, arg)
 
     lease = await leases.lease(pool, name, terms)
+    _stay_connected(lease.worker.handle)
     wants_spare = terms.siblings and terms.spare_after_s is not None
     spare = leases.lease_spare(pool, name, terms) if wants_spare else None
     won = await race(lease, spare, work)
-    pool.release.remote(name, won.lease.worker.scope)
     ran, (evaluated, noted) = won.lease.attempt, won.result
     outcome = plan.Outcome(
         (),
@@ -127,7 +171,7 @@ async def _run_plan(
         tuple(values.count_bytes(value) for value in evaluated.values),
         won.lease.attempt.fingerprint,
     )
-    return (outcome, *evaluated.values)
+    return Driven(outcome, won.lease.worker.scope), *evaluated.values
 
 
 async def _attempt(
@@ -154,7 +198,10 @@ async def _evaluate(worker: Worker, comp: Any, arg: Any) -> evaluation.Evaluated
     if ran is not None:
         comp = dataclasses.replace(comp, kernel=ran)
     await worker.call("begin")
-    return await _evaluate_by_verbs(WorkerConnection(_OneWorker(worker)), comp, arg)
+    connection = WorkerConnection(_OneWorker(worker))
+    found = await _evaluate_by_verbs(connection, comp, arg)
+    worker.handle.free.remote(worker.scope)
+    return found
 
 
 async def _evaluate_at_once(

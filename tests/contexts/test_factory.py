@@ -367,7 +367,9 @@ def test_client_work_runs_in_actors_and_subrounds_are_tasks(
     report = context.last_report
     assert report is not None
     worker_pids = {subround.worker_pid for subround in report.subrounds}
-    coordinator_pids = {subround.coordinator_pid for subround in report.subrounds}
+    *subrounds, finish = report.subrounds
+    assert finish.coordinator_pid == os.getpid()
+    coordinator_pids = {subround.coordinator_pid for subround in subrounds}
     assert os.getpid() not in worker_pids | coordinator_pids
     assert not worker_pids & coordinator_pids
 
