@@ -1,8 +1,14 @@
 """Rounds on a cluster of three nodes whose workers and coordinators are killed."""
 
+import pathlib
 from typing import Any
 
+import federated_language as fl
+import numpy as np
 import pytest
+import tensorflow as tf
+
+from ray_fed import tensorflow as rtf
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -110,3 +116,53 @@ def test_killed_coordinators_cost_their_subrounds_only(
     # What a worker had begun goes on until it hears that nobody waits for it.
     assert set(work.runs()) <= {1, 2}
     assert (work.runs()[3], work.runs()[11]) == (2, 2)
+
+
+def sum_then_wait(folder: pathlib.Path) -> Any:
+    """Return a round whose after-merge work leaves a file and waits for another."""
+
+    @rtf.computation(np.int32)
+    def wait(total: Any) -> Any:
+        now = tf.strings.as_string(tf.timestamp(), precision=9)
+        name = tf.strings.join([str(folder), "/finish-", now])
+        with tf.control_dependencies([tf.io.write_file(name, "")]):
+            begun = tf.identity(total)
+
+        def waits(turn: Any) -> Any:
+            pattern = tf.where(turn >= 0, str(folder / "go"), "")
+            return tf.equal(tf.size(tf.io.matching_files(pattern)), 0)
+
+        def count(turn: Any) -> Any:
+            return [turn + 1]
+
+        turns = tf.while_loop(waits, count, [0 * begun])[0]
+        return begun * 10 + 0 * turns
+
+    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+    def run(members: Any) -> Any:
+        return fl.federated_map(wait, fl.federated_sum(members))
+
+    return run
+
+
+def test_worker_killed_under_the_finish_costs_the_finish_only(
+    contexts: Any, client_work: Any, meanwhile: Any, kill: Any, tmp_path: pathlib.Path
+) -> None:
+    context = contexts(workers=1, subrounds=2)
+    work = client_work()
+    (doomed,) = warm_up(context, work, meanwhile)
+
+    def act() -> None:
+        work.wait_until(lambda: [*tmp_path.glob("finish-*")])
+        kill(doomed)
+        (tmp_path / "go").touch()
+
+    meanwhile(act)
+    found = context.invoke(sum_then_wait(tmp_path), list(range(16)))
+
+    assert found == sum(range(16)) * 10
+    assert len([*tmp_path.glob("finish-*")]) == 2
+    *subrounds, finish = context.last_report.subrounds
+    assert [s.attempts for s in subrounds] == [1, 1]
+    ((attempt,), ended) = finish.lost, finish.attempts
+    assert (attempt.worker_pid, attempt.ended, ended) == (doomed, "crash", 2)
