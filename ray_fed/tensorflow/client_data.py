@@ -5,14 +5,17 @@ end to end, with splits where sizes differ. So nothing is padded, and clients of
 sizes fit one trace.
 
     f32[784]         f32[clients, 784]
-    f32[?, 784]      f32[sum, 784], bounds of clients i64[clients + 1, 1]
-    f32[784]*        f32[sum, 784]; lengths i64[clients], bounds of clients' elements
-    f32[?, 784]*     f32[sum, 784], all clients' splits i64[sum + clients], bounds of
-                     clients' rows; lengths, bounds of elements and of splits
+    f32[?, 784]      f32[sum, 784]; places: start and stop
+    f32[784]*        f32[sum, 784]; places: length, start and stop of elements
+    f32[?, 784]*     f32[sum, 784], all clients' splits i64[sum + clients]; places:
+                     length, start and stop of elements, of splits and of rows
+
+All clients' places are one table, i64[clients, places, 1]: two ops get those of a
+client, in the rank that slicing takes. Each op counts in a loop over small clients.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import federated_language as fl
@@ -79,18 +82,17 @@ def has_splits(type_spec: fl.TensorType) -> bool:
     return None in shape
 
 
-_COUNTS = tf.TensorSpec([None], tf.int64)
-_BOUNDS = tf.TensorSpec([None, 1], tf.int64)
-"""Where each client's part of something starts, and the last one's ends; of the rank
-that slicing takes, as every op counts in a loop over small clients."""
+_SPLITS = tf.TensorSpec([None], tf.int64)
 
 
-def _bounds(lengths: Sequence[int]) -> Array:
-    return np.cumsum([0, *lengths], dtype=np.int64)[:, np.newaxis]
+def _bounds(lengths: Sequence[int]) -> list[Array]:
+    """Return where each client's part starts, and where it stops."""
+    ends = np.cumsum([0, *lengths], dtype=np.int64)
+    return [ends[:-1], ends[1:]]
 
 
-def _part(laid: tf.Tensor, bounds: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    start, stop = tf.gather(bounds, index), tf.gather(bounds, index + 1)
+def _part(laid: tf.Tensor, places: Iterator[tf.Tensor]) -> tf.Tensor:
+    start, stop = next(places), next(places)
     return tf.strided_slice(laid, start, stop, np.ones(1, np.int64))
 
 
@@ -100,23 +102,24 @@ class TensorLayout:
     def __init__(self, type_spec: fl.TensorType) -> None:
         self._type_spec = type_spec
         self._has_splits = has_splits(type_spec)
-        spec = lead_spec(type_spec, is_stacked=not self._has_splits)
-        self.specs = [spec, *([_BOUNDS] if self._has_splits else [])]
+        self.specs = [lead_spec(type_spec, is_stacked=not self._has_splits)]
+        self.num_places = 2 if self._has_splits else 0
 
-    def lay(self, members: Sequence[Plain]) -> list[Array]:
-        """Return the arrays of these clients, in the order of `specs`."""
+    def lay(self, members: Sequence[Plain]) -> tuple[list[Array], list[Array]]:
+        """Return the arrays of these clients as `specs` says, and their places."""
         dtype = plain.storage_dtype(self._type_spec)
         column = rows.lay_rows(members, dtype, self._type_spec.shape)
         if column.splits is None:
-            return [column.rows]
-        return [column.rows, column.splits[:, np.newaxis]]
+            return [column.rows], []
+        return [column.rows], [column.splits[:-1], column.splits[1:]]
 
-    def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> tf.Tensor:
+    def member(
+        self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
+    ) -> tf.Tensor:
         """Return one client's tensor."""
         if self._has_splits:
-            laid, bounds = tensors
-            return _part(laid, bounds, index)
-        return tf.gather(tensors[0], index)
+            return _part(next(laid), places)
+        return tf.gather(next(laid), index)
 
 
 class SequenceLayout:
@@ -128,38 +131,41 @@ class SequenceLayout:
         self.specs: list[tf.TensorSpec] = []
         for column, splits in zip(self._types, self._have_splits, strict=True):
             self.specs.append(lead_spec(column, is_stacked=not splits))
-            self.specs.extend([_COUNTS, _BOUNDS] * splits)
-        self.specs.extend([_COUNTS, _BOUNDS, _BOUNDS])
+            self.specs.extend([_SPLITS] * splits)
+        self.num_places = 5 + 2 * sum(self._have_splits)
 
-    def lay(self, members: Sequence[rows.Rows]) -> list[Array]:
-        """Return the arrays of these clients, in the order of `specs`."""
+    def lay(self, members: Sequence[rows.Rows]) -> tuple[list[Array], list[Array]]:
+        """Return the arrays of these clients as `specs` says, and their places."""
         laid: list[Array] = []
+        lengths = np.array([member.length for member in members], np.int64)
+        elements = _bounds(lengths.tolist())
+        shift = np.arange(len(members))  # a split more than elements
+        of_splits = [elements[0] + shift, elements[1] + shift + 1]
+        places = [lengths, *elements, *of_splits]
         for index, type_spec in enumerate(self._types):
             columns = [member.columns[index] for member in members]
             laid.append(_concatenate([column.rows for column in columns], type_spec))
             if self._have_splits[index]:
                 splits = [c.splits for c in columns if c.splits is not None]
                 laid.append(np.concatenate([np.empty(0, np.int64), *splits]))
-                laid.append(_bounds([len(column.rows) for column in columns]))
-        lengths = [member.length for member in members]
-        elements = _bounds(lengths)
-        shift = np.arange(len(elements))[:, np.newaxis]  # a split more than elements
-        return [*laid, np.array(lengths, np.int64), elements, elements + shift]
+                places.extend(_bounds([len(column.rows) for column in columns]))
+        return laid, places
 
-    def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> GraphSequence:
+    def member(
+        self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
+    ) -> GraphSequence:
         """Return one client's sequence."""
-        *taken, lengths, elements, of_splits = tensors
-        remaining = iter(taken)
+        del index
+        length = tf.reshape(next(places), [])
+        elements, of_splits = ([next(places), next(places)] for _ in range(2))
         columns: list[tf.Tensor] = []
         for has_own_splits in self._have_splits:
-            laid = next(remaining)
             if has_own_splits:
-                splits, bounds = next(remaining), next(remaining)
-                columns.append(_part(laid, bounds, index))
-                columns.append(_part(splits, of_splits, index))
+                columns.append(_part(next(laid), places))
+                columns.append(_part(next(laid), iter(of_splits)))
             else:
-                columns.append(_part(laid, elements, index))
-        return GraphSequence(tuple(columns), tf.gather(lengths, index))
+                columns.append(_part(next(laid), iter(elements)))
+        return GraphSequence(tuple(columns), length)
 
 
 def _concatenate(arrays: list[Array], type_spec: fl.TensorType) -> Array:
@@ -190,7 +196,10 @@ class ClientLayout:
             else SequenceLayout(leaf)
             for leaf in leaf_types(type_spec)
         ]
+        self._num_places = sum(leaf.num_places for leaf in self._leaves)
         self.specs = [spec for leaf in self._leaves for spec in leaf.specs]
+        if self._num_places:
+            self.specs.append(tf.TensorSpec([None, self._num_places, 1], tf.int64))
 
     def lay(self, members: Sequence[Plain]) -> list[tf.Tensor]:
         """Return the tensors of some clients.
@@ -199,11 +208,14 @@ class ClientLayout:
             members: plain values, in client order.
         """
         flat = [plain.flatten(member, self._type_spec) for member in members]
-        arrays = [
-            array
-            for index, leaf in enumerate(self._leaves)
-            for array in leaf.lay([leaves[index] for leaves in flat])
-        ]
+        arrays: list[Array] = []
+        places: list[Array] = []
+        for index, leaf in enumerate(self._leaves):
+            laid, where = leaf.lay([leaves[index] for leaves in flat])
+            arrays += laid
+            places += where
+        if places:
+            arrays.append(np.stack(places, axis=1)[:, :, np.newaxis])
         return [
             tf.constant(array, spec.dtype)
             for array, spec in zip(arrays, self.specs, strict=True)
@@ -216,12 +228,17 @@ class ClientLayout:
             tensors: of all clients, inside of a graph.
             index: of the client among them, i64[].
         """
-        remaining = iter(tensors)
-        leaves = [
-            leaf.member([next(remaining) for _ in leaf.specs], index)
-            for leaf in self._leaves
-        ]
+        laid, places = iter(tensors), iter(self._places(tensors, index))
+        leaves = [leaf.member(laid, places, index) for leaf in self._leaves]
         return plain.pack(iter(leaves), self._type_spec)
+
+    def _places(
+        self, tensors: Sequence[tf.Tensor], index: tf.Tensor
+    ) -> Sequence[tf.Tensor]:
+        if not self._num_places:
+            return []
+        found: Any = tf.unstack(tf.gather(tensors[-1], index), self._num_places)
+        return found
 
 
 def flatten(value: Any) -> list[Any]:

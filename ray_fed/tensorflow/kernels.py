@@ -27,6 +27,8 @@ import ray_fed.blocks as blocks
 import ray_fed.draws as draws
 import ray_fed.notes as notes
 import ray_fed.plan as plan
+import ray_fed.tensorflow.frames as frames
+import ray_fed.tensorflow.loader as loader
 import ray_fed.tensorflow.normal as normal
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
@@ -108,7 +110,7 @@ class ClientKernel:
         self._work_grafts, self._fold_grafts = Grafts(), Grafts()
         self._device = device
         with tf.device(device):
-            self._function = tf.compat.v1.wrap_function(self._build, self._signature())
+            self._function = _as_graph(self._build, self._signature())
             self._work_grafts.create()
             self._fold_grafts.create()
 
@@ -341,8 +343,7 @@ class ClientKernel:
                 *constants,
                 *laid.tensors,
             ]
-            captured = self._function.captured_inputs
-            ran = self._function._call_flat(arguments, captured)  # noqa: SLF001
+            ran = self._function(arguments)
             stacked, kept = ran[: len(self._specs)], ran[len(self._specs) :]
             if len(roots) == 1:
                 return [[tensor[0] for tensor in stacked]], kept
@@ -397,7 +398,7 @@ class MergeKernel:
         self._device = device
         tensors = [_tensor_type(leaf) for leaf in leaf_types(self._pair)]
         with tf.device(device):
-            self._function = tf.compat.v1.wrap_function(
+            self._function = _as_graph(
                 self.trace,
                 [specs.to_spec(tensor) for tensor in tensors],
             )
@@ -416,8 +417,20 @@ class MergeKernel:
     ) -> list[tf.Tensor]:
         """Return the accumulators of two partials merged."""
         with tf.device(self._device):
-            captured = self._function.captured_inputs
-            return self._function._call_flat([*left, *right], captured)  # noqa: SLF001
+            return self._function([*left, *right])
+
+
+def _as_graph(
+    function: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]
+) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+    """Return a function of tensors as a graph."""
+    graph = tf.Graph()
+    with graph.as_default():
+        fed = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in signature]
+        fetched = [tf.identity(tensor) for tensor in function(*fed)]
+    feeds, fetches = ([tensor.name for tensor in ends] for ends in (fed, fetched))
+    graph_def = frames.write_frames(graph.as_graph_def(), [*feeds, *fetches])
+    return loader.import_function(graph_def, feeds, fetches)
 
 
 def _before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:

@@ -61,21 +61,21 @@ def test_tensors_of_one_shape_are_stacked() -> None:
 def test_tensors_of_many_lengths_are_laid_end_to_end() -> None:
     clients = [rows(2), rows(0), rows(1, 7)]
 
-    _, (laid, bounds) = lay(ROWS, clients)
+    _, (laid, places) = lay(ROWS, clients)
 
     assert laid.shape == (3, 2)
-    assert bounds.numpy().tolist() == [[0], [2], [2], [3]]
+    assert places.numpy()[:, :, 0].tolist() == [[0, 2], [2, 2], [2, 3]]
     assert members(ROWS, clients) == [[client.tolist()] for client in clients]
 
 
 def test_sequences_of_elements_keep_rows_and_lengths() -> None:
     clients = [[1, 2, 3], [], [4]]
 
-    _, (laid, lengths, bounds, _) = lay(fl.SequenceType(np.int32), clients)
+    _, (laid, places) = lay(fl.SequenceType(np.int32), clients)
 
     assert laid.numpy().tolist() == [1, 2, 3, 4]
-    assert lengths.numpy().tolist() == [3, 0, 1]
-    assert bounds.numpy().tolist() == [[0], [3], [3], [4]]
+    lengths_and_elements = places.numpy()[:, :3, 0]
+    assert lengths_and_elements.tolist() == [[3, 0, 3], [0, 3, 3], [1, 3, 4]]
     assert members(fl.SequenceType(np.int32), clients) == [
         [[1, 2, 3], 3],
         [[], 0],

@@ -133,7 +133,8 @@ def _stamp_sequence(element: fl.Type, label: str) -> "tuple[Laid, list[tf.Tensor
         if has_splits:
             i64 = tf.TensorSpec([None], tf.int64)
             splits = _placeholder(i64, f"{label}_{index}_splits")
-        columns.append((rows, splits))
+        bounds = None if splits is None else tf.expand_dims(splits, 1)
+        columns.append((rows, bounds))
         fed.extend([rows] if splits is None else [rows, splits])
     length = _placeholder(tf.TensorSpec([], tf.int64), f"{label}_length")
     order = _component_order(element, len(columns))
