@@ -143,6 +143,8 @@ class Kernel:
         data: in the argument, the values of clients.
         num_aggregations: length of zeros and accumulators, and of values but for:
         num_kept: the last of the values, which are returned for each client instead.
+        jit: whether XLA compiles leaves whose clients are all of one shape.
+        vectorised_clients: how many of such a leaf's clients work at once.
     """
 
     server: bytes
@@ -152,11 +154,14 @@ class Kernel:
     data: tuple[Path, ...]
     num_aggregations: int
     num_kept: int = 0
+    jit: bool = False
+    vectorised_clients: int = 1
 
     @property
     def content(self) -> bytes:
-        """What identifies the functions of a client."""
-        return hashlib.sha256(self.work + self.accumulate).digest()
+        """What identifies the functions of a client, and how they run."""
+        options = b"%d %d " % (self.jit, self.vectorised_clients)
+        return hashlib.sha256(options + self.work + self.accumulate).digest()
 
 
 @dataclasses.dataclass(frozen=True)

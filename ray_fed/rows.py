@@ -87,6 +87,20 @@ class Rows:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is known of a sequence whose elements are all of the same shapes.
+
+    Attributes:
+        length: number of elements.
+        batches: leading dimension of each column's elements; None where their shape is
+            that of the type.
+    """
+
+    length: int
+    batches: tuple[int | None, ...]
+
+
 def lay_rows(
     tensors: Sequence[np.generic | NDArray[np.generic]],
     dtype: np.dtype[np.generic],

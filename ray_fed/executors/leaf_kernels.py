@@ -195,25 +195,35 @@ class KernelRun:
             FailedLeafError: the clients' work raised.
         """
         partials: list[Partial] = []
+        shapes = [self._graph.shape_of(leaf, laid) for leaf in leaves]
         accumulators, start, done = self._zeros, leaves[0].start, 0
         while done < len(leaves):
             self._check()
             await asyncio.sleep(0)  # lets a cancelled call end here
             count = self._pace.count(leaves[-1].stop - start, self._call_s)
-            fitting = [leaf for leaf in leaves[done:] if leaf.stop <= start + count]
+            fitting = [
+                leaf
+                for leaf in leaves[done : _end_of_run(shapes, done)]
+                if leaf.stop <= start + count
+            ]
             taken = fitting[: self._leaves_a_call]
+            alike = laid.of_shape(shapes[done])
             if taken:
                 taken[0] = range(start, taken[0].stop)
                 stop = done + len(taken)
                 nodes = self._nodes(first_leaf + done, first_leaf + stop)
-                found = self._run(taken, nodes, accumulators, laid, done)
+                found = self._run(taken, nodes, accumulators, alike, done)
                 partials.extend(map(Partial, nodes, found))
                 accumulators, start, done = self._zeros, taken[-1].stop, stop
             else:
-                piece = range(start, start + count)
+                count = max(1, count // self._graph.at_once) * self._graph.at_once
+                piece = range(start, min(start + count, leaves[done].stop))
                 node = (first_leaf + done, first_leaf + done + 1)
-                (accumulators,) = self._run([piece], [node], accumulators, laid, done)
-                start += count
+                (accumulators,) = self._run([piece], [node], accumulators, alike, done)
+                start = piece.stop
+                if start == leaves[done].stop:
+                    partials.append(Partial(node, accumulators))
+                    accumulators, done = self._zeros, done + 1
         return partials
 
     def _nodes(self, first: int, stop: int) -> list[plan.Node]:
@@ -256,6 +266,14 @@ class KernelRun:
             except Exception:  # noqa: BLE001 (as it did before)
                 return failed
         return None
+
+
+def _end_of_run(items: Sequence[Any], start: int) -> int:
+    """Return the index after the items from `start` on that are equal to its one."""
+    end = start
+    while end < len(items) and items[end] == items[start]:
+        end += 1
+    return end
 
 
 class FailedLeafError(Exception):

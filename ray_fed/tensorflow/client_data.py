@@ -16,7 +16,7 @@ client, in the rank that slicing takes. Each op counts in a loop over small clie
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import federated_language as fl
 import numpy as np
@@ -41,11 +41,38 @@ class GraphSequence:
 
     Attributes:
         columns: of each column its rows and, where it has them, its splits.
-        length: how many elements, i64[].
+        length: how many elements, i64[]; None with `sizes`.
+        sizes: where they were known when traced; then columns have no splits, and the
+            elements' dimension first.
     """
 
     columns: tuple[tf.Tensor, ...]
-    length: tf.Tensor
+    length: tf.Tensor | None
+    sizes: rows.Sizes | None = None
+
+
+LeafShape: TypeAlias = tuple[int, ...] | rows.Sizes
+ClientShape: TypeAlias = tuple[LeafShape, ...]
+"""All sizes of a client's data: of each tensor its dimensions, of each sequence its
+`Sizes`. Clients of one shape lie at equal distances."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Extent:
+    """Where the rows of clients of one shape lie in a tensor.
+
+    Attributes:
+        tensor: position among those of the layout.
+        place: where a client's rows start, by position among its places; None: at the
+            client's index.
+        num_rows: of each client.
+        shape: that these rows have as one client's value.
+    """
+
+    tensor: int
+    place: int | None
+    num_rows: int
+    shape: tuple[int, ...]
 
 
 def leaf_types(type_spec: fl.Type) -> list[fl.TensorType | fl.SequenceType]:
@@ -113,6 +140,35 @@ class TensorLayout:
             return [column.rows], []
         return [column.rows], [column.splits[:-1], column.splits[1:]]
 
+    def sizes(self, laid: Sequence[Array], places: Array) -> Array | None:
+        """Return what of each client's shape the type does not say; None for strings.
+
+        Args:
+            laid: as `specs` says.
+            places: i64[clients, places].
+        """
+        if laid[0].dtype == object:
+            return None
+        if not self._has_splits:
+            return np.empty((len(laid[0]), 0), np.int64)
+        return places[:, 1:2] - places[:, :1]
+
+    def shape_of(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Return the dimensions of a client's tensor, from what `sizes` gave."""
+        dims = cast("tuple[int, ...]", tuple(self._type_spec.shape or ()))
+        return (*sizes, *dims[1:]) if self._has_splits else dims
+
+    def extents(self, shape: tuple[int, ...]) -> list[Extent]:
+        """Return where the tensors of clients of a shape lie."""
+        if self._has_splits:
+            return [Extent(0, 0, shape[0], shape)]
+        return [Extent(0, None, 1, shape)]
+
+    def alike(self, taken: Iterator[tf.Tensor], shape: tuple[int, ...]) -> tf.Tensor:
+        """Return one client's tensor, of what `extents` says."""
+        del shape
+        return next(taken)
+
     def member(
         self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
     ) -> tf.Tensor:
@@ -151,6 +207,60 @@ class SequenceLayout:
                 places.extend(_bounds([len(column.rows) for column in columns]))
         return laid, places
 
+    def sizes(self, laid: Sequence[Array], places: Array) -> Array | None:
+        """Return the length of each client's sequence, and its elements' dimensions.
+
+        Those are -1 where its elements differ. None for strings.
+
+        Args:
+            laid: as `specs` says.
+            places: i64[clients, places].
+        """
+        if any(array.dtype == object for array in laid):
+            return None
+        lengths = places[:, :1]
+        found, arrays, place = [lengths], iter(laid), 5
+        for has_own_splits in self._have_splits:
+            next(arrays)
+            if has_own_splits:
+                num_rows = places[:, place + 1] - places[:, place]
+                found.append(
+                    _batch_sizes(next(arrays), places[:, 3], num_rows, lengths)
+                )
+                place += 2
+        return np.concatenate(found, axis=1)
+
+    def shape_of(self, sizes: Sequence[int]) -> rows.Sizes | None:
+        """Return a client's shape, from what `sizes` gave, or None."""
+        if -1 in sizes:
+            return None
+        length, *batches = sizes
+        left = iter(batches)
+        return rows.Sizes(
+            length,
+            tuple(next(left) if splits else None for splits in self._have_splits),
+        )
+
+    def extents(self, sizes: rows.Sizes) -> list[Extent]:
+        """Return where the columns of clients of a shape lie."""
+        found: list[Extent] = []
+        tensor, place = 0, 5
+        for type_spec, batch in zip(self._types, sizes.batches, strict=True):
+            inner = cast("tuple[int, ...]", tuple(type_spec.shape or ()))
+            if batch is None:
+                shape = (sizes.length, *inner)
+                found.append(Extent(tensor, 1, sizes.length, shape))
+                tensor += 1
+            else:
+                shape = (sizes.length, batch, *inner[1:])
+                found.append(Extent(tensor, place, sizes.length * batch, shape))
+                tensor, place = tensor + 2, place + 2
+        return found
+
+    def alike(self, taken: Iterator[tf.Tensor], sizes: rows.Sizes) -> GraphSequence:
+        """Return one client's sequence, of what `extents` says."""
+        return GraphSequence(tuple(next(taken) for _ in self._types), None, sizes)
+
     def member(
         self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
     ) -> GraphSequence:
@@ -166,6 +276,26 @@ class SequenceLayout:
             else:
                 columns.append(_part(next(laid), iter(elements)))
         return GraphSequence(tuple(columns), length)
+
+
+def _batch_sizes(
+    splits: Array, starts: Array, num_rows: Array, lengths: Array
+) -> Array:
+    """Return the size of each client's elements, -1 where they are of several.
+
+    Args:
+        splits: of all clients, each from 0 on.
+        starts: where each client's splits start.
+        num_rows: of each client.
+        lengths: number of elements of each, i64[clients, 1].
+    """
+    counts = lengths[:, 0]
+    sizes = num_rows // np.maximum(counts, 1)
+    owners = np.repeat(np.arange(len(counts)), counts + 1)
+    expected = (np.arange(len(splits)) - starts[owners]) * sizes[owners]
+    differing = owners[splits != expected]
+    sizes[differing] = -1
+    return sizes[:, np.newaxis]
 
 
 def _concatenate(arrays: list[Array], type_spec: fl.TensorType) -> Array:
@@ -220,6 +350,68 @@ class ClientLayout:
             tf.constant(array, spec.dtype)
             for array, spec in zip(arrays, self.specs, strict=True)
         ]
+
+    def shapes(self, tensors: Sequence[tf.Tensor]) -> list[ClientShape | None]:
+        """Return the shape of each client whose data were laid, where it has one.
+
+        Nothing at all where no client can have one.
+        """
+        arrays = [tensor.numpy() for tensor in tensors]
+        places = arrays[-1][:, :, 0] if self._num_places else np.empty((0, 0), np.int64)
+        found: list[Array] = []
+        tensor, place = 0, 0
+        for leaf in self._leaves:
+            laid = arrays[tensor : tensor + len(leaf.specs)]
+            sizes = leaf.sizes(laid, places[:, place : place + leaf.num_places])
+            if sizes is None:
+                return []
+            found.append(sizes)
+            tensor, place = tensor + len(leaf.specs), place + leaf.num_places
+        if not found:
+            return []
+        ends = np.cumsum([sizes.shape[1] for sizes in found])
+        found.append(np.zeros((len(found[0]), 1), np.int64))  # there may be no other
+        different, which = np.unique(
+            np.concatenate(found, axis=1), axis=0, return_inverse=True
+        )
+        shapes = [self._shape_of(np.split(row, ends)[:-1]) for row in different]
+        return [shapes[index] for index in which.reshape(-1)]
+
+    def _shape_of(self, sizes: Sequence[Array]) -> ClientShape | None:
+        shapes = [
+            leaf.shape_of(part.tolist())
+            for leaf, part in zip(self._leaves, sizes, strict=True)
+        ]
+        return None if None in shapes else cast("ClientShape", tuple(shapes))
+
+    def extents(self, shape: ClientShape) -> list[Extent]:
+        """Return where the rows of clients of a shape lie."""
+        found: list[Extent] = []
+        tensor, place = 0, 0
+        for leaf, sizes in zip(self._leaves, shape, strict=True):
+            for extent in leaf.extents(cast("Any", sizes)):
+                shifted = None if extent.place is None else place + extent.place
+                found.append(
+                    dataclasses.replace(
+                        extent, tensor=tensor + extent.tensor, place=shifted
+                    )
+                )
+            tensor, place = tensor + len(leaf.specs), place + leaf.num_places
+        return found
+
+    def alike(self, taken: Sequence[tf.Tensor], shape: ClientShape) -> Any:
+        """Return the value of one client of a shape.
+
+        Args:
+            taken: its rows, of each of `extents`, inside of a graph.
+            shape: of the client.
+        """
+        remaining = iter(taken)
+        leaves = [
+            leaf.alike(remaining, cast("Any", sizes))
+            for leaf, sizes in zip(self._leaves, shape, strict=True)
+        ]
+        return plain.pack(iter(leaves), self._type_spec)
 
     def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> Any:
         """Return one client's value: tensors and `GraphSequence`s in structs.

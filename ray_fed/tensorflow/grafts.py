@@ -15,10 +15,17 @@ import ray_fed.notes as notes
 import ray_fed.tensorflow.graph as graph
 import ray_fed.tensorflow.loader as loader
 import ray_fed.tensorflow.lowering as lowering
+import ray_fed.tensorflow.lowering.bodies as bodies
 import ray_fed.tensorflow.randomness as randomness
+from ray_fed.rows import Sizes
 from ray_fed.tensorflow.client_data import GraphSequence, UnfitError
 
 flf = fl.framework
+
+_CALLS = frozenset(
+    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While", "Placeholder"}
+)
+"""Stateful to TensorFlow for what they may call, which is looked at by itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +50,15 @@ class Grafts:
         ends: results of what was put in. Where the next iteration waits for them,
             TensorFlow optimises each computation for itself: it would make one sum of
             several, in an order of its own, and other bits.
+
+    Args:
+        stateless: whether to refuse what has state or effects.
+        unrolled: see `lowering.lower`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, stateless: bool = False, unrolled: bool = False) -> None:
+        self._stateless = stateless
+        self._unrolled = unrolled
         self.sites: list[DrawSite] = []
         self.unkeyed: list[notes.Unkeyed] = []
         self.ends: list[tf.Tensor] = []
@@ -85,7 +98,8 @@ class Grafts:
             path: names of the locals that it is called in.
 
         Raises:
-            UnfitError: it is not of TensorFlow, or needs tf.data.
+            UnfitError: it is not of TensorFlow, needs tf.data, or has state or effects
+                where there may be none.
         """
         proto = block.to_proto()
         if proto.WhichOneof("computation") != "tensorflow":
@@ -93,15 +107,20 @@ class Grafts:
         message = proto.tensorflow
         content = graph.content_of(graph.graph_of(message))
         type_spec = cast("fl.FunctionType", block.type_signature)
-        lowered = lowering.lower(message, type_spec)
+        sizes = _sizes(leaves)
+        lowered = lowering.lower(message, type_spec, sizes, unrolled=self._unrolled)
         if isinstance(lowered, lowering.Unlowered):
             raise UnfitError(lowered.reason)
         graph_def = lowered.graph_def
+        if self._stateless:
+            _check_stateless(graph_def)
         states = randomness.key_random_ops(graph_def)
         feeds = dict(zip(lowered.feeds, _tensors(leaves), strict=True))
         self._note_unkeyed(graph.origin_of(message), content, states)
         assigned = self._assign(graph_def, states, content, path, feeds)
         loader.isolate(graph_def, *assigned, lowered.initialize_op)
+        if self._stateless:
+            feeds = _without_placeholders(graph_def, feeds, lowered.fetches)
         inside = {name: tf.identity(tensor) for name, tensor in feeds.items()}
         results = tf.graph_util.import_graph_def(
             graph_def,
@@ -139,11 +158,39 @@ class Grafts:
         return [op]
 
 
+def _check_stateless(graph_def: Any) -> None:
+    bodies_ = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+    for node in (node for nodes in bodies_ for node in nodes):
+        if node.op not in _CALLS and bodies.definition_of(node).is_stateful:
+            raise UnfitError(f"{node.op}, an op with state or effects")
+
+
+def _without_placeholders(
+    graph_def: Any, feeds: dict[str, Any], fetches: Sequence[str]
+) -> dict[str, Any]:
+    """Remove the placeholders of feeds, in place; return the feeds that are read.
+
+    They would stay in the graph, unread, where XLA refuses them.
+    """
+    fetched = {bodies.node_of(name) for name in fetches}
+    names = {bodies.node_of(name) for name in feeds} - fetched
+    kept = [node for node in graph_def.node if node.name not in names]
+    read = {bodies.node_of(source) for node in kept for source in node.input} | fetched
+    del graph_def.node[:]
+    graph_def.node.extend(kept)
+    return {name: fed for name, fed in feeds.items() if bodies.node_of(name) in read}
+
+
+def _sizes(leaves: Sequence[Any]) -> list[Sizes | None]:
+    return [leaf.sizes if isinstance(leaf, GraphSequence) else None for leaf in leaves]
+
+
 def _tensors(leaves: Sequence[Any]) -> list[tf.Tensor]:
-    return [
-        tensor
-        for leaf in leaves
-        for tensor in (
-            (*leaf.columns, leaf.length) if isinstance(leaf, GraphSequence) else (leaf,)
-        )
-    ]
+    tensors: list[tf.Tensor] = []
+    for leaf in leaves:
+        if isinstance(leaf, GraphSequence):
+            tensors.extend(leaf.columns)
+            tensors.extend([] if leaf.length is None else [leaf.length])
+        else:
+            tensors.append(leaf)
+    return tensors

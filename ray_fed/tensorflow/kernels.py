@@ -14,9 +14,10 @@ iteration at a time, so that variables and random states are those of one client
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import federated_language as fl
 import numpy as np
@@ -33,8 +34,15 @@ import ray_fed.tensorflow.normal as normal
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
 from ray_fed.plain import pack
-from ray_fed.tensorflow.client_data import ClientLayout, UnfitError, flatten, leaf_types
+from ray_fed.tensorflow.client_data import (
+    ClientLayout,
+    ClientShape,
+    UnfitError,
+    flatten,
+    leaf_types,
+)
 from ray_fed.tensorflow.grafts import Grafts
+from ray_fed.tensorflow.shaped_clients import ShapedClients, flatten_all
 from ray_fed.tensorflow.symbolic import Interpreter
 
 _INDEX = tf.TensorSpec([], tf.int64)
@@ -50,12 +58,31 @@ class LaidClients:
     Attributes:
         states: of random accumulation, i64[sites, 3].
         states_of_clients: of random work, i64[clients, sites, 3].
-        tensors: the data, laid as `client_data` does.
+        data: what `lay_values` returned.
+        shape: that `shape_of` returned for the leaves that are to run.
     """
 
     states: tf.Tensor
     states_of_clients: tf.Tensor
+    data: "LaidData"
+    shape: ClientShape | None = None
+
+    def of_shape(self, shape: ClientShape | None) -> "LaidClients":
+        """Return the same, for leaves of a shape."""
+        return dataclasses.replace(self, shape=shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaidData:
+    """The data of some clients, for any round.
+
+    Attributes:
+        tensors: laid as `client_data` does.
+        shapes: of each client; empty where nobody asks for them.
+    """
+
     tensors: Sequence[tf.Tensor]
+    shapes: Sequence[ClientShape | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +104,12 @@ class _Given:
     data: Sequence[tf.Tensor]
 
 
+Function: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
+_Fold: TypeAlias = (
+    "Callable[[tuple[tf.Tensor, tf.Tensor], Sequence[Any], _Given], list[Any]]"
+)
+
+
 class ClientKernel:
     """The graph of one `plan.Kernel`, and its values in and out.
 
@@ -84,6 +117,12 @@ class ClientKernel:
         kernel: what the compiler planned.
         merge: of two partials; None: none are merged here.
         device: name of the device to run on; None leaves it to TensorFlow.
+
+    Attributes:
+        merges: whether it merges partials.
+        at_once: how many clients of a leaf of one shape work at once; a call that
+            covers some of a leaf covers a multiple of these.
+        refusals: why some leaves of one shape run as others do, in words.
 
     Raises:
         UnfitError: the work needs what a kernel cannot do.
@@ -101,16 +140,22 @@ class ClientKernel:
         self._data_type = values.struct_type(client[1])
         self._partial = values.struct_type(_parameter(self._accumulate))[0]
         worked = list(values.struct_type(_result(self._work)).items())
+        self._worked = fl.StructType(worked[: kernel.num_aggregations])
         self._kept = fl.StructType(worked[kernel.num_aggregations :])
         self._layout = ClientLayout(self._data_type)
         self._specs = [
             specs.to_spec(_tensor_type(leaf)) for leaf in leaf_types(self._partial)
         ]
         self._shapes = [spec.shape for spec in self._specs]
+        self._jit = kernel.jit
+        self.at_once = kernel.vectorised_clients
+        self.refusals: set[str] = set()
+        self._shaped: dict[ClientShape, Function | None] = {}
+        self._compiled: set[ClientShape] = set()
         self._work_grafts, self._fold_grafts = Grafts(), Grafts()
         self._device = device
         with tf.device(device):
-            self._function = _as_graph(self._build, self._signature())
+            self._function = self._trace(self._fold_any)
             self._work_grafts.create()
             self._fold_grafts.create()
 
@@ -129,8 +174,13 @@ class ClientKernel:
             *self._layout.specs,
         ]
 
+    def _trace(self, fold: "_Fold") -> "Function":
+        """Return the graph over leaves whose clients a function folds."""
+        return _as_graph(functools.partial(self._build, fold), self._signature())
+
     def _build(
         self,
+        fold_clients: "_Fold",
         bounds: tf.Tensor,
         merges: tf.Tensor,
         roots: tf.Tensor,
@@ -152,17 +202,10 @@ class ClientKernel:
         )
         num_leaves = tf.shape(bounds)[0]
 
-        def step(index: tf.Tensor, *carried: Any) -> list[Any]:
-            return self._step(index, carried, given)
-
         def fold(leaf: tf.Tensor, *carried: Any) -> list[Any]:
-            _, *folded = tf.while_loop(
-                _before(bounds[leaf, 1]),
-                step,
-                [bounds[leaf, 0], *carried[:size], *carried[2 * size :]],
-                shape_invariants=[_INDEX.shape, *self._shapes, *kept_shapes],
-                parallel_iterations=1,
-            )
+            clients = bounds[leaf, 0], bounds[leaf, 1]
+            held = [*carried[:size], *carried[2 * size :]]
+            folded = fold_clients(clients, held, given)
             written = [
                 array.write(leaf, tensor)
                 for array, tensor in zip(
@@ -192,6 +235,28 @@ class ClientKernel:
             *(array.stack() for array in held[2 * size :]),
         ]
 
+    def _fold_any(
+        self,
+        clients: tuple[tf.Tensor, tf.Tensor],
+        held: Sequence[Any],
+        given: "_Given",
+    ) -> list[Any]:
+        """Fold clients of any sizes into accumulators and arrays of what is kept."""
+
+        def step(index: tf.Tensor, *carried: Any) -> list[Any]:
+            return self._step(index, carried, given)
+
+        kept_shapes = [array.flow.shape for array in held[len(self._specs) :]]
+        first, stop = clients
+        _, *folded = tf.while_loop(
+            _before(stop),
+            step,
+            [first, *held],
+            shape_invariants=[_INDEX.shape, *self._shapes, *kept_shapes],
+            parallel_iterations=1,
+        )
+        return folded
+
     def _step(
         self, index: tf.Tensor, carried: Sequence[Any], given: "_Given"
     ) -> list[Any]:
@@ -202,26 +267,52 @@ class ClientKernel:
         self._work_grafts.use_states(lambda site: given.states_of_clients[index, site])
         self._fold_grafts.use_states(lambda site: given.states[site])
         member = self._layout.member(given.data, index)
-        client = values.Struct([(None, given.constants), (None, member)])
-        worked = list(Interpreter(self._work_grafts).call(self._work, client))
+        constants = flatten(given.constants)
+        worked = self.work(self._work_grafts, constants, member)
         count = len(worked) - len(self._kept)
         position = tf.cast(index - given.first, tf.int32)
-        outside = flatten(values.to_struct(worked[count:]))
+        outside = flatten_all(worked[count:])
         written = [
             array.write(position, tensor)
             for array, tensor in zip(arrays, outside, strict=True)
         ]
+        inside = flatten_all(worked[:count])
+        added = self.fold(self._fold_grafts, accumulators, inside, constants)
+        with tf.control_dependencies(self._work_grafts.ends):
+            following = index + 1
+        return [following, *added, *written]
+
+    def work(
+        self, grafts: Grafts, constants: Sequence[tf.Tensor], member: Any
+    ) -> list[Any]:
+        """Return what a client's value comes to, inside of a graph."""
+        packed = pack(iter(constants), self._constants)
+        client = values.Struct([(None, packed), (None, member)])
+        return list(Interpreter(grafts).call(self._work, client))
+
+    def fold(
+        self,
+        grafts: Grafts,
+        accumulators: Sequence[tf.Tensor],
+        worked: Sequence[tf.Tensor],
+        constants: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Return the accumulators after a client, inside of a graph.
+
+        Args:
+            grafts: puts computations into it.
+            accumulators: before the client.
+            worked: the tensors of what `work` returned, but for what is kept.
+            constants: the same for all.
+        """
         folded = values.Struct(
             [
                 (None, pack(iter(accumulators), self._partial)),
-                (None, values.to_struct(worked[:count])),
-                (None, given.constants),
+                (None, pack(iter(worked), self._worked)),
+                (None, pack(iter(constants), self._constants)),
             ]
         )
-        added = Interpreter(self._fold_grafts).call(self._accumulate, folded)
-        with tf.control_dependencies(self._work_grafts.ends):
-            following = index + 1
-        return [following, *flatten(added), *written]
+        return flatten(Interpreter(grafts).call(self._accumulate, folded))
 
     def _merge_all(self, merges: tf.Tensor, partials: list[Any]) -> list[Any]:
         """Merge partials, each pair into the place of its left one."""
@@ -256,25 +347,68 @@ class ClientKernel:
             for t in leaf_types(self._kept)
         ]
 
-    def lay_values(self, data: Sequence[Sequence[Any]]) -> list[tf.Tensor]:
+    def lay_values(self, data: Sequence[Sequence[Any]]) -> LaidData:
         """Return some clients' data as tensors, to be used in any round.
 
         Args:
             data: of each of `plan.Kernel.data` the clients' plain values, in order.
         """
         with tf.device(self._device):
-            return self._layout.lay(list(zip(*data, strict=True)))
+            tensors = self._layout.lay(list(zip(*data, strict=True)))
+            is_asked = self._jit or self.at_once > 1
+            return LaidData(tensors, self._layout.shapes(tensors) if is_asked else [])
 
     @staticmethod
-    def count_bytes(tensors: Sequence[tf.Tensor]) -> int:
+    def count_bytes(data: LaidData) -> int:
         """Return about how many bytes tensors that were laid hold."""
-        return sum(int(tf.size(tensor)) * tensor.dtype.size for tensor in tensors)
+        return sum(int(tf.size(tensor)) * tensor.dtype.size for tensor in data.tensors)
 
-    def lay(self, tensors: Sequence[tf.Tensor], clients: range) -> LaidClients:
+    def shape_of(self, leaf: range, laid: LaidClients) -> ClientShape | None:
+        """Return the shape of all clients of a leaf, where `run` is to know of it.
+
+        Args:
+            leaf: positions of its clients, all of them, among those that were laid.
+            laid: what `lay` returned.
+        """
+        shapes = set(laid.data.shapes[leaf.start : leaf.stop])
+        if len(shapes) != 1:
+            return None
+        (shape,) = shapes
+        if shape is not None and shape not in self._shaped:
+            self._shaped[shape] = self._specialise(shape)
+        return None if self._shaped.get(cast("Any", shape)) is None else shape
+
+    def _specialise(self, shape: ClientShape) -> "Function | None":
+        """Return the graph for leaves of clients of a shape, or None."""
+        if len(self._kept):
+            self.refusals.add("values are kept of clients")
+            return None
+        clients = ShapedClients(
+            self, self._layout, shape, at_once=self.at_once, jit=self._jit
+        )
+
+        def fold(
+            inside: tuple[tf.Tensor, tf.Tensor], held: Sequence[Any], given: _Given
+        ) -> list[Any]:
+            constants = flatten(given.constants)
+            return clients.fold(inside, held, constants, given.data)
+
+        try:
+            with tf.device(self._device):
+                return self._trace(fold)
+        except UnfitError as error:  # TensorFlow may put a traceback before its text
+            told = str(error).rpartition(f"{UnfitError.__name__}: ")[2]
+            self.refusals.add(told.strip())
+        except Exception as error:  # noqa: BLE001 (what TensorFlow does not vectorise)
+            first_line = str(error).partition("\n")[0]
+            self.refusals.add(f"{type(error).__name__}: {first_line}")
+        return None
+
+    def lay(self, data: LaidData, clients: range) -> LaidClients:
         """Return some clients' data as `run` takes it in this round.
 
         Args:
-            tensors: what `lay_values` returned.
+            data: what `lay_values` returned.
             clients: their places among those that `draws.at_client` counts.
         """
         of_clients: list[Any] = [
@@ -286,7 +420,7 @@ class ClientKernel:
             return LaidClients(
                 tf.constant(self._states(self._fold_grafts, None), tf.int64),
                 tf.constant(np.reshape(of_clients, shape), tf.int64),
-                tensors,
+                data,
             )
 
     def _states(self, grafts: Grafts, position: int | None) -> Array:
@@ -322,7 +456,7 @@ class ClientKernel:
             accumulators: before the first client of the first leaf.
             zeros: before that of every other one.
             constants: the same for all.
-            laid: what `lay` returned.
+            laid: what `lay` returned, of the shape that all of the leaves have.
         """
         notes.note([*self._work_grafts.unkeyed, *self._fold_grafts.unkeyed])
         bounds = [(leaf.start, leaf.stop) for leaf in leaves]
@@ -341,14 +475,34 @@ class ClientKernel:
                 *accumulators,
                 *zeros,
                 *constants,
-                *laid.tensors,
+                *laid.data.tensors,
             ]
-            ran = self._function(arguments)
+            ran = self._call(arguments, laid.shape)
             stacked, kept = ran[: len(self._specs)], ran[len(self._specs) :]
             if len(roots) == 1:
                 return [[tensor[0] for tensor in stacked]], kept
             columns = [tf.unstack(tensor) for tensor in stacked]
             return [list(row) for row in zip(*columns, strict=True)], kept
+
+    def _call(
+        self, arguments: list[tf.Tensor], shape: ClientShape | None
+    ) -> list[tf.Tensor]:
+        function = None if shape is None else self._shaped[shape]
+        if shape is None or function is None:
+            return self._function(arguments)
+        try:
+            ran = function(arguments)
+        except tf.errors.ResourceExhaustedError:
+            raise
+        except tf.errors.OpError as error:
+            if not self._jit or shape in self._compiled:
+                raise
+            # XLA compiles at the first call. What it refuses, it always refuses.
+            self._shaped[shape] = None
+            self.refusals.add(f"{type(error).__name__} of XLA")
+            return self._function(arguments)
+        self._compiled.add(shape)
+        return ran
 
     @property
     def bytes_of_partial(self) -> int | None:

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import plain
+from ray_fed.rows import Sizes
 from ray_fed.tensorflow.client_data import (
     ClientLayout,
     GraphSequence,
@@ -129,3 +130,39 @@ def test_no_clients_are_laid_too(member: fl.Type) -> None:
 def test_other_unknown_dimensions_do_not_fit(member: fl.Type) -> None:
     with pytest.raises(UnfitError, match="client data of type"):
         ClientLayout(member)
+
+
+@pytest.mark.parametrize(
+    ("member", "clients", "expected"),
+    [
+        (VECTOR, [rows(1)[0]] * 2, [((2,),)] * 2),
+        (ROWS, [rows(2), rows(0)], [((2, 2),), ((0, 2),)]),
+        (
+            fl.SequenceType(VECTOR),
+            [list(rows(3)), []],
+            [(Sizes(3, (None,)),), (Sizes(0, (None,)),)],
+        ),
+        (
+            fl.SequenceType((ROWS, LABELS)),
+            [
+                [(rows(size), [0] * (size + 1)) for size in sizes]
+                for sizes in ([2, 2], [], [2, 1], [1])
+            ],
+            [(Sizes(2, (2, 3)),), (Sizes(0, (0, 0)),), None, (Sizes(1, (1, 2)),)],
+        ),
+        (
+            fl.StructType([fl.SequenceType(LABELS), ROWS]),
+            [([[0], [1]], rows(1)), ([[0], [1, 2]], rows(1))],
+            [(Sizes(2, (1,)), (1, 2)), None],
+        ),
+        (np.str_, ["a", "b"], []),
+        (fl.StructType([]), [(), ()], []),
+    ],
+    ids=["vectors", "rows", "sequences", "batches", "structs", "text", "nothing"],
+)
+def test_clients_have_shapes_where_elements_are_alike(
+    member: Any, clients: list[Any], expected: list[Any]
+) -> None:
+    layout, tensors = lay(fl.to_type(member), clients)
+
+    assert layout.shapes(tensors) == expected

@@ -16,6 +16,7 @@ import tensorflow as tf
 import ray_fed.values as values
 from ray_fed import plain
 from ray_fed import tensorflow as rtf
+from ray_fed.rows import Sizes
 from ray_fed.tensorflow import datasets, graph, loader, lowering, normal
 from ray_fed.tensorflow.lowering.shuffled import draw_order
 
@@ -588,6 +589,48 @@ def run_lowered(comp: Comp, arg: Any) -> list[Any]:
     return [tensor.numpy() for tensor in load(lowered)(feeds)]
 
 
+def sizes_of(sequence: Any) -> Sizes | None:
+    found = [column.splits for column in sequence.columns]
+    each = [None if s is None else sorted(set(np.diff(s).tolist())) for s in found]
+    if any(sizes is not None and len(sizes) > 1 for sizes in each):
+        return None
+    batches = tuple(None if sizes is None else [*sizes, 0][0] for sizes in each)
+    return Sizes(sequence.length, batches)
+
+
+def known_feeds_of(
+    value: Any, type_spec: fl.Type
+) -> "Iterator[tuple[Sizes | None, list[tf.Tensor]]]":
+    """Yield of each leaf its sizes, where all elements are alike, and what to feed."""
+    match type_spec:
+        case fl.StructType():
+            parts = values.struct_elements(value, type_spec)
+            for element_type, _, element in parts:
+                yield from known_feeds_of(element, element_type)
+        case fl.SequenceType():
+            sequence: Any = plain.to_plain(value, type_spec)
+            sizes = sizes_of(sequence)
+            if sizes is None:
+                yield None, list(feeds_of(value, type_spec))
+                return
+            pairs = zip(sequence.columns, sizes.batches, strict=True)
+            yield (
+                sizes,
+                [
+                    tf.constant(
+                        column.rows
+                        if batch is None
+                        else column.rows.reshape(
+                            sizes.length, batch, *column.rows.shape[1:]
+                        )
+                    )
+                    for column, batch in pairs
+                ],
+            )
+        case _:
+            yield None, list(feeds_of(value, type_spec))
+
+
 def ops_of(graph_def: Any) -> set[str]:
     functions = graph_def.library.function
     nodes = [*graph_def.node, *(node for f in functions for node in f.node_def)]
@@ -605,6 +648,55 @@ def test_results_are_the_same_bit_for_bit(make: Any, arg: Any) -> None:
     expected = run_written(make(), arg)
     for value, wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.parametrize("unrolled", [False, True], ids=["loops", "unrolled"])
+@pytest.mark.parametrize(("make", "arg"), CLIENTS)
+def test_known_sizes_change_no_results(make: Any, arg: Any, *, unrolled: bool) -> None:
+    comp = make()
+    known = list(known_feeds_of(arg, comp.type_signature.parameter))
+
+    sizes = [sizes for sizes, _ in known]
+    lowered = lowering.lower(
+        message_of(comp), comp.type_signature, sizes, unrolled=unrolled
+    )
+
+    assert isinstance(lowered, lowering.Lowered), lowered
+    found = load(lowered)([tensor for _, fed in known for tensor in fed])
+    for value, wanted in zip(found, run_written(make(), arg), strict=True):
+        if unrolled and value.dtype.is_floating:  # TensorFlow makes one sum of several
+            np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-5)
+        else:
+            np.testing.assert_array_equal(value.numpy(), wanted)
+
+
+def test_passes_over_known_sizes_are_unrolled() -> None:
+    def totals(ds: Any) -> Any:
+        return ds.batch(2).reduce(0.0, lambda total, x: total + float_sum(x))
+
+    comp = rtf.computation(totals, F32)
+    sizes = [Sizes(5, (None,))]
+
+    looped, unrolled = (
+        lowering.lower(message_of(comp), comp.type_signature, sizes, unrolled=flag)
+        for flag in (False, True)
+    )
+
+    assert isinstance(looped, lowering.Lowered)
+    assert isinstance(unrolled, lowering.Lowered)
+    assert any("While" in op for op in ops_of(looped.graph_def))
+    assert not any("While" in op for op in ops_of(unrolled.graph_def))
+
+
+def test_no_more_than_some_elements_are_unrolled() -> None:
+    comp = rtf.computation(lambda ds: ds.reduce(0.0, tf.add), F32)
+    sizes = [Sizes(101, (None,))]
+
+    lowered = lowering.lower(
+        message_of(comp), comp.type_signature, sizes, unrolled=True
+    )
+
+    assert lowered == lowering.Unlowered("more than 100 elements without a loop")
 
 
 @pytest.mark.parametrize(("make", "arg"), CLIENTS)

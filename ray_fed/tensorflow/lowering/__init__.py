@@ -12,11 +12,13 @@ What matches no rule is left as it was written, and the reason said.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import federated_language as fl
 
 import ray_fed.tensorflow.graph as graph
+from ray_fed.rows import Sizes
 from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.rewriting import fill_token, leaf_types, rewrite
 
@@ -52,7 +54,13 @@ class Unlowered:
     reason: str
 
 
-def lower(message: Any, type_spec: fl.FunctionType) -> Lowered | Unlowered:
+def lower(
+    message: Any,
+    type_spec: fl.FunctionType,
+    sizes: Sequence[Sizes | None] | None = None,
+    *,
+    unrolled: bool = False,
+) -> Lowered | Unlowered:
     """Return the lowered graph of a computation, or why there is none.
 
     A computation without sequences lowers to itself.
@@ -60,12 +68,17 @@ def lower(message: Any, type_spec: fl.FunctionType) -> Lowered | Unlowered:
     Args:
         message: a `pb.TensorFlow`.
         type_spec: of the computation.
+        sizes: of each of the parameter's leaves that is a sequence, where known; such
+            a sequence has neither splits nor a number of elements among the feeds, and
+            its rows have the elements' dimension first, then the elements' own.
+        unrolled: whether what is done with each element of such a sequence stands
+            there once for each, without a loop.
     """
     leaves = [*leaf_types(type_spec.parameter), *leaf_types(type_spec.result)]
     if not any(isinstance(leaf, fl.SequenceType) for leaf in leaves):
         return _itself(message, type_spec)
     try:
-        rewritten = rewrite(message, type_spec)
+        rewritten = rewrite(message, type_spec, sizes, unrolled=unrolled)
     except CannotLower as refusal:
         return Unlowered(refusal.reason)
     except Exception as error:  # noqa: BLE001 (no graph is refused for its lowering)

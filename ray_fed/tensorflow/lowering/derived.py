@@ -2,12 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.tensorflow.lowering.streams as streams
-from ray_fed.tensorflow.lowering.indexed import Drawn, Element, Indexed, Traits
+from ray_fed.tensorflow.lowering.indexed import (
+    Drawn,
+    Element,
+    Indexed,
+    Traits,
+)
+from ray_fed.tensorflow.lowering.reindexed import static
 
 
 class Mapped(Indexed):
@@ -29,7 +36,17 @@ class Mapped(Indexed):
     ) -> None:
         super().__init__(specs, inner.traits & traits)
         self._inner = inner
+        self.unrolled = inner.unrolled
         self._function = function
+
+    @override
+    def num_elements(self) -> int | None:
+        return self._inner.num_elements()
+
+    @override
+    def alike(self) -> "Sequence[streams.Stream]":
+        parts = [part for part in self._inner.alike() if isinstance(part, Indexed)]
+        return [Mapped(p, self._function, self.specs, self.traits) for p in parts]
 
     @override
     def draw(self, limit: tf.Tensor | None) -> Drawn:
@@ -56,7 +73,17 @@ class Selected(Indexed):
     def __init__(self, inner: Indexed, positions: Sequence[int]) -> None:
         super().__init__([inner.specs[p] for p in positions], inner.traits)
         self._inner = inner
+        self.unrolled = inner.unrolled
         self._positions = positions
+
+    @override
+    def num_elements(self) -> int | None:
+        return self._inner.num_elements()
+
+    @override
+    def alike(self) -> "Sequence[streams.Stream]":
+        parts = [part for part in self._inner.alike() if isinstance(part, Indexed)]
+        return [Selected(part, self._positions) for part in parts]
 
     @override
     def draw(self, limit: tf.Tensor | None) -> Drawn:
@@ -81,6 +108,10 @@ class Selected(Indexed):
     def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
         return self._select(self._inner.span(drawn, start, stop))
 
+    @override
+    def block(self, drawn: Drawn, start: tf.Tensor, size: int) -> Element:
+        return self._select(self._inner.block(drawn, start, size))
+
 
 class Batched(Indexed):
     """Elements stacked, `size` at a time.
@@ -101,8 +132,36 @@ class Batched(Indexed):
     ) -> None:
         super().__init__(specs, inner.traits)
         self._inner = inner
+        self.unrolled = inner.unrolled
         self._size = size
         self._drop_remainder = drop_remainder
+
+    def _known(self) -> tuple[int, int] | None:
+        """Return the number of whole batches and what is left, where known."""
+        length, size = self._inner.num_elements(), static(self._size)
+        drops = static(self._drop_remainder)
+        if length is None or size is None or drops is None:
+            return None
+        return length // size, 0 if drops else length % size
+
+    @override
+    def num_elements(self) -> int | None:
+        known = self._known()
+        return None if known is None else known[0] + (known[1] > 0)
+
+    @override
+    def alike(self) -> "Sequence[streams.Stream]":
+        known = self._known()
+        if known is None or known[1] == 0:
+            return [self]
+        whole, rest = known
+        last = Ending(
+            self._inner, whole * cast("int", static(self._size)), rest, self.specs
+        )
+        if not whole:
+            return [last]
+        dropping = tf.ones([], tf.bool)
+        return [Batched(self._inner, self._size, dropping, self.specs), last]
 
     @override
     def draw(self, limit: tf.Tensor | None) -> Drawn:
@@ -118,8 +177,47 @@ class Batched(Indexed):
     @override
     def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
         start = index * self._size
+        known = self._known()
+        if known is not None and known[1] == 0:
+            size = cast("int", static(self._size))
+            return self._inner.block(drawn, start, size)
         stop = tf.minimum(start + self._size, self._inner.length(drawn))
         return self._inner.span(drawn, start, stop)
+
+
+class Ending(Indexed):
+    """One batch, of the last elements.
+
+    Args:
+        inner: the elements.
+        start: index of the first.
+        size: how many.
+        specs: of the batch.
+    """
+
+    def __init__(
+        self, inner: Indexed, start: int, size: int, specs: Sequence[tf.TensorSpec]
+    ) -> None:
+        super().__init__(specs, inner.traits)
+        self._inner = inner
+        self._start, self._size = start, size
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        return self._inner.draw(None)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return tf.ones([], tf.int64)
+
+    @override
+    def num_elements(self) -> int | None:
+        return 1
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        start = tf.constant(self._start, tf.int64)
+        return self._inner.block(drawn, start, self._size)
 
 
 class Zipped(Indexed):

@@ -60,9 +60,13 @@ class Indexed(streams.Stream, abc.ABC):
     Args:
         specs: of an element's components.
         traits: of the sequence.
+
+    Attributes:
+        unrolled: whether a pass is to be without a loop, where `num_elements` is known.
     """
 
     always_emits = True
+    unrolled = False
 
     def __init__(self, specs: Sequence[tf.TensorSpec], traits: Traits) -> None:
         super().__init__(specs)
@@ -103,6 +107,14 @@ class Indexed(streams.Stream, abc.ABC):
     def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
         """Return the elements from start to stop, stacked; at least one."""
         return self.gather(drawn, tf.range(start, stop))
+
+    def num_elements(self) -> int | None:
+        """Return the number of elements where it is known when traced."""
+        return None
+
+    def block(self, drawn: Drawn, start: tf.Tensor, size: int) -> Element:
+        """Return elements from a start, stacked; their number is known when traced."""
+        return self.gather(drawn, start + tf.range(size, dtype=tf.int64))
 
     @override
     def begin(self) -> Any:

@@ -16,6 +16,7 @@ class Laid(Indexed):
         columns: rows and splits, i64[n + 1, 1], of each; without splits, row `i` is of
             element `i`.
         length: i64[].
+        num_elements: the same, where it is known when traced.
     """
 
     def __init__(
@@ -23,8 +24,11 @@ class Laid(Indexed):
         specs: Sequence[tf.TensorSpec],
         columns: Sequence[tuple[tf.Tensor, tf.Tensor | None]],
         length: tf.Tensor,
+        num_elements: int | None = None,
     ) -> None:
         super().__init__(specs, Traits())
+        self._num_elements = num_elements
+        self.unrolled = False
         self._columns = columns
         self._length = length
         self._is_stacked = all(splits is None for _, splits in columns)
@@ -34,7 +38,13 @@ class Laid(Indexed):
         return self._length
 
     @override
+    def num_elements(self) -> int | None:
+        return self._num_elements
+
+    @override
     def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        if self._num_elements is not None and self._is_stacked:
+            return [tf.gather(rows, index) for rows, _ in self._columns]
         return [
             rows[index] if splits is None else self._between(rows, splits, index)
             for rows, splits in self._columns
@@ -57,6 +67,19 @@ class Laid(Indexed):
         if not self._is_stacked:
             return super().span(drawn, start, stop)
         return [rows[start:stop] for rows, _ in self._columns]
+
+    @override
+    def block(self, drawn: Drawn, start: tf.Tensor, size: int) -> Element:
+        if not self._is_stacked:
+            return super().block(drawn, start, size)
+        if size == self._num_elements:
+            return [tf.identity(rows) for rows, _ in self._columns]
+        return [
+            tf.slice(
+                rows, [start, *[0] * (len(rows.shape) - 1)], [size, *rows.shape[1:]]
+            )
+            for rows, _ in self._columns
+        ]
 
 
 class Counted(Indexed):

@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ray_fed.tensorflow.lowering.indexed import Indexed
+from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.streams import (
     Function,
     Step,
@@ -14,6 +16,9 @@ from ray_fed.tensorflow.lowering.streams import (
     shaped,
     where_emitted,
 )
+
+_UNROLLED = 100
+"""Elements that a pass without a loop takes; each adds its ops to the graph."""
 
 
 def reduce(
@@ -30,7 +35,37 @@ def reduce(
         function: from state and element to the new state.
         shapes: of the state at any time.
     """
+    state = list(initial)
+    for part in stream.alike():
+        count = part.num_elements() if isinstance(part, Indexed) else None
+        if not isinstance(part, Indexed) or count is None:
+            state = _reduce(part, state, function, shapes)
+        elif count == 1 or part.unrolled:
+            state = _unroll(part, count, state, function)
+        else:
+            state = _reduce(part, state, function, shapes)
+    return state
 
+
+def _unroll(
+    sequence: Indexed, count: int, initial: Sequence[tf.Tensor], function: Function
+) -> list[tf.Tensor]:
+    if count > _UNROLLED:
+        raise CannotLower(f"more than {_UNROLLED} elements without a loop")
+    state = list(initial)
+    drawn = sequence.draw(None)
+    for index in range(count):
+        element = sequence.element(drawn, tf.constant(index, tf.int64))
+        state = function([*state, *shaped(element, sequence.specs)])
+    return state
+
+
+def _reduce(
+    stream: Stream,
+    initial: Sequence[tf.Tensor],
+    function: Function,
+    shapes: Sequence[tf.TensorShape],
+) -> list[tf.Tensor]:
     @tf.autograph.experimental.do_not_convert
     def goes_on(position: Any, carried: Any) -> tf.Tensor:
         del carried

@@ -14,6 +14,7 @@ import ray_fed.tensorflow.lowering.control_flow as control_flow
 import ray_fed.tensorflow.lowering.iterators as iterators
 import ray_fed.tensorflow.lowering.pipelines as pipelines
 import ray_fed.tensorflow.specs as specs
+from ray_fed.rows import Sizes
 from ray_fed.tensorflow.lowering.inlining import Inliner
 from ray_fed.tensorflow.lowering.laid import Laid
 from ray_fed.tensorflow.lowering.library import rename_functions, with_functions
@@ -50,8 +51,14 @@ def fill_token(graph_def: Any, name: str) -> None:
             node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(b"", tf.string))
 
 
-def rewrite(message: Any, type_spec: fl.FunctionType) -> Rewritten:
-    """Return a message's graph without tf.data.
+def rewrite(
+    message: Any,
+    type_spec: fl.FunctionType,
+    sizes: Sequence[Sizes | None] | None = None,
+    *,
+    unrolled: bool = False,
+) -> Rewritten:
+    """Return a message's graph without tf.data; the rest is as `lower` takes it.
 
     Raises:
         CannotLower: some of it has to stay.
@@ -64,7 +71,11 @@ def rewrite(message: Any, type_spec: fl.FunctionType) -> Rewritten:
     rename_functions(written)
     lowered = tf.Graph()
     with lowered.as_default(), tf.device(None):
-        feeds, arguments = _stamp(message, type_spec.parameter)
+        feeds, arguments = _stamp(message, type_spec.parameter, sizes)
+        for value in arguments.values() if unrolled else ():
+            sequence = value.sequence if isinstance(value, Serialised) else value
+            if isinstance(sequence, Laid):
+                sequence.unrolled = True
         results, last = _run(written, message, arguments)
         fetches = [tf.identity(result).name for result in results]
     initialize_op = last[0].name if last else None
@@ -90,7 +101,7 @@ def _run(written: Any, message: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _stamp(
-    message: Any, parameter: fl.Type | None
+    message: Any, parameter: fl.Type | None, sizes: Sequence[Sizes | None] | None
 ) -> "tuple[list[str], dict[str, Any]]":
     """Add placeholders; return their names, and what stands for each bound tensor."""
     feeds: list[str] = []
@@ -102,9 +113,14 @@ def _stamp(
     leaves = zip(names, is_variant, leaf_types(parameter), strict=True)
     for index, (name, takes_variant, leaf) in enumerate(leaves):
         label = f"arg_{index}"
+        known = None if sizes is None else sizes[index]
         match leaf:
             case fl.SequenceType():
-                sequence, fed = _stamp_sequence(leaf.element, label)
+                sequence, fed = (
+                    _stamp_sequence(leaf.element, label)
+                    if known is None
+                    else _stamp_alike(leaf.element, label, known)
+                )
                 value = sequence if takes_variant else Serialised(sequence)
             case fl.TensorType():
                 value = _placeholder(specs.to_spec(leaf), label)
@@ -144,6 +160,29 @@ def _stamp_sequence(element: fl.Type, label: str) -> "tuple[Laid, list[tf.Tensor
         length,
     )
     return laid, [*fed, length]
+
+
+def _stamp_alike(
+    element: fl.Type, label: str, sizes: Sizes
+) -> "tuple[Laid, list[tf.Tensor]]":
+    """Add placeholders of a sequence of which all sizes are known."""
+    specs_: list[tf.TensorSpec] = []
+    fed: list[tf.Tensor] = []
+    pairs = zip(plain.flatten_type(element), sizes.batches, strict=True)
+    for index, (tensor_type, batch) in enumerate(pairs):
+        spec = specs.to_spec(tensor_type)
+        shape = spec.shape if batch is None else [batch, *spec.shape.as_list()[1:]]
+        specs_.append(tf.TensorSpec(shape, spec.dtype))
+        stacked = tf.TensorSpec([sizes.length, *specs_[-1].shape], spec.dtype)
+        fed.append(_placeholder(stacked, f"{label}_{index}_rows"))
+    order = _component_order(element, len(fed))
+    laid = Laid(
+        [specs_[position] for position in order],
+        [(fed[position], None) for position in order],
+        tf.constant(sizes.length, tf.int64),
+        sizes.length,
+    )
+    return laid, fed
 
 
 def _component_order(element: fl.Type, num_columns: int) -> Sequence[int]:

@@ -64,6 +64,13 @@ class Stream(Symbol, abc.ABC):
     def advance(self, state: Any) -> Step:
         """Take the next step of a pass that is ready."""
 
+    def alike(self) -> "Sequence[Stream]":
+        """Return streams that give the same elements, one after another.
+
+        In each of them all elements are of one shape, as far as can be known.
+        """
+        return [self]
+
     def invariants(self, state: Any) -> Any:
         """Return the static shapes of a state at any time."""
         return tf.nest.map_structure(_shape_of, state)

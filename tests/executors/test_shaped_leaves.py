@@ -1,0 +1,335 @@
+"""Leaves of clients of one shape: compiled by XLA, or several clients at once."""
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import blocks, draws, plain, plan
+from ray_fed import tensorflow as rtf
+from ray_fed.compiler.fuse import fuse
+from ray_fed.compiler.split import compile_to_chain
+from ray_fed.draws import DrawKey
+from ray_fed.executors import stack
+from ray_fed.executors.leaf_kernels import LeafStack
+from ray_fed.tensorflow import kernels, shaped_clients
+
+BATCH = fl.StructType(
+    [
+        ("x", fl.TensorType(np.float32, [None, 3])),
+        ("y", fl.TensorType(np.float32, [None])),
+    ]
+)
+BATCHES = fl.SequenceType(BATCH)
+VECTORS = fl.SequenceType(fl.TensorType(np.float32, [3]))
+ROWS = fl.TensorType(np.float32, [None, 3])
+WAYS: dict[str, dict[str, Any]] = {
+    "XLA": {"jit": True},
+    "vectorised": {"vectorised_clients": 3},
+    "both": {"jit": True, "vectorised_clients": 3},
+}
+BOUND = 1e-5
+"""Relative: what another order of a sum of tens may make of single precision."""
+
+
+def descend(weights: Any, x: Any, y: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = tf.reduce_mean((tf.linalg.matvec(x, weights) - y) ** 2)
+    gradient: Any = tape.gradient(loss, weights)
+    return weights - 0.1 * gradient
+
+
+@rtf.computation(BATCHES)
+def train(batches: Any) -> Any:
+    def step(weights: Any, batch: Any) -> Any:
+        return descend(weights, batch["x"], batch["y"])
+
+    return batches.reduce(tf.ones([3]), step)
+
+
+@rtf.computation(VECTORS)
+def train_in_batches(vectors: Any) -> Any:
+    def step(weights: Any, x: Any) -> Any:
+        return descend(weights, x, tf.reduce_sum(x, 1))
+
+    return vectors.batch(2).reduce(tf.ones([3]), step)
+
+
+@rtf.computation(ROWS)
+def total_of_rows(rows: Any) -> Any:
+    return tf.reduce_sum(rows * rows, 0)
+
+
+@rtf.computation(BATCHES)
+def checked(batches: Any) -> Any:
+    def step(total: Any, batch: Any) -> Any:
+        with tf.control_dependencies([tf.debugging.assert_less(batch["x"], 100.0)]):
+            return total + tf.reduce_sum(batch["x"], 0)
+
+    return batches.reduce(tf.zeros([3]), step)
+
+
+@rtf.computation(BATCHES)
+def drawing(batches: Any) -> Any:
+    def step(total: Any, batch: Any) -> Any:
+        return total + tf.reduce_sum(batch["x"], 0) * tf.random.normal([3])
+
+    return batches.reduce(tf.zeros([3]), step)
+
+
+@rtf.computation(ROWS)
+def through_text(rows: Any) -> Any:
+    return tf.strings.to_number(tf.strings.as_string(tf.reduce_sum(rows, 0)))
+
+
+@rtf.computation(ROWS)
+def looping(rows: Any) -> Any:
+    def step(index: Any, total: Any) -> Any:
+        return index + 1, total * 0.5 + rows[index]
+
+    start = (0, tf.zeros([3]))
+    return tf.while_loop(lambda index, _: index < tf.shape(rows)[0], step, start)[1]  # pyright: ignore[reportUnknownLambdaType]
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(5)
+
+
+def batches(num_clients: int, sizes: Sequence[int] = (4, 4)) -> list[Any]:
+    drawn = generator()
+    return [
+        [
+            {
+                "x": drawn.normal(size=(size, 3)).astype(np.float32),
+                "y": drawn.normal(size=size).astype(np.float32),
+            }
+            for size in sizes
+        ]
+        for _ in range(num_clients)
+    ]
+
+
+def rows(num_clients: int, size: int = 5) -> list[Any]:
+    return list(generator().normal(size=(num_clients, size, 3)).astype(np.float32))
+
+
+CASES: dict[str, tuple[Any, list[Any]]] = {
+    "batches": (train, batches(8)),
+    "a last batch that is smaller": (train_in_batches, [list(r) for r in rows(8)]),
+    "tensors": (total_of_rows, rows(8)),
+    "more clients than a window": (total_of_rows, rows(40)),
+}
+
+
+@pytest.fixture(name="leaf")
+def leaf_fixture() -> Iterator[LeafStack]:
+    leaf = stack.leaf_stack()
+    yield leaf
+    leaf.close()
+
+
+Shapes = list[Any]
+
+
+class Prepared(NamedTuple):
+    subround: plan.Subround
+    work: Any
+
+
+@pytest.fixture(name="shaped")
+def shaped_fixture(monkeypatch: pytest.MonkeyPatch) -> Shapes:
+    """Collects the shapes that graphs are made for."""
+    shapes: Shapes = []
+
+    class Noting(shaped_clients.ShapedClients):
+        def __init__(self, client: Any, layout: Any, shape: Any, **options: Any):
+            shapes.append(shape)
+            super().__init__(client, layout, shape, **options)
+
+    monkeypatch.setattr(kernels, "ShapedClients", Noting)
+    return shapes
+
+
+def laid_out(data: Any, work: Any) -> list[Any]:
+    member = work.type_signature.parameter
+    return [plain.to_plain(client, member) for client in data]
+
+
+def prepare(
+    work: Any, clients_per_leaf: int, num_clients: int, **options: Any
+) -> Prepared:
+    @fl.federated_computation(
+        fl.FederatedType(work.type_signature.parameter, fl.CLIENTS)
+    )
+    def run(data: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(work, data))
+
+    comp: Any = run
+    (stage,) = compile_to_chain(comp).stages
+    kernel = fuse(stage.up_to_merge)
+    assert isinstance(kernel, plan.Kernel)
+    leaves = plan.cut_leaves(num_clients, clients_per_leaf)
+    subround = plan.Subround(
+        computation=b"",
+        merge=blocks.serialise(stage.merge.to_building_block()),
+        clients_per_leaf=clients_per_leaf,
+        first_leaf=0,
+        leaves=tuple(leaves),
+        draw=DrawKey(0, 0),
+        nodes=((0, len(leaves)),),
+        kernel=dataclasses.replace(kernel, **options),
+    )
+    return Prepared(subround, work)
+
+
+def run(leaf: LeafStack, prepared: Prepared, data: Any) -> Any:
+    (partial,) = run_nodes(leaf, prepared, data)
+    return partial
+
+
+def run_nodes(leaf: LeafStack, prepared: Prepared, data: Any) -> list[Any]:
+    async def ran() -> list[Any]:
+        zero = fl.StructType([fl.TensorType(np.float32, [3])])
+        inputs = await leaf.create_value([np.zeros(3, np.float32)], zero)
+        clients = laid_out(data, prepared.work)
+        told = await leaf.run_kernel(prepared.subround, inputs, [clients])
+        assert not isinstance(told, plan.NoKernel), told
+        return [np.asarray((await p.compute())[0]) for p in told.partials]
+
+    with draws.using(prepared.subround.draw):
+        return asyncio.run(ran())
+
+
+def refusals(leaf: LeafStack, prepared: Prepared) -> set[str]:
+    subround = prepared.subround
+    assert isinstance(subround.kernel, plan.Kernel)
+    assert subround.merge is not None
+    merge = leaf.kernels.load_merge(subround.merge)
+    loaded = leaf.kernels.load(subround.kernel, merge)
+    assert not isinstance(loaded, plan.NoKernel)
+    return loaded[0].refusals
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_those_of_one_client_at_a_time(
+    leaf: LeafStack, shaped: Shapes, case: str, way: str
+) -> None:
+    work, data = CASES[case]
+    clients_per_leaf = max(4, len(data))
+
+    prepared = prepare(work, clients_per_leaf, len(data), **WAYS[way])
+    found = run(leaf, prepared, data)
+
+    one_by_one = run(leaf, prepare(work, clients_per_leaf, len(data)), data)
+    np.testing.assert_allclose(found, one_by_one, rtol=BOUND)
+    assert len(shaped) == 1
+    assert refusals(leaf, prepared) == set()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bits_do_not_depend_on_how_many_clients_a_call_covers(
+    leaf: LeafStack, way: str
+) -> None:
+    prepared = prepare(train, 8, 13, **WAYS[way])
+    one_by_one = dataclasses.replace(prepared.subround, call_s=1e-9)
+    data = batches(13)
+
+    found = [
+        run(leaf, Prepared(subround, train), data)
+        for subround in (prepared.subround, one_by_one)
+    ]
+
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bits_do_not_depend_on_the_leaves_beside(leaf: LeafStack, way: str) -> None:
+    data = [*batches(4), *batches(4, [4, 2]), *batches(4)]
+    subround = prepare(train, 4, 12, **WAYS[way]).subround
+    nodes = ((0, 1), (1, 2), (2, 3))
+    together = dataclasses.replace(subround, nodes=nodes)
+
+    found = run_nodes(leaf, Prepared(together, train), data)
+
+    alone: list[Any] = []
+    for index in range(3):
+        one = dataclasses.replace(
+            subround,
+            first_leaf=index,
+            leaves=subround.leaves[index : index + 1],
+            nodes=(nodes[index],),
+        )
+        part = data[4 * index : 4 * index + 4]
+        alone += run_nodes(leaf, Prepared(one, train), part)
+    np.testing.assert_array_equal(found, alone)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_leaf_of_clients_that_differ_runs_as_others_do(
+    leaf: LeafStack, shaped: Shapes, way: str
+) -> None:
+    data = [*batches(2), *batches(2, [4, 4, 4])]
+
+    found = run(leaf, prepare(train, 4, 4, **WAYS[way]), data)
+
+    assert found.tobytes() == run(leaf, prepare(train, 4, 4), data).tobytes()
+    assert shaped == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("work", "data", "reason"),
+    [
+        (checked, batches(4), "Assert, an op with state or effects"),
+        (drawing, batches(4), "RandomStandardNormal, an op with state or effects"),
+    ],
+    ids=["an assertion", "draws"],
+)
+def test_work_with_state_or_effects_runs_as_without(
+    leaf: LeafStack, work: Any, data: Any, reason: str, way: str
+) -> None:
+    prepared = prepare(work, 4, 4, **WAYS[way])
+
+    found = run(leaf, prepared, data)
+
+    assert found.tobytes() == run(leaf, prepare(work, 4, 4), data).tobytes()
+    assert refusals(leaf, prepared) == {reason}
+
+
+@pytest.mark.parametrize(
+    ("work", "way", "reason"),
+    [
+        (through_text, "XLA", "InvalidArgumentError of XLA"),
+        (looping, "vectorised", "TypeError"),
+    ],
+    ids=["strings in XLA", "a loop, vectorised"],
+)
+def test_work_that_cannot_be_is_refused_with_the_reason(
+    leaf: LeafStack, work: Any, way: str, reason: str
+) -> None:
+    data = rows(4)
+    prepared = prepare(work, 4, 4, **WAYS[way])
+
+    found = run(leaf, prepared, data)
+
+    assert found.tobytes() == run(leaf, prepare(work, 4, 4), data).tobytes()
+    (told,) = refusals(leaf, prepared)
+    assert reason in told
+
+
+def test_several_clients_at_once_are_folded_in_their_order(leaf: LeafStack) -> None:
+    data = [np.full((1, 3), value, np.float32) for value in (1e4, 1.0, 1.0, 1e-4)]
+
+    found = run(leaf, prepare(total_of_rows, 4, 4, vectorised_clients=4), data)
+
+    folded = np.float32(0.0)
+    for value in (1e4, 1.0, 1.0, 1e-4):
+        folded += np.float32(value) * np.float32(value)
+    assert found.tolist() == [float(folded)] * 3
