@@ -154,10 +154,20 @@ class Kernels(_Frozen):
         enabled: whether to try; what has no kernel is interpreted, call by call.
         call_s: seconds of clients that one call may cover, about. Cancelling waits for
             a call to end; the bits of a result do not depend on it.
+        jit: whether XLA compiles the work on leaves whose clients all have data of one
+            shape, once for each shape and worker; "auto" is "off" for now. An index
+            out of range is no error there.
+        vectorised_clients: of such a leaf, how many clients work at once, in the memory
+            of as many; for small models on a GPU.
+
+    `jit` and `vectorised_clients` decide bits, and leave alone what draws, has
+    variables or effects, or keeps values of clients for a later stage.
     """
 
     enabled: bool = True
     call_s: Seconds = 5.0
+    jit: Literal["auto", "on", "off"] = "auto"
+    vectorised_clients: Count = 1
 
 
 class Config(_Frozen):

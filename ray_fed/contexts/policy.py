@@ -31,6 +31,8 @@ class RoundPolicy:
         sinks: receive events.
         call_s: seconds of clients that one call of a kernel may cover, about; None:
             all work is interpreted.
+        jit: see `plan.Kernel`.
+        vectorised_clients: see `plan.Kernel`.
         leaves_out_clients: whether runners take stand-ins for values of clients that a
             finish does not read.
         kept_bytes: of clients' values that a call may keep for later stages.
@@ -46,6 +48,8 @@ class RoundPolicy:
     store: Callable[[Any], tuple[Any, int]] = lambda value: (value, 0)
     sinks: tuple[events.EventSink, ...] = ()
     call_s: float | None = None
+    jit: bool = False
+    vectorised_clients: int = 1
     leaves_out_clients: bool = False
     kept_bytes: int = 0
     max_dropped_clients: int = 0

@@ -11,6 +11,7 @@ are kept by index, never by arrival.
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -244,7 +245,16 @@ class Rounds:
     def _fuse(
         self, up_to_merge: flf.ConcreteComputation
     ) -> plan.Kernel | plan.NoKernel | None:
-        return None if self._policy.call_s is None else self._kernels.get(up_to_merge)
+        if self._policy.call_s is None:
+            return None
+        kernel = self._kernels.get(up_to_merge)
+        if isinstance(kernel, plan.NoKernel):
+            return kernel
+        return dataclasses.replace(
+            kernel,
+            jit=self._policy.jit,
+            vectorised_clients=self._policy.vectorised_clients,
+        )
 
     async def _finish(
         self,

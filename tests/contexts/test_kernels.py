@@ -11,6 +11,7 @@ import tensorflow as tf
 from ray_fed import errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.tensorflow import kernels, shaped_clients
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -377,3 +378,55 @@ def test_client_that_raises_on_ray_is_named(ray_contexts: ContextFactory) -> Non
         context.invoke(summed(checked), data)
 
     assert raised.value.location.client_index == 3
+
+
+@rtf.computation(VECTOR)
+def sum_of_powers(x: Any) -> Any:
+    return tf.reduce_sum(tf.stack([x**power for power in (1, 2, 3, 4)]), 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"jit": "on"}, {"vectorised_clients": 2}],
+    ids=["XLA", "vectorised"],
+)
+def test_bits_of_shaped_leaves_do_not_depend_on_workers_or_subrounds(
+    local_contexts: ContextFactory, settings: dict[str, Any]
+) -> None:
+    comp, args = summed(sum_of_powers), (vectors(),)
+    contexts = [
+        local_contexts(
+            workers=count, subrounds=count, clients_per_leaf=3, kernels=settings
+        )
+        for count in (1, 2)
+    ]
+
+    found = [call(context, comp, args) for context in contexts]
+
+    assert found[0] == found[1]
+    assert kernel_leaves(contexts[0]) == 3
+    (without,) = call(local_contexts(workers=1, clients_per_leaf=3), comp, args)
+    np.testing.assert_allclose(
+        np.frombuffer(found[0][0], np.float32),
+        np.frombuffer(without, np.float32),
+        rtol=1e-5,
+    )
+
+
+def test_settings_of_kernels_reach_them(
+    local_contexts: ContextFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, int]] = []
+
+    class Noting(shaped_clients.ShapedClients):
+        def __init__(self, *args: Any, at_once: int, jit: bool) -> None:
+            asked.append((jit, at_once))
+            super().__init__(*args, at_once=at_once, jit=jit)
+
+    monkeypatch.setattr(kernels, "ShapedClients", Noting)
+    settings = {"jit": "on", "vectorised_clients": 2}
+    context = local_contexts(workers=1, clients_per_leaf=7, kernels=settings)
+
+    call(context, summed(sum_of_powers), (vectors(),))
+
+    assert asked == [(True, 2)]
