@@ -3,9 +3,10 @@
     python -m benchmarks.rounds --workload tiny --clients 1000 --workers 2
 
 Plain TensorFlow loops over all clients in one graph, in as many processes of one thread
-as there are workers, with XLA if that is faster; its data lie in tensors before. Those
-that are measured take turns, round by round. The command fails where results differ, or
-where the interpreter ran what a kernel should.
+as there are workers, with XLA if that is faster; its data lie in tensors before, and
+those of ray_fed where its workers keep them. Those that are measured take turns, round
+by round. The command fails where results differ, or where the interpreter ran what a
+kernel should.
 """
 
 import argparse
@@ -45,6 +46,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         default=None,
         help="client i has the data of i mod this (default: each has its own)",
+    )
+    parser.add_argument(
+        "--data",
+        choices=("placed", "lists"),
+        default="placed",
+        help="kept by ray_fed's workers between rounds, or sent in each",
     )
     return parser.parse_args(arguments)
 
@@ -102,7 +109,13 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         hosts = _start_backends(options, stack)
         for host in hosts.values():
             for label, of in (("cohort", cohort), ("fixed", _FIXED)):
-                host.call("prepare", label=label, of=of, num_distinct=distinct)
+                host.call(
+                    "prepare",
+                    label=label,
+                    of=of,
+                    num_distinct=distinct,
+                    data=options.data,
+                )
         timed, one_client_s = _choose_plain(plain)
         runs: dict[str, Callable[[], Any]] = {
             name: functools.partial(plain.run, jit_compile=jit)

@@ -82,15 +82,24 @@ class Backend:
         self._interpreted = 0
         self._worker_pids: set[int] = set()
 
-    def prepare(self, label: str, of: tuple[str, int], num_distinct: int) -> None:
-        """Trace a round of a workload and make the data of its clients."""
+    def prepare(
+        self, label: str, of: tuple[str, int], num_distinct: int, data: str
+    ) -> None:
+        """Trace a round of a workload and make the data of its clients.
+
+        Args:
+            label: names the round.
+            of: the workload's name, and how many clients.
+            num_distinct: client i has the data of i mod this.
+            data: how clients have them, see `workloads.make_datasets`.
+        """
         from benchmarks import workloads
 
         name, num_clients = of
         workload = workloads.WORKLOADS[name]
-        data = workloads.make_datasets(workload, num_clients, num_distinct)
+        clients = workloads.make_datasets(workload, num_clients, num_distinct, data)
         computation = workloads.build_round(workload)
-        self._rounds[label] = (computation, (workload.initial(), data))
+        self._rounds[label] = (computation, (workload.initial(), clients))
 
     def run(self, label: str) -> tuple[float, list[Any]]:
         """Return the seconds of a round, and its weighted mean."""

@@ -16,6 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ray_fed import tensorflow as rtf
+from ray_fed.program import ClientData
 
 NUM_PIXELS, NUM_CLASSES = 784, 10
 BATCH_SIZE = 20
@@ -111,19 +112,22 @@ WORKLOADS = {
 }
 
 
+DATASET = fl.SequenceType(
+    [
+        ("x", fl.TensorType(np.float32, [None, NUM_PIXELS])),
+        ("y", fl.TensorType(np.int32, [None])),
+    ]
+)
+"""What a client has: batches."""
+
+
 def build_round(workload: Workload) -> Any:
     """Return a round of federated averaging: <weights, datasets> to weights."""
     weights_type = fl.StructType(
         [fl.TensorType(np.float32, shape) for shape in workload.shapes]
     )
-    batch = fl.StructType(
-        [
-            ("x", fl.TensorType(np.float32, [None, NUM_PIXELS])),
-            ("y", fl.TensorType(np.int32, [None])),
-        ]
-    )
 
-    @rtf.computation(weights_type, fl.SequenceType(batch))
+    @rtf.computation(weights_type, DATASET)
     def train(weights: Any, batches: Any) -> Any:
         def step(state: Any, batch: Any) -> Any:
             trained, count = state
@@ -134,7 +138,7 @@ def build_round(workload: Workload) -> Any:
 
     @fl.federated_computation(
         fl.FederatedType(weights_type, fl.SERVER),
-        fl.FederatedType(fl.SequenceType(batch), fl.CLIENTS),
+        fl.FederatedType(DATASET, fl.CLIENTS),
     )
     def average(weights: Any, data: Any) -> Any:
         trained = fl.federated_map(train, (fl.federated_broadcast(weights), data))
@@ -143,10 +147,22 @@ def build_round(workload: Workload) -> Any:
     return average
 
 
-def make_datasets(workload: Workload, num_clients: int, num_distinct: int) -> list[Any]:
-    """Return each client's list of batches; client i has those of i mod distinct."""
+def make_datasets(
+    workload: Workload, num_clients: int, num_distinct: int, data: str
+) -> Sequence[Any]:
+    """Return what each client has; client i has the data of i mod `num_distinct`.
+
+    Args:
+        workload: whose data these are.
+        num_clients: of the cohort.
+        num_distinct: those whose data are made.
+        data: "placed", on workers that keep them; "lists", sent in each round.
+    """
     distinct = [
         [{"x": x, "y": y} for x, y in zip(*workload.client(index), strict=True)]
         for index in range(min(num_clients, num_distinct))
     ]
-    return [distinct[index % len(distinct)] for index in range(num_clients)]
+    clients = [index % len(distinct) for index in range(num_clients)]
+    if data == "placed":
+        return ClientData.from_values(distinct, DATASET).select(clients)
+    return [distinct[client] for client in clients]

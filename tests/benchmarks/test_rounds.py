@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import rounds
+from benchmarks import rounds, workloads
+from ray_fed.program import ClientData
 
 
 @pytest.mark.slow
@@ -80,3 +81,22 @@ def test_leaves_that_no_kernel_ran_are_told() -> None:
     (message,) = rounds.check_kernels(facts)
 
     assert "`ray`, found 3 interpreted: `x` at clients" in message
+
+
+def test_both_forms_of_data_give_a_client_the_data_of_its_index_mod_distinct() -> None:
+    tiny = workloads.WORKLOADS["tiny"]
+
+    placed = workloads.make_datasets(tiny, 5, 2, "placed")
+    lists = workloads.make_datasets(tiny, 5, 2, "lists")
+
+    assert isinstance(placed, ClientData)
+    assert len(placed) == len(lists) == 5
+    for index in range(5):
+        x, y = tiny.client(index % 2)
+        (batch,) = lists[index]
+        np.testing.assert_array_equal(batch["x"], x[0])
+        np.testing.assert_array_equal(batch["y"], y[0])
+        rows = placed[index].read()
+        held_x, held_y = (column.rows for column in rows.columns)
+        np.testing.assert_array_equal(held_x, x[0])
+        np.testing.assert_array_equal(held_y, y[0])
