@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.hosting import Hosted, MemoryWatch, keep_to_cpu, read_status
 from benchmarks.subjects import Backend, PlainTensorFlow
 
-_WARM_UP = 2
+WARM_UP = 2
 _FIXED = ("tiny", 10)
 """Workload and clients of the rounds that show what a round itself costs."""
 
@@ -68,17 +68,30 @@ def _choose_plain(plain: PlainTensorFlow) -> tuple[dict[str, bool], dict[str, fl
     return forms, seconds
 
 
-def _take_turns(
+def take_turns(
     runs: Mapping[str, Callable[[], Any]], num_rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
-    """Return the seconds of all rounds, the first ones too, and the last results."""
+    """Return the seconds of all rounds, the first ones too, and the last results.
+
+    Args:
+        runs: by name; each returns the seconds that it took, and its weights.
+        num_rounds: that count, after two to warm up.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     results: dict[str, list[Any]] = {}
-    for _ in range(_WARM_UP + num_rounds):
+    for _ in range(WARM_UP + num_rounds):
         for name, run in runs.items():
             took, results[name] = run()
             seconds[name].append(took)
     return seconds, results
+
+
+def agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Return whether weights are the same up to the order of sums."""
+    return len(found) == len(expected) and all(
+        np.shape(a) == np.shape(b) and np.allclose(a, b, _RELATIVE, _ABSOLUTE)
+        for a, b in zip(found, expected, strict=True)
+    )
 
 
 def check_results(results: dict[str, list[Any]]) -> list[str]:
@@ -86,10 +99,7 @@ def check_results(results: dict[str, list[Any]]) -> list[str]:
     wrong: list[str] = []
     expected = results["plain"]
     for name, found in results.items():
-        if not all(
-            np.allclose(a, b, _RELATIVE, _ABSOLUTE)
-            for a, b in zip(found, expected, strict=True)
-        ):
+        if not agree(found, expected):
             wrong.append(f"Expected the weights of plain TensorFlow, `{name}` differs.")
     if {"local", "ray"} <= results.keys() and any(
         not np.array_equal(a, b)
@@ -106,7 +116,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     with contextlib.ExitStack() as stack:
         plain = PlainTensorFlow(*cohort, options.workers, distinct)
         stack.callback(plain.close)
-        hosts = _start_backends(options, stack)
+        hosts = start_backends(options, stack)
         for host in hosts.values():
             for label, of in (("cohort", cohort), ("fixed", _FIXED)):
                 host.call(
@@ -124,9 +134,9 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         watches = {backend: MemoryWatch(host.pid) for backend, host in hosts.items()}
         for watch in watches.values():
             stack.enter_context(watch)
-        runs |= _rounds_of(hosts, "cohort")
-        seconds, results = _take_turns(runs, options.rounds)
-        fixed, _ = _take_turns(_rounds_of(hosts, "fixed"), options.rounds)
+        runs |= rounds_of(hosts, "cohort")
+        seconds, results = take_turns(runs, options.rounds)
+        fixed, _ = take_turns(rounds_of(hosts, "fixed"), options.rounds)
         facts = {backend: host.call("facts") for backend, host in hosts.items()}
         memory = _describe_memory(hosts, watches)
         memory["plain"] = {"worker_peak_mb": plain.peak_mb()}
@@ -138,9 +148,10 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     return {**vars(options), **figures, "memory": memory, "kernels": facts}, wrong
 
 
-def _start_backends(
+def start_backends(
     options: argparse.Namespace, stack: contextlib.ExitStack
 ) -> dict[str, Hosted]:
+    """Return ray_fed's backends, each in a process that the stack ends."""
     hosts: dict[str, Hosted] = {}
     for backend in ("local", "ray"):
         hosts[backend] = host = Hosted(Backend, backend, options.workers)
@@ -149,7 +160,8 @@ def _start_backends(
     return hosts
 
 
-def _rounds_of(hosts: dict[str, Hosted], label: str) -> dict[str, Callable[[], Any]]:
+def rounds_of(hosts: dict[str, Hosted], label: str) -> dict[str, Callable[[], Any]]:
+    """Return what runs a round of each backend that was prepared under a label."""
     return {
         backend: functools.partial(host.call, "run", label=label)
         for backend, host in hosts.items()
@@ -190,7 +202,7 @@ def summarise(
         seconds: of each round, by who ran it.
         fixed: the same, of rounds that are small.
     """
-    medians = {name: statistics.median(s[_WARM_UP:]) for name, s in seconds.items()}
+    medians = {name: statistics.median(s[WARM_UP:]) for name, s in seconds.items()}
     rates = {name: num_clients / median for name, median in medians.items()}
     best = max(rate for name, rate in rates.items() if name.startswith("plain"))
     return {
@@ -201,7 +213,7 @@ def summarise(
             if not name.startswith("plain")
         },
         "fixed_ms": {
-            name: round(1000 * statistics.median(s[_WARM_UP:]), 2)
+            name: round(1000 * statistics.median(s[WARM_UP:]), 2)
             for name, s in fixed.items()
         },
         "first_round_s": {name: round(s[0], 3) for name, s in seconds.items()},

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from benchmarks.networks import LOGITS
 from ray_fed import tensorflow as rtf
 from ray_fed.program import ClientData
 
@@ -75,38 +76,17 @@ class Workload:
         return tuple(w - LEARNING_RATE * gradient for w, gradient in pairs)
 
 
-def _softmax(weights: Tensors, x: Any) -> Any:
-    return tf.matmul(x, weights[0]) + weights[1]
-
-
-def _mlp(weights: Tensors, x: Any) -> Any:
-    for index in (0, 2):
-        x = tf.nn.relu(tf.matmul(x, weights[index]) + weights[index + 1])
-    return tf.matmul(x, weights[4]) + weights[5]
-
-
-def _cnn(weights: Tensors, x: Any) -> Any:
-    x = tf.reshape(x, [-1, 28, 28, 1])
-    for index in (0, 2):
-        x = tf.nn.conv2d(x, weights[index], strides=1, padding="VALID")
-        x = tf.nn.relu(x + weights[index + 1])
-    x = tf.nn.max_pool2d(x, ksize=2, strides=2, padding="VALID")
-    x = tf.reshape(x, [-1, 12 * 12 * 64])
-    x = tf.nn.relu(tf.matmul(x, weights[4]) + weights[5])
-    return tf.matmul(x, weights[6]) + weights[7]
-
-
 def _dense(*sizes: int) -> tuple[tuple[int, ...], ...]:
     layers = itertools.pairwise(sizes)
     return tuple(shape for a, b in layers for shape in ((a, b), (b,)))
 
 
 WORKLOADS = {
-    "tiny": Workload(_dense(784, 10), _softmax, 20),
-    "mlp": Workload(_dense(784, 200, 200, 10), _mlp, 100),
+    "tiny": Workload(_dense(784, 10), LOGITS["tiny"], 20),
+    "mlp": Workload(_dense(784, 200, 200, 10), LOGITS["mlp"], 100),
     "cnn": Workload(
         ((3, 3, 1, 32), (32,), (3, 3, 32, 64), (64,), *_dense(12 * 12 * 64, 128, 10)),
-        _cnn,
+        LOGITS["cnn"],
         100,
     ),
 }

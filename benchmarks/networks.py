@@ -1,0 +1,37 @@
+"""Logits of the three models, from weights and f32[n, 784]: TensorFlow alone.
+
+Peers that run TensorFlow take these too.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def _softmax(weights: Sequence[Any], x: Any) -> Any:
+    return tf.matmul(x, weights[0]) + weights[1]
+
+
+def _mlp(weights: Sequence[Any], x: Any) -> Any:
+    for index in (0, 2):
+        x = tf.nn.relu(tf.matmul(x, weights[index]) + weights[index + 1])
+    return tf.matmul(x, weights[4]) + weights[5]
+
+
+def _cnn(weights: Sequence[Any], x: Any) -> Any:
+    x = tf.reshape(x, [-1, 28, 28, 1])
+    for index in (0, 2):
+        x = tf.nn.conv2d(x, weights[index], strides=1, padding="VALID")
+        x = tf.nn.relu(x + weights[index + 1])
+    x = tf.nn.max_pool2d(x, ksize=2, strides=2, padding="VALID")
+    x = tf.reshape(x, [-1, 12 * 12 * 64])
+    x = tf.nn.relu(tf.matmul(x, weights[4]) + weights[5])
+    return tf.matmul(x, weights[6]) + weights[7]
+
+
+LOGITS: dict[str, Callable[[Sequence[Any], Any], Any]] = {
+    "tiny": _softmax,
+    "mlp": _mlp,
+    "cnn": _cnn,
+}
