@@ -90,10 +90,9 @@ class PeerProcess:
         with contextlib.suppress(OSError):
             self._stdin.close()
         self._signal(signal.SIGCONT)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._kill()
+        self._kill()  # TensorFlow Federated's worker outlives it
         self._stdout.close()
 
     @property

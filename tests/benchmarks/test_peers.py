@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from benchmarks.peers.environments import Environment, EnvironmentFailure
 from benchmarks.peers.processes import PeerFailure, PeerProcess
 
 SERVES = """
-    import json, sys, time
+    import json, subprocess, sys, time
     settings = json.loads(sys.argv[1])["settings"]
     from benchmarks.peers.turns import Task
 
@@ -36,6 +37,8 @@ SERVES = """
             self.value += 1
 
         def weights(self):
+            if settings.get("forks"):
+                return [subprocess.Popen(["sleep", "1000"]).pid]
             return [self.value, [self.value, 0.0]]
 
     Task().serve(Peer(), "numpy")
@@ -101,6 +104,18 @@ def test_a_peer_that_hangs_is_ended(start: Any) -> None:
         process.run()
 
     assert not pathlib.Path(f"/proc/{process.pid}").exists()
+
+
+def test_what_a_peer_started_ends_with_it(start: Any) -> None:
+    process = start(forks=1)
+    (child,) = process.weights()
+    handle = os.pidfd_open(int(child))
+
+    process.close()
+
+    ended, _, _ = select.select([handle], [], [], 30)
+    os.close(handle)
+    assert ended
 
 
 def test_the_fastest_setting_takes_part_and_the_others_end(start: Any) -> None:
