@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import functools
 import json
+import math
 import pathlib
 import statistics
 import sys
@@ -31,6 +32,11 @@ from benchmarks.subjects import PlainTensorFlow
 
 _TRIALS = 3
 """Rounds with each setting; the first does not count."""
+
+_PATIENCE, _PATIENCE_S = 5.0, 20.0
+"""A setting is given up whose round takes so many times that of the fastest before it,
+and so many seconds: two threads in PyTorch, where other processes want the cores too,
+took minutes for what one did in seconds."""
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -82,27 +88,37 @@ def choose_fastest(
     tried: dict[str, float | str] = {}
     best: tuple[float, str, PeerProcess] | None = None
     for setting in settings:
+        patience_s = math.inf if best is None else _PATIENCE_S + _PATIENCE * best[0]
         try:
-            process = start(setting)
+            seconds, process = _try(start, setting, patience_s)
         except PeerFailure as failure:
             tried[setting] = str(failure)
-            continue
-        try:
-            seconds = min([process.run()[0] for _ in range(_TRIALS)][1:])
-        except PeerFailure as failure:
-            tried[setting] = str(failure)
-            process.close()
             continue
         tried[setting] = seconds
-        if best is not None and best[0] <= seconds:
-            process.close()
-            continue
-        if best is not None:
-            best[2].close()
-        best = (seconds, setting, process)
+        slower = process
+        if best is None or seconds < best[0]:
+            slower = None if best is None else best[2]
+            best = (seconds, setting, process)
+        if slower is not None:
+            slower.close()
     if best is None:
         raise PeerFailure(f"{tried[settings[-1]]}")
     return best[1], best[2], tried
+
+
+def _try(
+    start: Callable[[str], PeerProcess], setting: str, patience_s: float
+) -> tuple[float, PeerProcess]:
+    """Return the least seconds of a round after the first, and the process."""
+    process = start(setting)
+    limit_s, process.limit_s = process.limit_s, min(process.limit_s, patience_s)
+    try:
+        seconds = min([process.run()[0] for _ in range(_TRIALS)][1:])
+    except PeerFailure:
+        process.close()
+        raise
+    process.limit_s = limit_s
+    return seconds, process
 
 
 def _start(
@@ -210,6 +226,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             print(f"{name} ...", file=sys.stderr, flush=True)
             try:
                 figures[name] = one(name, backends, expected, folder)
+                print(json.dumps(figures[name]), file=sys.stderr, flush=True)
             except (EnvironmentFailure, PeerFailure) as failure:
                 failed[name] = str(failure)
         facts = {backend: host.call("facts") for backend, host in hosts.items()}

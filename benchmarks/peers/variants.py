@@ -57,8 +57,8 @@ def _tff(*, on_worker: bool) -> Peer:
         _TFF,
         "benchmarks.peers.with_tff",
         {
-            "one call at once": {"calls": 1, "on_worker": on_worker},
             "two calls at once": {"calls": 2, "on_worker": on_worker},
+            "one call at once": {"calls": 1, "on_worker": on_worker},
             "calls without limit": {"calls": -1, "on_worker": on_worker},
         },
     )
@@ -75,8 +75,8 @@ PEERS = {
         Environment("flower", _TORCH_PYTHONS, ("flwr[simulation]>=1.20", "torch")),
         "benchmarks.peers.with_flower",
         {
-            "one process of two threads": {"processes": 1, "threads": 2},
             "two processes": {"processes": 2, "threads": 1},
+            "one process of two threads": {"processes": 1, "threads": 2},
         },
     ),
     "pfl": Peer(
@@ -84,8 +84,8 @@ PEERS = {
         "benchmarks.peers.with_pfl",
         {
             "one process": {"processes": 1, "threads": 1},
-            "one process of two threads": {"processes": 1, "threads": 2},
             "two processes": {"processes": 2, "threads": 1},
+            "one process of two threads": {"processes": 1, "threads": 2},
         },
     ),
     "blazefl": Peer(
@@ -98,9 +98,9 @@ PEERS = {
         {
             "one after another": _blazefl(),
             "one after another, loaders": _blazefl(loader=1),
-            "one after another, two threads in PyTorch": _blazefl(threads=2),
             "pool of two threads": _blazefl(pool_threads=2),
             "pool of two processes": _blazefl(processes=2),
+            "one after another, two threads in PyTorch": _blazefl(threads=2),
         },
     ),
 }

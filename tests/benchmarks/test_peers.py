@@ -141,6 +141,21 @@ def test_the_fastest_setting_takes_part_and_the_others_end(start: Any) -> None:
         assert not pathlib.Path(f"/proc/{started[name].pid}").exists()
 
 
+def test_a_setting_far_slower_than_another_is_given_up(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_PATIENCE_S", 0.5)
+    settings: dict[str, dict[str, int]] = {"fast": {}, "endless": {"ms": 100_000}}
+
+    setting, process, tried = command.choose_fastest(
+        list(settings), lambda name: start(**settings[name])
+    )
+
+    assert setting == "fast"
+    assert "no answer within 0.5" in str(tried["endless"])
+    assert process.limit_s == 60.0
+
+
 def test_a_peer_that_no_setting_runs_fails_with_its_last_line(start: Any) -> None:
     with pytest.raises(PeerFailure, match=r"^ValueError: no such thing$"):
         command.choose_fastest(["a", "b"], lambda _: start(fails=1))
