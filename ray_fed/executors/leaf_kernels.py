@@ -94,7 +94,7 @@ class KernelCache:
         """Return the graph of a serialised merge, as `load` does that of a kernel."""
 
         def build() -> Any:
-            from ray_fed.tensorflow.kernels import MergeKernel
+            from ray_fed.tensorflow.merge_kernels import MergeKernel
 
             return MergeKernel(merge, self._device)
 

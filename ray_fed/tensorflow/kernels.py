@@ -1,7 +1,5 @@
 """A leaf's client work and accumulation as one graph that loops over clients.
 
-Merges of partials are graphs, too: the interpreter would make many calls of each.
-
     for each leaf                begins at zero; the first may go on from another call
         for each of its clients  data sliced: no padding, no second trace
             work, accumulate     constants are the same for all, outside of the loops
@@ -15,8 +13,7 @@ iteration at a time, so that variables and random states are those of one client
 import contextlib
 import dataclasses
 import functools
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import federated_language as fl
@@ -24,26 +21,23 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-import ray_fed.blocks as blocks
 import ray_fed.draws as draws
 import ray_fed.notes as notes
 import ray_fed.plan as plan
-import ray_fed.tensorflow.frames as frames
-import ray_fed.tensorflow.loader as loader
 import ray_fed.tensorflow.normal as normal
-import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
 from ray_fed.plain import pack
 from ray_fed.tensorflow.client_data import (
-    ClientLayout,
     ClientShape,
     UnfitError,
     flatten,
     leaf_types,
 )
+from ray_fed.tensorflow.client_work import ClientWork, specs_of
 from ray_fed.tensorflow.grafts import Grafts
+from ray_fed.tensorflow.graph_functions import Function, as_graph, before
+from ray_fed.tensorflow.merge_kernels import MergeKernel
 from ray_fed.tensorflow.shaped_clients import ShapedClients, flatten_all
-from ray_fed.tensorflow.symbolic import Interpreter
 
 _INDEX = tf.TensorSpec([], tf.int64)
 _PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int64)}
@@ -104,7 +98,6 @@ class _Given:
     data: Sequence[tf.Tensor]
 
 
-Function: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
 _Fold: TypeAlias = (
     "Callable[[tuple[tf.Tensor, tf.Tensor], Sequence[Any], _Given], list[Any]]"
 )
@@ -133,19 +126,9 @@ class ClientKernel:
     ) -> None:
         self._merge = merge
         self.merges = merge is not None
-        self._work = blocks.parse_block(kernel.work)
-        self._accumulate = blocks.parse_block(kernel.accumulate)
-        client = values.struct_type(_parameter(self._work))
-        self._constants = values.struct_type(client[0])
-        self._data_type = values.struct_type(client[1])
-        self._partial = values.struct_type(_parameter(self._accumulate))[0]
-        worked = list(values.struct_type(_result(self._work)).items())
-        self._worked = fl.StructType(worked[: kernel.num_aggregations])
-        self._kept = fl.StructType(worked[kernel.num_aggregations :])
-        self._layout = ClientLayout(self._data_type)
-        self._specs = [
-            specs.to_spec(_tensor_type(leaf)) for leaf in leaf_types(self._partial)
-        ]
+        self._client = client = ClientWork(kernel)
+        self._constants, self._partial = client.constants, client.partial
+        self._layout, self._specs = client.layout, client.specs
         self._shapes = [spec.shape for spec in self._specs]
         self._jit = kernel.jit
         self.at_once = kernel.vectorised_clients
@@ -167,16 +150,15 @@ class ClientKernel:
     def _signature(self) -> list[tf.TensorSpec]:
         states = tf.TensorSpec([None, draws.STATE_SIZE], tf.int64)
         of_clients = tf.TensorSpec([None, None, draws.STATE_SIZE], tf.int64)
-        partial, constants = leaf_types(self._partial), leaf_types(self._constants)
         return [
             *(_PAIRS[tf.int64], _PAIRS[tf.int32], _INDICES, states, of_clients),
-            *(specs.to_spec(_tensor_type(t)) for t in [*partial, *partial, *constants]),
+            *(*self._specs, *self._specs, *specs_of(self._constants)),
             *self._layout.specs,
         ]
 
     def _trace(self, fold: "_Fold") -> "Function":
         """Return the graph over leaves whose clients a function folds."""
-        return _as_graph(functools.partial(self._build, fold), self._signature())
+        return as_graph(functools.partial(self._build, fold), self._signature())
 
     def _build(
         self,
@@ -218,7 +200,7 @@ class ClientKernel:
         kept = self._kept_arrays(bounds[-1, 1] - given.first)
         kept_shapes = [array.flow.shape for array in kept]
         _, *held = tf.while_loop(
-            _before(num_leaves),
+            before(num_leaves),
             fold,
             [tf.constant(0), *begun, *partials, *kept],
             shape_invariants=[
@@ -249,7 +231,7 @@ class ClientKernel:
         kept_shapes = [array.flow.shape for array in held[len(self._specs) :]]
         first, stop = clients
         _, *folded = tf.while_loop(
-            _before(stop),
+            before(stop),
             step,
             [first, *held],
             shape_invariants=[_INDEX.shape, *self._shapes, *kept_shapes],
@@ -268,8 +250,8 @@ class ClientKernel:
         self._fold_grafts.use_states(lambda site: given.states[site])
         member = self._layout.member(given.data, index)
         constants = flatten(given.constants)
-        worked = self.work(self._work_grafts, constants, member)
-        count = len(worked) - len(self._kept)
+        worked = self._client.work(self._work_grafts, constants, member)
+        count = len(worked) - len(self._client.kept)
         position = tf.cast(index - given.first, tf.int32)
         outside = flatten_all(worked[count:])
         written = [
@@ -277,42 +259,10 @@ class ClientKernel:
             for array, tensor in zip(arrays, outside, strict=True)
         ]
         inside = flatten_all(worked[:count])
-        added = self.fold(self._fold_grafts, accumulators, inside, constants)
+        added = self._client.fold(self._fold_grafts, accumulators, inside, constants)
         with tf.control_dependencies(self._work_grafts.ends):
             following = index + 1
         return [following, *added, *written]
-
-    def work(
-        self, grafts: Grafts, constants: Sequence[tf.Tensor], member: Any
-    ) -> list[Any]:
-        """Return what a client's value comes to, inside of a graph."""
-        packed = pack(iter(constants), self._constants)
-        client = values.Struct([(None, packed), (None, member)])
-        return list(Interpreter(grafts).call(self._work, client))
-
-    def fold(
-        self,
-        grafts: Grafts,
-        accumulators: Sequence[tf.Tensor],
-        worked: Sequence[tf.Tensor],
-        constants: Sequence[tf.Tensor],
-    ) -> list[tf.Tensor]:
-        """Return the accumulators after a client, inside of a graph.
-
-        Args:
-            grafts: puts computations into it.
-            accumulators: before the client.
-            worked: the tensors of what `work` returned, but for what is kept.
-            constants: the same for all.
-        """
-        folded = values.Struct(
-            [
-                (None, pack(iter(accumulators), self._partial)),
-                (None, pack(iter(worked), self._worked)),
-                (None, pack(iter(constants), self._constants)),
-            ]
-        )
-        return flatten(Interpreter(grafts).call(self._accumulate, folded))
 
     def _merge_all(self, merges: tf.Tensor, partials: list[Any]) -> list[Any]:
         """Merge partials, each pair into the place of its left one."""
@@ -334,7 +284,7 @@ class ClientKernel:
             ]
 
         _, *merged = tf.while_loop(
-            _before(tf.shape(merges)[0]),
+            before(tf.shape(merges)[0]),
             step,
             [tf.constant(0), *partials],
             parallel_iterations=1,
@@ -343,8 +293,8 @@ class ClientKernel:
 
     def _kept_arrays(self, count: tf.Tensor) -> list[Any]:
         return [
-            _array(specs.to_spec(_tensor_type(t)), tf.cast(count, tf.int32))
-            for t in leaf_types(self._kept)
+            _array(spec, tf.cast(count, tf.int32))
+            for spec in specs_of(self._client.kept)
         ]
 
     def lay_values(self, data: Sequence[Sequence[Any]]) -> LaidData:
@@ -380,11 +330,11 @@ class ClientKernel:
 
     def _specialise(self, shape: ClientShape) -> "Function | None":
         """Return the graph for leaves of clients of a shape, or None."""
-        if len(self._kept):
+        if len(self._client.kept):
             self.refusals.add("values are kept of clients")
             return None
         clients = ShapedClients(
-            self, self._layout, shape, at_once=self.at_once, jit=self._jit
+            self._client, self._layout, shape, at_once=self.at_once, jit=self._jit
         )
 
         def fold(
@@ -517,12 +467,7 @@ class ClientKernel:
         Args:
             stacked: what calls of `run` kept, in order.
         """
-        clients: list[Any] = []
-        for tensors in stacked:
-            arrays = [tensor.numpy() for tensor in tensors]
-            clients.extend(map(list, zip(*arrays, strict=True)))
-        plain = [_to_tuples(iter(leaves), self._kept) for leaves in clients]
-        return [[member[k] for member in plain] for k in range(len(self._kept))]
+        return self._client.kept_values(stacked)
 
     def partial(
         self, accumulators: Sequence[tf.Tensor]
@@ -531,92 +476,7 @@ class ClientKernel:
         return pack(iter(accumulators), self._partial), self._partial
 
 
-class MergeKernel:
-    """The graph that merges two partials.
-
-    Args:
-        merge: serialised <U, U> -> U.
-        device: name of the device to run on; None leaves it to TensorFlow.
-
-    Attributes:
-        content: identifies the function.
-
-    Raises:
-        UnfitError: it needs what a graph cannot do, or draws.
-    """
-
-    def __init__(self, merge: bytes, device: str | None) -> None:
-        self.content = hashlib.sha256(merge).digest()
-        self._merge = blocks.parse_block(merge)
-        self._pair = values.struct_type(_parameter(self._merge))
-        self._device = device
-        tensors = [_tensor_type(leaf) for leaf in leaf_types(self._pair)]
-        with tf.device(device):
-            self._function = _as_graph(
-                self.trace,
-                [specs.to_spec(tensor) for tensor in tensors],
-            )
-
-    def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        """Return the accumulators of two partials merged, inside of a graph."""
-        grafts = Grafts()
-        pair = pack(iter(tensors), self._pair)
-        merged = Interpreter(grafts).call(self._merge, pair)
-        if grafts.sites:
-            raise UnfitError("a merge that draws")
-        return flatten(merged)
-
-    def __call__(
-        self, left: Sequence[tf.Tensor], right: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Return the accumulators of two partials merged."""
-        with tf.device(self._device):
-            return self._function([*left, *right])
-
-
-def _as_graph(
-    function: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]
-) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-    """Return a function of tensors as a graph."""
-    graph = tf.Graph()
-    with graph.as_default():
-        fed = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in signature]
-        fetched = [tf.identity(tensor) for tensor in function(*fed)]
-    feeds, fetches = ([tensor.name for tensor in ends] for ends in (fed, fetched))
-    graph_def = frames.write_frames(graph.as_graph_def(), [*feeds, *fetches])
-    return loader.import_function(graph_def, feeds, fetches)
-
-
-def _before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:
-    """Return the condition of a loop that counts to a number."""
-
-    def is_before(index: tf.Tensor, *_: Any) -> tf.Tensor:
-        return index < stop
-
-    return is_before
-
-
 def _array(spec: tf.TensorSpec, size: Any) -> Any:
     return tf.TensorArray(
         spec.dtype, size, element_shape=spec.shape, clear_after_read=False
     )
-
-
-def _to_tuples(leaves: Iterator[Any], type_spec: fl.Type) -> Any:
-    if not isinstance(type_spec, fl.StructType):
-        return next(leaves)
-    return tuple(_to_tuples(leaves, element) for _, element in type_spec.items())
-
-
-def _result(block: fl.framework.ComputationBuildingBlock) -> fl.Type:
-    return values.function_type(block.type_signature).result
-
-
-def _parameter(block: fl.framework.ComputationBuildingBlock) -> fl.Type:
-    return cast("fl.Type", values.function_type(block.type_signature).parameter)
-
-
-def _tensor_type(leaf: fl.TensorType | fl.SequenceType) -> fl.TensorType:
-    if isinstance(leaf, fl.SequenceType):
-        raise UnfitError(f"a value of type `{leaf}` to accumulate")
-    return leaf

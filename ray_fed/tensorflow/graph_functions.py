@@ -1,0 +1,33 @@
+"""Functions of tensors as graphs of their own, and the loops in them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+import ray_fed.tensorflow.frames as frames
+import ray_fed.tensorflow.loader as loader
+
+Function: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
+
+
+def as_graph(
+    function: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]
+) -> Function:
+    """Return a function of tensors as a graph, with frames for loops."""
+    graph = tf.Graph()
+    with graph.as_default():
+        fed = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in signature]
+        fetched = [tf.identity(tensor) for tensor in function(*fed)]
+    feeds, fetches = ([tensor.name for tensor in ends] for ends in (fed, fetched))
+    graph_def = frames.write_frames(graph.as_graph_def(), [*feeds, *fetches])
+    return loader.import_function(graph_def, feeds, fetches)
+
+
+def before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:
+    """Return the condition of a loop that counts to a number."""
+
+    def is_before(index: tf.Tensor, *_: Any) -> tf.Tensor:
+        return index < stop
+
+    return is_before

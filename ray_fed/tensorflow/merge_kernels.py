@@ -1,0 +1,54 @@
+"""Merges of partials as graphs: the interpreter would make many calls of each."""
+
+import hashlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+import ray_fed.blocks as blocks
+import ray_fed.values as values
+from ray_fed.plain import pack
+from ray_fed.tensorflow.client_data import UnfitError, flatten
+from ray_fed.tensorflow.client_work import parameter_of, specs_of
+from ray_fed.tensorflow.grafts import Grafts
+from ray_fed.tensorflow.graph_functions import as_graph
+from ray_fed.tensorflow.symbolic import Interpreter
+
+
+class MergeKernel:
+    """The graph that merges two partials.
+
+    Args:
+        merge: serialised <U, U> -> U.
+        device: name of the device to run on; None leaves it to TensorFlow.
+
+    Attributes:
+        content: identifies the function.
+
+    Raises:
+        UnfitError: it needs what a graph cannot do, or draws.
+    """
+
+    def __init__(self, merge: bytes, device: str | None) -> None:
+        self.content = hashlib.sha256(merge).digest()
+        self._merge = blocks.parse_block(merge)
+        self._pair = values.struct_type(parameter_of(self._merge))
+        self._device = device
+        with tf.device(device):
+            self._function = as_graph(self.trace, specs_of(self._pair))
+
+    def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Return the accumulators of two partials merged, inside of a graph."""
+        grafts = Grafts()
+        pair = pack(iter(tensors), self._pair)
+        merged = Interpreter(grafts).call(self._merge, pair)
+        if grafts.sites:
+            raise UnfitError("a merge that draws")
+        return flatten(merged)
+
+    def __call__(
+        self, left: Sequence[tf.Tensor], right: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return the accumulators of two partials merged."""
+        with tf.device(self._device):
+            return self._function([*left, *right])
