@@ -161,7 +161,9 @@ class Kernels(_Frozen):
             of as many; for small models on a GPU.
 
     `jit` and `vectorised_clients` decide bits, and leave alone what draws, has
-    variables or effects, or keeps values of clients for a later stage.
+    variables or effects, or keeps values of clients for a later stage. What TensorFlow
+    does not vectorise (convolutions, loops of the work's own) runs one by one. An event
+    says why.
     """
 
     enabled: bool = True

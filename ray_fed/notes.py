@@ -42,7 +42,18 @@ class Unlowered:
     reason: str
 
 
-Note: TypeAlias = Unkeyed | Unlowered
+@dataclasses.dataclass(frozen=True)
+class Unshaped:
+    """Why XLA does not compile some work, or not several clients of it run at once.
+
+    Attributes:
+        reason: in a few words.
+    """
+
+    reason: str
+
+
+Note: TypeAlias = Unkeyed | Unlowered | Unshaped
 
 _noted: contextvars.ContextVar[set[Note] | None] = contextvars.ContextVar(
     "ray_fed_notes", default=None

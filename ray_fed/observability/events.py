@@ -123,6 +123,21 @@ class ComputationUnlowered:
 
 
 @dataclasses.dataclass(frozen=True)
+class WorkUnshaped:
+    """Clients ran without XLA, or one at a time, where settings ask for more.
+
+    They come once a round for each reason, before its `RoundFinished`.
+
+    Attributes:
+        round_index: of the round.
+        reason: an op, or a few words.
+    """
+
+    round_index: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundFinished:
     """A call returned.
 
@@ -145,6 +160,7 @@ Event = (
     | ClientDropped
     | RandomOpsUnkeyed
     | ComputationUnlowered
+    | WorkUnshaped
     | RoundFinished
 )
 
@@ -156,6 +172,8 @@ def of_note(note: notes.Note, round_index: int) -> Event:
             return RandomOpsUnkeyed(round_index, **vars(note))
         case notes.Unlowered():
             return ComputationUnlowered(round_index, **vars(note))
+        case notes.Unshaped():
+            return WorkUnshaped(round_index, note.reason)
 
 
 class EventSink(Protocol):

@@ -350,8 +350,9 @@ class ClientKernel:
             told = str(error).rpartition(f"{UnfitError.__name__}: ")[2]
             self.refusals.add(told.strip())
         except Exception as error:  # noqa: BLE001 (what TensorFlow does not vectorise)
-            first_line = str(error).partition("\n")[0]
-            self.refusals.add(f"{type(error).__name__}: {first_line}")
+            first = _first_of(error)
+            first_line = str(first).partition("\n")[0]
+            self.refusals.add(f"{type(first).__name__}: {first_line}")
         return None
 
     def lay(self, data: LaidData, clients: range) -> LaidClients:
@@ -428,6 +429,7 @@ class ClientKernel:
                 *laid.data.tensors,
             ]
             ran = self._call(arguments, laid.shape)
+            notes.note(map(notes.Unshaped, self.refusals))
             stacked, kept = ran[: len(self._specs)], ran[len(self._specs) :]
             if len(roots) == 1:
                 return [[tensor[0] for tensor in stacked]], kept
@@ -474,6 +476,13 @@ class ClientKernel:
     ) -> tuple[values.Struct[Any], fl.Type]:
         """Return accumulators as the normal form of a partial, and its type."""
         return pack(iter(accumulators), self._partial), self._partial
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Return what was raised before other errors, as TensorFlow tells of it, fail."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _array(spec: tf.TensorSpec, size: Any) -> Any:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from ray_fed import errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.observability import events
 from ray_fed.tensorflow import kernels, shaped_clients
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -430,3 +431,22 @@ def test_settings_of_kernels_reach_them(
     call(context, summed(sum_of_powers), (vectors(),))
 
     assert asked == [(True, 2)]
+
+
+def test_work_that_xla_is_not_to_compile_is_told_of(
+    local_contexts: ContextFactory,
+) -> None:
+    told: list[Any] = []
+
+    class Sink:
+        def on_event(self, event: Any) -> None:
+            told.append(event)
+
+    context = local_contexts(workers=2, clients_per_leaf=2, kernels={"jit": "on"})
+    context.subscribe(Sink())
+
+    call(context, summed(with_variable), (vectors(),))
+
+    unshaped = [event for event in told if isinstance(event, events.WorkUnshaped)]
+    reason = "VarHandleOp, an op with state or effects"
+    assert unshaped == [events.WorkUnshaped(0, reason)]
