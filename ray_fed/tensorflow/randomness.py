@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # no public name
 
 import ray_fed.draws as draws
 import ray_fed.tensorflow.draw_order as draw_order
@@ -102,8 +103,10 @@ class RandomStates:
 
     def close(self) -> None:
         """Free the variables."""
-        for handle in self._handles:
-            tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        # Collected by Python, at any time: also while this thread builds a graph.
+        with context.eager_mode():
+            for handle in self._handles:
+                tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
         self._handles.clear()
 
 

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.framework.func_graph import FuncGraph
 
 import ray_fed.draws as draws
 import ray_fed.notes as notes
@@ -248,3 +249,18 @@ def test_a_parallel_map_that_does_not_draw_stays_parallel() -> None:
     before, after = parallel_map(lambda x: x + 1)
 
     assert before == after
+
+
+@pytest.mark.parametrize("building", [tf.Graph, FuncGraph], ids=["graph", "function"])
+def test_states_are_freed_while_a_graph_is_built(building: Any) -> None:
+    states = randomness.RandomStates()
+    states.names = ["a state that is freed late"]
+    states.create()
+    (handle,) = states._handles
+    graph = building("of another's") if building is FuncGraph else building()
+
+    with graph.as_default():
+        states.close()
+
+    assert not graph.get_operations()
+    assert not tf.raw_ops.VarIsInitializedOp(resource=handle)
