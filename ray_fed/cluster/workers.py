@@ -14,6 +14,7 @@ import collections
 import dataclasses
 import gc
 import os
+from collections.abc import Callable
 from typing import Any, cast
 
 import ray
@@ -90,7 +91,7 @@ def run_plan(
     _stay_connected(pool)
     arg = object_store.attach(arg, held)
     try:
-        return asyncio.run(drive_plan(pool, name, comp, arg, terms))
+        return asyncio.run(drive_plan(pool, name, comp, arg, terms, _stay_connected))
     finally:
         # Loops and tasks refer to each other, and to arrays that the object store may
         # not free before: an idle process would hold them.
@@ -126,7 +127,12 @@ class Driven:
 
 
 async def drive_plan(
-    pool: Any, name: str, comp: Any, arg: Any, terms: leases.Terms
+    pool: Any,
+    name: str,
+    comp: Any,
+    arg: Any,
+    terms: leases.Terms,
+    on_lease: Callable[[Any], None] = lambda _: None,
 ) -> tuple[Any, ...]:
     """Run a plan on a leased worker.
 
@@ -136,6 +142,7 @@ async def drive_plan(
         comp: a `plan.Subround` or `plan.Finish`.
         arg: as `executors.evaluation` takes it, but for what is stored.
         terms: to lease a worker with.
+        on_lease: takes the handle of that worker.
 
     Returns:
         `Driven`, then each value. The worker is still leased: whoever has these gives
@@ -152,7 +159,7 @@ async def drive_plan(
         return await _attempt(pool, lease, comp, arg)
 
     lease = await leases.lease(pool, name, terms)
-    _stay_connected(lease.worker.handle)
+    on_lease(lease.worker.handle)
     wants_spare = terms.siblings and terms.spare_after_s is not None
     spare = leases.lease_spare(pool, name, terms) if wants_spare else None
     won = await race(lease, spare, work)

@@ -7,6 +7,7 @@ import asyncio
 import collections
 import dataclasses
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -60,6 +61,30 @@ class Pace:
         self._seconds_a_client = seconds / count
 
 
+class _SharedKernels:
+    """Graphs without state: one for all threads of a process, and for its contexts."""
+
+    def __init__(self) -> None:
+        self._kernels: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes, make: Callable[[], Any]) -> Any:
+        """Return the graph of a key; make it, and share it, if there is none."""
+        with self._lock:  # who else wants it waits, and need not build it too
+            if key not in self._kernels:
+                made = make()
+                if not made.may_be_shared:
+                    return made
+                self._kernels[key] = made
+                if len(self._kernels) > _CACHED_KERNELS:
+                    self._kernels.popitem(last=False)
+            self._kernels.move_to_end(key)
+            return self._kernels[key]
+
+
+_SHARED = _SharedKernels()
+
+
 class KernelCache:
     """Kernels by content, the least recently used dropped and closed.
 
@@ -81,14 +106,17 @@ class KernelCache:
             merge: what `load_merge` returned for its partials.
         """
         graph = None if isinstance(merge, plan.NoKernel) else merge
+        content = kernel.content + (b"" if graph is None else graph.content)
 
         def build() -> Any:
             from ray_fed.tensorflow.kernels import ClientKernel
 
-            return ClientKernel(kernel, graph, self._device), Pace()
+            def make() -> ClientKernel:
+                return ClientKernel(kernel, graph, self._device)
 
-        content = b"" if graph is None else graph.content
-        return self._load(kernel.content + content, build)
+            return _SHARED.get(content + repr(self._device).encode(), make), Pace()
+
+        return self._load(content, build)
 
     def load_merge(self, merge: bytes) -> "Any | plan.NoKernel":
         """Return the graph of a serialised merge, as `load` does that of a kernel."""

@@ -50,6 +50,7 @@ class Grafts:
         ends: results of what was put in. Where the next iteration waits for them,
             TensorFlow optimises each computation for itself: it would make one sum of
             several, in an order of its own, and other bits.
+        has_state: whether anything that was put in has state or effects.
 
     Args:
         stateless: whether to refuse what has state or effects.
@@ -62,6 +63,7 @@ class Grafts:
         self.sites: list[DrawSite] = []
         self.unkeyed: list[notes.Unkeyed] = []
         self.ends: list[tf.Tensor] = []
+        self.has_state = False
         self._states: list[randomness.RandomStates] = []
         self._state_of: Callable[[int], tf.Tensor] | None = None
 
@@ -112,8 +114,10 @@ class Grafts:
         if isinstance(lowered, lowering.Unlowered):
             raise UnfitError(lowered.reason)
         graph_def = lowered.graph_def
-        if self._stateless:
-            _check_stateless(graph_def)
+        if stateful := _find_stateful(graph_def):
+            if self._stateless:
+                raise UnfitError(f"{stateful}, an op with state or effects")
+            self.has_state = True
         states = randomness.key_random_ops(graph_def)
         feeds = dict(zip(lowered.feeds, _tensors(leaves), strict=True))
         self._note_unkeyed(graph.origin_of(message), content, states)
@@ -158,11 +162,12 @@ class Grafts:
         return [op]
 
 
-def _check_stateless(graph_def: Any) -> None:
+def _find_stateful(graph_def: Any) -> str | None:
     bodies_ = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
     for node in (node for nodes in bodies_ for node in nodes):
         if node.op not in _CALLS and bodies.definition_of(node).is_stateful:
-            raise UnfitError(f"{node.op}, an op with state or effects")
+            return str(node.op)
+    return None
 
 
 def _without_placeholders(

@@ -21,7 +21,7 @@ def as_graph(
         fetched = [tf.identity(tensor) for tensor in function(*fed)]
     feeds, fetches = ([tensor.name for tensor in ends] for ends in (fed, fetched))
     graph_def = frames.write_frames(graph.as_graph_def(), [*feeds, *fetches])
-    return loader.import_function(graph_def, feeds, fetches)
+    return loader.import_graph(graph_def, feeds, fetches, signature)
 
 
 def before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:

@@ -142,6 +142,15 @@ class ClientKernel:
             self._work_grafts.create()
             self._fold_grafts.create()
 
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether several threads may run it at once, as nothing of it changes."""
+        parts = [self._work_grafts, self._fold_grafts]
+        has_state = any(part.has_state for part in parts)
+        merge_has_state = self._merge is not None and self._merge.has_state
+        is_plain = not self._jit and self.at_once == 1
+        return is_plain and not has_state and not merge_has_state
+
     def close(self) -> None:
         """Free what the graph keeps between calls."""
         self._work_grafts.close()

@@ -12,7 +12,7 @@ Three things in a graph are global to a process, and are made local to a call:
 
 import hashlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -186,6 +186,42 @@ def import_function(graph_def: Any, feeds: list[str], fetches: list[str]) -> Any
         if not fetches:
             return []
         return pruned._call_flat(tensors, pruned.captured_inputs)  # noqa: SLF001
+
+    return run
+
+
+def import_graph(
+    graph_def: Any,
+    feeds: Sequence[str],
+    fetches: Sequence[str],
+    signature: Sequence[tf.TensorSpec],
+) -> Any:
+    """Return a graph whose feeds are placeholders as a function to fetches.
+
+    It takes half the time of `import_function`, which copies the graph once more.
+
+    Args:
+        graph_def: with names of its own.
+        feeds: names of the tensors to pass, in order.
+        fetches: names of the tensors to return, in order.
+        signature: of the feeds.
+
+    Returns:
+        A callable that takes a list of tensors and returns a list of tensors.
+    """
+
+    def load(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        fed = dict(zip(feeds, tensors, strict=True))
+        return tf.graph_util.import_graph_def(
+            graph_def, input_map=fed, return_elements=list(fetches), name=""
+        )
+
+    wrapped = tf.compat.v1.wrap_function(load, list(signature))
+    names = [function.signature.name for function in graph_def.library.function]
+    _free_at_end(wrapped, names)
+
+    def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return wrapped._call_flat(tensors, wrapped.captured_inputs)  # noqa: SLF001
 
     return run
 

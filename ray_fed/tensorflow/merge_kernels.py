@@ -24,6 +24,7 @@ class MergeKernel:
 
     Attributes:
         content: identifies the function.
+        has_state: whether it has state or effects.
 
     Raises:
         UnfitError: it needs what a graph cannot do, or draws.
@@ -31,6 +32,7 @@ class MergeKernel:
 
     def __init__(self, merge: bytes, device: str | None) -> None:
         self.content = hashlib.sha256(merge).digest()
+        self.has_state = False
         self._merge = blocks.parse_block(merge)
         self._pair = values.struct_type(parameter_of(self._merge))
         self._device = device
@@ -42,6 +44,7 @@ class MergeKernel:
         grafts = Grafts()
         pair = pack(iter(tensors), self._pair)
         merged = Interpreter(grafts).call(self._merge, pair)
+        self.has_state |= grafts.has_state
         if grafts.sites:
             raise UnfitError("a merge that draws")
         return flatten(merged)

@@ -112,6 +112,18 @@ class TestKernelCache:
         assert cache.load(again, NO_MERGE) is loaded
         cache.close()
 
+    @pytest.mark.parametrize(
+        ("comp", "is_one"), [("doubled", True), ("checked", False)]
+    )
+    def test_threads_share_a_graph_without_state(self, comp: str, is_one: bool) -> None:
+        caches = [KernelCache(None), KernelCache(None)]
+        kernel = kernel_of({"doubled": doubled, "checked": checked}[comp])
+
+        loaded: list[Any] = [cache.load(kernel, NO_MERGE) for cache in caches]
+
+        assert (loaded[0][0] is loaded[1][0]) == is_one
+        assert loaded[0][1] is not loaded[1][1]
+
     def test_least_recently_used_is_closed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
