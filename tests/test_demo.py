@@ -38,6 +38,7 @@ def load_weights(path: pathlib.Path) -> list[Any]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_local_and_ray_end_with_the_same_bits(tmp_path: pathlib.Path) -> None:

@@ -55,6 +55,7 @@ def test_fed_avg_program_goes_on_where_it_was_saved(tmp_path: pathlib.Path) -> N
     assert resumed[-1] == "7 rounds in all"
 
 
+@pytest.mark.slow
 # Jupyter's client and its event loop raise warnings of their own.
 @pytest.mark.filterwarnings("ignore")
 def test_quickstart_runs_in_a_kernel_and_ends_with_its_curve(
