@@ -94,6 +94,7 @@ def processes_with(mark: str) -> list[str]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_interrupted_demo_leaves_nothing_behind() -> None:

@@ -26,6 +26,7 @@ def run_example(name: str, *args: str) -> str:
     return finished.stdout
 
 
+@pytest.mark.slow
 def test_temperature_prints_the_mean_and_a_report() -> None:
     mean, report = run_example("temperature.py", "local").splitlines()
 
