@@ -1,5 +1,6 @@
 """Fixtures that several test modules share, and the count of tests on real Ray."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -67,7 +68,11 @@ class RayMemory:
 
 @pytest.fixture
 def ray_memory(ray_cluster: None) -> RayMemory:
-    """Measures of the session's Ray."""
+    """Measures of the session's Ray, once what tests before left is collected.
+
+    What a test measures itself is to be freed without the collector.
+    """
+    gc.collect()
     return RayMemory()
 
 
