@@ -122,6 +122,7 @@ def test_client_that_raises_ends_the_round_at_once(
     assert location.node is not None
     assert "InvalidArgumentError" in caught.value.cause_text
     assert isinstance(caught.value.__cause__, errors.WorkerTraceback)
-    assert work.runs()[9] == 2  # in its kernel; then interpreted, to be named
+    # In its kernel; in a kernel of its leaf, to find that; interpreted, to be named.
+    assert work.runs()[9] == 3
     assert context.invoke(total, list(range(16))) == 120
     assert {s.worker_pid for s in context.last_report.subrounds} == {worker}
