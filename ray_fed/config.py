@@ -73,8 +73,8 @@ class Workers(_Frozen):
 
     Attributes:
         count: how many actors; (min, max): as many as the cluster has room for, looked
-            at as a round begins, at most once a second; None: one for each CPU (or GPU,
-            where `num_gpus` asks for some) that the cluster has.
+            at every round; None: one for each CPU (or GPU, where `num_gpus` asks for
+            some) that the cluster has.
         num_cpus: of each actor, also its TensorFlow threads: max(1, int(num_cpus)).
         num_gpus: of each actor; a fraction becomes a TensorFlow memory limit.
         resources: further Ray resources of each actor.

@@ -58,10 +58,6 @@ class Cluster(Protocol):
         ...
 
 
-_LOOK_AGAIN_S = 1.0
-"""Rounds that follow each other quicker share a look at the cluster."""
-
-
 class PoolHost:
     """Hosts a `Pool`: starts workers, hands them out, replaces those that die.
 
@@ -99,19 +95,16 @@ class PoolHost:
         self._leased: dict[str, str] = {}  # the worker of each subround that runs
         self._log = AttemptLog()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._looked_s = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         # One thread, so that what is asked of the cluster stays in order.
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
     async def begin_round(self) -> int:
-        """Follow the cluster, and return how many workers there are.
+        """Look at the cluster, follow what changed, and return how many workers it has.
 
-        Those that start are counted; at least one. The cluster is looked at anew, where
-        that was not done just now.
+        Those that start are counted; at least one.
         """
-        if time.monotonic() - self._looked_s > _LOOK_AGAIN_S:
-            await self._look()
+        await self._look()
         return max(1, self._pool.num_workers)
 
     async def lease(
@@ -266,7 +259,6 @@ class PoolHost:
         self._act()
 
     async def _survey(self) -> None:
-        self._looked_s = time.monotonic()
         nodes = await self._on_thread(self._cluster.read_nodes)
         if nodes is not None:
             self._pool.survey(nodes)
