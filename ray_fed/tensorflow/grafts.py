@@ -55,10 +55,19 @@ class Grafts:
     Args:
         stateless: whether to refuse what has state or effects.
         unrolled: see `lowering.lower`.
+        isolated: whether TensorFlow optimises each computation for itself, whatever
+            its argument comes from, so that it has the bits of a call of its own.
     """
 
-    def __init__(self, *, stateless: bool = False, unrolled: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        stateless: bool = False,
+        unrolled: bool = False,
+        isolated: bool = True,
+    ) -> None:
         self._stateless = stateless
+        self._isolated = isolated
         self._unrolled = unrolled
         self.sites: list[DrawSite] = []
         self.unkeyed: list[notes.Unkeyed] = []
@@ -75,6 +84,16 @@ class Grafts:
                 is current.
         """
         self._state_of = state_of
+
+    def shield(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return a tensor that what is put in takes; where that is isolated, opaque.
+
+        An op that takes a constant, or what another computation just added, is
+        otherwise rewritten: x / 3 to x * (1 / 3), sums of sums to one sum.
+        """
+        if not self._isolated:
+            return tensor
+        return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
 
     def create(self) -> None:
         """Make the state variables, on the device that is current."""
@@ -125,7 +144,9 @@ class Grafts:
         loader.isolate(graph_def, *assigned, lowered.initialize_op)
         if self._stateless:
             feeds = _without_placeholders(graph_def, feeds, lowered.fetches)
-        inside = {name: tf.identity(tensor) for name, tensor in feeds.items()}
+        inside = {
+            name: self.shield(tf.identity(tensor)) for name, tensor in feeds.items()
+        }
         results = tf.graph_util.import_graph_def(
             graph_def,
             input_map=inside,

@@ -46,12 +46,22 @@ def _add_weighted(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
 
 
 def _average(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
-    tensors = [tensor for part in parts for tensor in part]
-    if int(tensors[-1]) == 0:
+    if int(count_of(parts)) == 0:
         raise errors.CardinalityError(
             "Expected at least one client for federated_mean, found none: sample a"
             " larger cohort, or sum and divide yourself."
         )
+    return divide_sums(parts, type_spec)
+
+
+def count_of(parts: list[Tensors]) -> Any:
+    """Return the number of values that were summed for a mean, i32."""
+    return parts[-1][-1]
+
+
+def divide_sums(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
+    """Return means of what was summed; of no values there is none."""
+    tensors = [tensor for part in parts for tensor in part]
     sums = tensors[: len(flatten_type(type_spec.result))]
     weight = tensors[len(sums)]  # the count itself where no weights were given
     return [tf.divide(x, tf.cast(weight, x.dtype)) for x in sums]

@@ -156,8 +156,9 @@ class ShapedClients:
     ) -> list[tf.Tensor]:
         """Return the accumulators after the first `count` clients of a window."""
         # Loops of a computation are more than TensorFlow vectorises.
-        work = Grafts(stateless=True, unrolled=self._at_once > 1)
-        fold = Grafts(stateless=True)
+        # XLA, and work on several clients at once, has bits of its own anyway.
+        work = Grafts(stateless=True, unrolled=self._at_once > 1, isolated=False)
+        fold = Grafts(stateless=True, isolated=False)
 
         @tf.autograph.experimental.do_not_convert
         def run(taken: Sequence[tf.Tensor]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Interprets unplaced building blocks inside of a graph that is being built.
+"""Interprets building blocks inside of a graph that is being built.
 
 Values are what `client_data` says: tensors, sequences laid as rows, structs of them;
-functions are Python functions over these. Locals are evaluated when first needed, as
-the executors do, and draw under the same names.
+functions are Python functions over these. A value at the server is its member. Locals
+are evaluated when first needed, as the executors do, and draw under the same names.
 """
 
 import dataclasses
@@ -32,6 +32,11 @@ _IN_GRAPHS = operators.OPERATORS.keys() - {
 }
 """What has no need to look at a value while the graph is built."""
 
+_AS_THEY_ARE = frozenset(
+    {flf.FEDERATED_VALUE_AT_SERVER.uri, flf.FEDERATED_ZIP_AT_SERVER.uri}
+)
+"""What does nothing where a value at the server is its member."""
+
 
 @dataclasses.dataclass(frozen=True)
 class GraphFunction:
@@ -45,10 +50,13 @@ class Interpreter:
 
     Args:
         grafts: puts TensorFlow computations into the graph.
+        counts: takes tensors that are to be above zero, for the caller to see to it;
+            None: whatever raises where one is zero is unfit.
     """
 
-    def __init__(self, grafts: Grafts) -> None:
+    def __init__(self, grafts: Grafts, counts: list[tf.Tensor] | None = None) -> None:
         self._grafts = grafts
+        self._counts = counts
 
     def call(self, function: Block, argument: Any) -> Any:
         """Return the result of a closed lambda.
@@ -112,10 +120,8 @@ class Interpreter:
             case flf.Literal():
                 value: Any = block.value
                 return tf.constant(value, specs.to_tf_dtype(block.type_signature))
-            case flf.Intrinsic() if block.uri in _IN_GRAPHS:
-                return GraphFunction(_operator(block))
             case flf.Intrinsic():
-                raise UnfitError(f"`{block.uri}` at clients")
+                return GraphFunction(self._intrinsic(block))
             case flf.CompiledComputation():
                 return self._compiled(block)
             case _:
@@ -133,13 +139,28 @@ class Interpreter:
 
         return GraphFunction(run)
 
+    def _intrinsic(self, block: flf.Intrinsic) -> Callable[[Any, Path], Any]:
+        uri, type_spec = block.uri, cast("fl.FunctionType", block.type_signature)
 
-def _operator(block: flf.Intrinsic) -> Callable[[Any, Path], Any]:
-    type_spec = cast("fl.FunctionType", block.type_signature)
-    operator = operators.OPERATORS[block.uri]
+        def operate(argument: Any, _: Path) -> Any:
+            parts = [] if argument is None else list(map(flatten, argument))
+            shielded = [[self._grafts.shield(t) for t in part] for part in parts]
+            return pack(iter(operator(shielded, type_spec)), type_spec.result)
 
-    def run(argument: Any, _: Path) -> Any:
-        parts = [] if argument is None else [flatten(part) for part in argument]
-        return pack(iter(operator(parts, type_spec)), type_spec.result)
+        if uri in _IN_GRAPHS:
+            operator = operators.OPERATORS[uri]
+            return operate
+        if uri == intrinsics.AVERAGE.uri and self._counts is not None:
+            operator = self._divide_sums
+            return operate
+        if uri in _AS_THEY_ARE:
+            return lambda argument, _: argument
+        if uri == flf.FEDERATED_APPLY.uri:
+            return lambda argument, path: argument[0].run(argument[1], path)
+        if uri == flf.FEDERATED_EVAL_AT_SERVER.uri:
+            return lambda argument, path: argument.run(None, path)
+        raise UnfitError(f"`{uri}` at clients")
 
-    return run
+    def _divide_sums(self, parts: list[Any], type_spec: fl.FunctionType) -> list[Any]:
+        cast("list[Any]", self._counts).append(operators.count_of(parts))
+        return operators.divide_sums(parts, type_spec)

@@ -62,6 +62,7 @@ square = tf_computation(np.float32)(lambda x: x * x)
 as_float = tf_computation(np.int32)(lambda x: tf.cast(x, tf.float32))
 increment = tf_computation(np.int32)(lambda x: x + 1)
 one = tf_computation()(lambda: np.float32(1))
+three = tf_computation()(lambda: np.float32(3))
 seven = tf_computation()(lambda: np.int32(7))
 above = tf_computation(np.float32, np.float32)(lambda x, y: tf.cast(x > y, tf.float32))
 total_of = tf_computation(fl.SequenceType(np.float32))(
@@ -165,6 +166,17 @@ def of_a_lambda(values: Any) -> Any:
         return scale(scale(x))
 
     return fl.federated_sum(fl.federated_map(twice, values))
+
+
+@federated_computation(FLOATS)
+def of_constants(values: Any) -> Any:
+    """TensorFlow would make products with reciprocals of these quotients."""
+
+    @federated_computation(np.float32)
+    def thirds(x: Any) -> Any:
+        return mean_of(mean_of(x, np.float32(3)), three())
+
+    return fl.federated_sum(fl.federated_map(thirds, values))
 
 
 @federated_computation(SERVER_STATE, STATES)
@@ -392,6 +404,7 @@ FORMS: dict[str, tuple[Any, list[Any]]] = {
         [SOME_FLOATS],
     ),
 }
+FORMS["of constants"] = (of_constants, [SOME_FLOATS])
 NAMES = list(FORMS)
 
 
