@@ -180,6 +180,13 @@ def pack(leaves: Iterator[Any], type_spec: fl.Type) -> Struct[Any] | Any:
     return Struct((name, pack(leaves, element)) for name, element in type_spec.items())
 
 
+def nest(leaves: Iterator[Any], type_spec: fl.Type) -> Plain:
+    """Return leaves in the order of their type as a plain value: undoes `flatten`."""
+    if not isinstance(type_spec, fl.StructType):
+        return next(leaves)
+    return tuple(nest(leaves, element) for _, element in type_spec.items())
+
+
 def _plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plain:
     if hasattr(value, "numpy") and hasattr(value, "dtype"):
         value = _numpy_of(value, label)

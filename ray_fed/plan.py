@@ -229,6 +229,7 @@ class Finish:
         draw: key of the random numbers of this call.
         parts_type: serialised type of a result that is returned in parts, each kept
             where results are stored; None returns it whole.
+        in_graphs: whether graphs compute what they can, with the same bits.
     """
 
     merge: bytes | None
@@ -239,6 +240,7 @@ class Finish:
     clients_per_leaf: int
     draw: DrawKey
     parts_type: bytes | None = None
+    in_graphs: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -283,6 +283,7 @@ class Rounds:
             clients_per_leaf=call.cut.size,
             draw=self._draw(call),
             parts_type=parts_type,
+            in_graphs=self._policy.call_s is not None,
         )
         before = [] if computation is None else [*call.at_finish, *call.merged]
         arg = (partials, before)

@@ -49,7 +49,8 @@ async def _call(
     return values.narrow(called, ResolvedValue, "a federated stack")
 
 
-async def _fetch(value: flf.ExecutorValue) -> Plain:
+async def fetch(value: flf.ExecutorValue) -> Plain:
+    """Return an embedded value in plain form."""
     type_spec = value.type_signature
     return plain.to_plain(await value.compute(), type_spec, "a result")
 
@@ -79,26 +80,43 @@ class KernelRan:
     """What a kernel came to.
 
     Attributes:
-        partials: of each of the subround's nodes, embedded.
+        partials: of each of the subround's nodes, plain.
         kept: for each value that is kept a list over all clients, plain.
     """
 
-    partials: list[flf.ExecutorValue]
+    partials: list[Plain]
     kept: list[list[Plain]]
 
 
 @runtime_checkable
 class KernelRunner(Protocol):
-    """An unplaced executor that runs kernels where it runs everything else."""
+    """An unplaced executor that runs graphs where it runs everything else."""
 
     def parse(self, serialised: bytes) -> Block:
         """Return the block of a serialised computation, parsed when first asked for."""
         ...
 
+    def run_at_server(self, function: bytes, argument: Any) -> Any:
+        """Return what a serialised function comes to as tensors in structs, or None.
+
+        None where only executors can do it, or are to say what it raises.
+
+        Args:
+            function: of values at the server.
+            argument: plain, or tensors in structs.
+        """
+        ...
+
+    def run_finish(
+        self, finish: plan.Finish, partials: Sequence[Any], before: Sequence[Any]
+    ) -> tuple[Plain] | None:
+        """Return the result of a finish, plain; or None, as `run_at_server` does."""
+        ...
+
     async def run_kernel(
         self,
         subround: plan.Subround,
-        inputs: flf.ExecutorValue,
+        inputs: Sequence[Any],
         data: Sequence[Sequence[Any]],
         check: Callable[[], None] = lambda: None,
     ) -> KernelRan | plan.NoKernel:
@@ -106,7 +124,7 @@ class KernelRunner(Protocol):
 
         Args:
             subround: with a kernel, and a merge.
-            inputs: what `server` of the kernel returned, embedded.
+            inputs: what `server` of the kernel returned, plain or of tensors.
             data: for each of `data` of the kernel the values of all clients of the
                 subround, in order.
             check: called before each call; what it raises ends the run.
@@ -188,7 +206,7 @@ async def evaluate_subround(
     if subround.merge is not None:
         partials = [_at_server(leaf) for leaf in leaves]
         leaves = await merge_subtrees(subround, partials, unplaced)
-    fetched = await gather_by_index(_fetch(value) for value in leaves)
+    fetched = await gather_by_index(fetch(value) for value in leaves)
     kept = [
         [member for _, of_leaf in evaluated for member in of_leaf[index]]
         for index in range(subround.num_kept)
@@ -245,7 +263,7 @@ async def _call_leaf(
             ]
             return (
                 values.narrow(result, ResolvedValue, "a federated stack"),
-                await gather_by_index(_fetch(value) for value in kept),
+                await gather_by_index(fetch(value) for value in kept),
             )
     except errors.ComputationError as error:
         index = error.location.client_index
@@ -273,14 +291,17 @@ async def evaluate_kernel(
     """
     kernel = cast("plan.Kernel", subround.kernel)
     shared = tuple(_part(args[0], path) for path in kernel.parts)
-    stack = stack_for(len(subround.leaves[0]))
-    inputs = await _call(stack, unplaced.parse(kernel.server), [shared])
+    inputs = unplaced.run_at_server(kernel.server, shared)
+    if inputs is None:
+        stack = stack_for(len(subround.leaves[0]))
+        called = await _call(stack, unplaced.parse(kernel.server), [shared])
+        inputs = await fetch(_at_server(called))
     data = [_join([_part(arg, path) for arg in args]) for path in kernel.data]
-    ran = await unplaced.run_kernel(subround, _at_server(inputs), data, check)
+    ran = await unplaced.run_kernel(subround, inputs, data, check)
     if isinstance(ran, plan.NoKernel):
         return ran
-    merged = await gather_by_index(_fetch(partial) for partial in ran.partials)
-    return Evaluated([*merged, *ran.kept], kernel_leaves=len(subround.leaves))
+    values_ = [*ran.partials, *ran.kept]
+    return Evaluated(values_, kernel_leaves=len(subround.leaves))
 
 
 def _part(arg: Any, path: plan.Path) -> Any:
@@ -352,12 +373,16 @@ async def evaluate_finish(
     Returns:
         The result of the after-merge computation; without one the merged partial.
     """
+    if finish.in_graphs and isinstance(unplaced, KernelRunner):
+        ran = unplaced.run_finish(finish, partials, before)
+        if ran is not None:
+            return ran[0]
     merged = await _merge_partials(finish, partials, unplaced)
     if finish.computation is None:
-        return await _fetch(merged)
+        return await fetch(merged)
     args = [plan.pack([*before, merged])]
     stack = stack_for(finish.num_clients)
-    return await _fetch(await _call(stack, _parsed(finish.computation, unplaced), args))
+    return await fetch(await _call(stack, _parsed(finish.computation, unplaced), args))
 
 
 def _parsed(serialised: bytes, unplaced: flf.Executor) -> Function | Block:
@@ -373,7 +398,7 @@ async def _merge_partials(
     type_spec = blocks.parse_type(finish.partial_type)
     if finish.merge is None:
         return await unplaced.create_value(values.Struct([]), type_spec)
-    merge = await unplaced.create_value(Function(finish.merge))
+    merge = await unplaced.create_value(_parsed(finish.merge, unplaced))
     embedded = await gather_by_index(
         unplaced.create_value(partial, type_spec) for partial in partials
     )

@@ -6,8 +6,6 @@ Where this runs is where TensorFlow is: on a thread of this process, or in an ac
 import asyncio
 import collections
 import dataclasses
-import hashlib
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -23,141 +21,19 @@ import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.client_runs import ClientMember, ClientRun
 from ray_fed.executors.client_store import ClientStore
-from ray_fed.executors.evaluation import KernelRan, merge_subtrees
+from ray_fed.executors.evaluation import KernelRan, fetch, merge_subtrees
+from ray_fed.executors.kernel_cache import KernelCache, Pace
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.executors.threads import ThreadDelegatingExecutor
 
 flf = fl.framework
 _T = TypeVar("_T")
-_CACHED_KERNELS = 32
-"""Graphs that one worker keeps; one of a small model holds a few MB."""
-
 _CACHED_BLOCKS = 128
 """Computations that one worker keeps parsed: parsing takes as long as small rounds."""
 
 _LAID_BYTES = 64 * 2**20
 """Data of clients that a worker copies at once; laying it has a fixed cost."""
-
-
-class Pace:
-    """Decides how many clients a call covers; the bits do not depend on it.
-
-    The first call, which also sets the graph up, is of one client.
-    """
-
-    def __init__(self) -> None:
-        self._seconds_a_client: float | None = None
-
-    def count(self, remaining: int, call_s: float) -> int:
-        """Return how many of the remaining clients to run in the next call."""
-        if self._seconds_a_client is None:
-            return min(1, remaining)
-        wanted = call_s / max(self._seconds_a_client, 1e-9)
-        return max(1, min(remaining, int(min(wanted, remaining))))
-
-    def note(self, count: int, seconds: float) -> None:
-        """Take note of what a call took."""
-        self._seconds_a_client = seconds / count
-
-
-class _SharedKernels:
-    """Graphs without state: one for all threads of a process, and for its contexts."""
-
-    def __init__(self) -> None:
-        self._kernels: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: bytes, make: Callable[[], Any]) -> Any:
-        """Return the graph of a key; make it, and share it, if there is none."""
-        with self._lock:  # who else wants it waits, and need not build it too
-            if key not in self._kernels:
-                made = make()
-                if not made.may_be_shared:
-                    return made
-                self._kernels[key] = made
-                if len(self._kernels) > _CACHED_KERNELS:
-                    self._kernels.popitem(last=False)
-            self._kernels.move_to_end(key)
-            return self._kernels[key]
-
-
-_SHARED = _SharedKernels()
-
-
-class KernelCache:
-    """Kernels by content, the least recently used dropped and closed.
-
-    Args:
-        device: name of the device to run on; None leaves it to TensorFlow.
-    """
-
-    def __init__(self, device: str | None) -> None:
-        self._device = device
-        self._kernels: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
-
-    def load(
-        self, kernel: plan.Kernel, merge: Any
-    ) -> "tuple[Any, Pace] | plan.NoKernel":
-        """Return a kernel's graph and its pace, built when first asked for.
-
-        Args:
-            kernel: what the compiler planned.
-            merge: what `load_merge` returned for its partials.
-        """
-        graph = None if isinstance(merge, plan.NoKernel) else merge
-        content = kernel.content + (b"" if graph is None else graph.content)
-
-        def build() -> Any:
-            from ray_fed.tensorflow.kernels import ClientKernel
-
-            def make() -> ClientKernel:
-                return ClientKernel(kernel, graph, self._device)
-
-            return _SHARED.get(content + repr(self._device).encode(), make), Pace()
-
-        return self._load(content, build)
-
-    def load_merge(self, merge: bytes) -> "Any | plan.NoKernel":
-        """Return the graph of a serialised merge, as `load` does that of a kernel."""
-
-        def build() -> Any:
-            from ray_fed.tensorflow.merge_kernels import MergeKernel
-
-            return MergeKernel(merge, self._device)
-
-        return self._load(hashlib.sha256(b"merge" + merge).digest(), build)
-
-    def _load(self, key: bytes, build: Callable[[], Any]) -> Any:
-        if key not in self._kernels:
-            self._kernels[key] = self._build(build)
-            if len(self._kernels) > _CACHED_KERNELS:
-                _, dropped = self._kernels.popitem(last=False)
-                _close(dropped)
-        self._kernels.move_to_end(key)
-        return self._kernels[key]
-
-    def _build(self, build: Callable[[], Any]) -> Any:
-        from ray_fed.tensorflow.client_data import UnfitError
-
-        try:
-            return build()
-        except UnfitError as error:
-            return plan.NoKernel(str(error))
-        except Exception as error:  # noqa: BLE001 (what TensorFlow refuses to trace)
-            first_line = str(error).partition("\n")[0]
-            return plan.NoKernel(f"{type(error).__name__}: {first_line}")
-
-    def close(self) -> None:
-        """Drop all kernels."""
-        for loaded in self._kernels.values():
-            _close(loaded)
-        self._kernels.clear()
-
-
-def _close(loaded: Any) -> None:
-    if isinstance(loaded, tuple):
-        loaded[0].close()
 
 
 class KernelRun:
@@ -332,18 +208,18 @@ class Partial:
 async def run_kernel(
     executor: "LeafStack",
     subround: plan.Subround,
-    inputs: flf.ExecutorValue,
+    inputs: Sequence[Any],
     data: Sequence[Sequence[Any]],
     check: Callable[[], None] = lambda: None,
 ) -> KernelRan | plan.NoKernel:
-    """Return the partial of each of `subround.nodes`, embedded in the leaf stack.
+    """Return the partial of each of `subround.nodes`.
 
-    And what is kept of the clients, plain.
+    And what is kept of the clients.
 
     Args:
-        executor: has kernels and clients; embeds partials and merges them.
+        executor: has kernels and clients, and merges what no graph merges.
         subround: with a kernel, and a merge.
-        inputs: what `server` of the kernel returned, embedded.
+        inputs: what `server` of the kernel returned, plain or of tensors.
         data: for each of `data` of the kernel the plain values of all clients of the
             subround, in order; or runs of clients, which stand for them.
         check: called before each call; what it raises ends the run.
@@ -354,8 +230,9 @@ async def run_kernel(
     loaded = kernels.load(kernel, merge)
     if isinstance(loaded, plan.NoKernel):
         return loaded
-    given = plain.to_plain(await inputs.compute(), inputs.type_signature)
-    run = KernelRun(loaded, given, kernel.num_aggregations, subround.call_s, check)
+    run = KernelRun(
+        loaded, list(inputs), kernel.num_aggregations, subround.call_s, check
+    )
     try:
         partials = await _run_groups(run, subround, data, executor.clients)
     except errors.ClusterError:
@@ -364,14 +241,17 @@ async def run_kernel(
         cause = error.__cause__ if isinstance(error, FailedLeafError) else error
         leaf = getattr(error, "leaf", None)
         return plan.NoKernel(f"{type(cause).__name__} in a kernel", leaf)
-    if not isinstance(merge, plan.NoKernel):
-        partials = _merge_nodes(subround.nodes, partials, merge)
-    embedded: list[flf.ExecutorValue] = [
-        await executor.create_value(*run.structured(p.accumulators)) for p in partials
-    ]
     if isinstance(merge, plan.NoKernel):
-        embedded = await merge_subtrees(subround, embedded, executor)
-    return KernelRan(embedded, run.kept() if kernel.num_kept else [])
+        embedded: list[flf.ExecutorValue] = [
+            await executor.create_value(*run.structured(p.accumulators))
+            for p in partials
+        ]
+        merged = await merge_subtrees(subround, embedded, executor)
+        found = [await fetch(value) for value in merged]
+    else:
+        partials = _merge_nodes(subround.nodes, partials, merge)
+        found = [_computed(run.structured(p.accumulators)[0]) for p in partials]
+    return KernelRan(found, run.kept() if kernel.num_kept else [])
 
 
 async def _run_groups(
@@ -449,6 +329,21 @@ def _merge_nodes(
     return merged
 
 
+def _try(function: Callable[..., _T], *args: Any) -> _T | None:
+    """Return what a function returns, or None where it raises."""
+    try:
+        return function(*args)
+    except Exception:  # noqa: BLE001 (the executors will say what it is)
+        return None
+
+
+def _computed(value: Any) -> Any:
+    """Return tensors in structs as a plain value."""
+    if isinstance(value, values.Struct):
+        return tuple(map(_computed, cast("Any", value)))
+    return value.numpy()
+
+
 class LeafStack(ReferenceResolvingExecutor):
     """A leaf stack that runs kernels beside the four verbs.
 
@@ -484,10 +379,42 @@ class LeafStack(ReferenceResolvingExecutor):
         self._blocks.move_to_end(serialised)
         return self._blocks[serialised]
 
+    def run_at_server(self, function: bytes, argument: Any) -> Any:
+        """Return what a serialised function comes to as tensors in structs, or None.
+
+        None where only executors can do it, or are to say what it raises.
+
+        Args:
+            function: of values at the server.
+            argument: plain, or tensors in structs.
+        """
+        graph = self.kernels.load_server(function)
+        if isinstance(graph, plan.NoKernel):
+            return None
+        tensors = _try(graph, argument)
+        if tensors is None:
+            return None
+        return plain.pack(iter(tensors), graph.result)
+
+    def run_finish(
+        self, finish: plan.Finish, partials: Sequence[Any], before: Sequence[Any]
+    ) -> tuple[Any] | None:
+        """Return the result of a finish, plain; or None, as `run_at_server` does."""
+        found: Any = values.Struct([])
+        if finish.merge is not None:
+            merge = self.kernels.load_merge(finish.merge)
+            if isinstance(merge, plan.NoKernel):
+                return None
+            found = _try(merge.reduce, partials, finish.nodes)
+        if finish.computation is not None and found is not None:
+            argument = plan.pack([*before, found])
+            found = self.run_at_server(finish.computation, argument)
+        return None if found is None else (_computed(found),)
+
     async def run_kernel(
         self,
         subround: plan.Subround,
-        inputs: flf.ExecutorValue,
+        inputs: Sequence[Any],
         data: Sequence[Sequence[Any]],
         check: Callable[[], None] = lambda: None,
     ) -> KernelRan | plan.NoKernel:

@@ -1,6 +1,6 @@
 """What a `plan.Kernel` does with one client, inside of any graph."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -10,7 +10,7 @@ import ray_fed.blocks as blocks
 import ray_fed.plan as plan
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
-from ray_fed.plain import pack
+from ray_fed.plain import nest, pack
 from ray_fed.tensorflow.client_data import ClientLayout, UnfitError, flatten, leaf_types
 from ray_fed.tensorflow.grafts import Grafts
 from ray_fed.tensorflow.symbolic import Interpreter
@@ -88,14 +88,8 @@ class ClientWork:
         for tensors in stacked:
             arrays = [tensor.numpy() for tensor in tensors]
             clients.extend(map(list, zip(*arrays, strict=True)))
-        plain = [_to_tuples(iter(leaves), self.kept) for leaves in clients]
+        plain = [nest(iter(leaves), self.kept) for leaves in clients]
         return [[member[k] for member in plain] for k in range(len(self.kept))]
-
-
-def _to_tuples(leaves: Iterator[Any], type_spec: fl.Type) -> Any:
-    if not isinstance(type_spec, fl.StructType):
-        return next(leaves)
-    return tuple(_to_tuples(leaves, element) for _, element in type_spec.items())
 
 
 def parameter_of(block: fl.framework.ComputationBuildingBlock) -> fl.Type:

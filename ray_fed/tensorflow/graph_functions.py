@@ -15,13 +15,31 @@ def as_graph(
     function: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]
 ) -> Function:
     """Return a function of tensors as a graph, with frames for loops."""
+    return _as_graph(function, signature, lambda _: True)[0]
+
+
+def as_pruned_graph(
+    function: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]
+) -> tuple[Function, list[int]]:
+    """Return a function as a graph of those arguments that it reads, and which."""
+    return _as_graph(function, signature, lambda fed: bool(fed.consumers()))
+
+
+def _as_graph(
+    function: Callable[..., Sequence[tf.Tensor]],
+    signature: Sequence[tf.TensorSpec],
+    is_taken: Callable[[tf.Tensor], bool],
+) -> tuple[Function, list[int]]:
     graph = tf.Graph()
     with graph.as_default():
         fed = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in signature]
         fetched = [tf.identity(tensor) for tensor in function(*fed)]
-    feeds, fetches = ([tensor.name for tensor in ends] for ends in (fed, fetched))
+    taken = [index for index, tensor in enumerate(fed) if is_taken(tensor)]
+    feeds = [fed[index].name for index in taken]
+    fetches = [tensor.name for tensor in fetched]
     graph_def = frames.write_frames(graph.as_graph_def(), [*feeds, *fetches])
-    return loader.import_graph(graph_def, feeds, fetches, signature)
+    specs = [signature[index] for index in taken]
+    return loader.import_graph(graph_def, feeds, fetches, specs), taken
 
 
 def before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:

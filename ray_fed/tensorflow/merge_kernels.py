@@ -2,10 +2,13 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 import ray_fed.blocks as blocks
+import ray_fed.plan as plan
+import ray_fed.tensorflow.normal as normal
 import ray_fed.values as values
 from ray_fed.plain import pack
 from ray_fed.tensorflow.client_data import UnfitError, flatten
@@ -39,6 +42,11 @@ class MergeKernel:
         with tf.device(device):
             self._function = as_graph(self.trace, specs_of(self._pair))
 
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether several threads may run it at once."""
+        return not self.has_state
+
     def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Return the accumulators of two partials merged, inside of a graph."""
         grafts = Grafts()
@@ -55,3 +63,19 @@ class MergeKernel:
         """Return the accumulators of two partials merged."""
         with tf.device(self._device):
             return self._function([*left, *right])
+
+    def reduce(
+        self, partials: Sequence[Any], nodes: Sequence[plan.Node]
+    ) -> values.Struct[tf.Tensor]:
+        """Return adjacent partials merged along the tree, as tensors in a struct.
+
+        Args:
+            partials: plain; at least one.
+            nodes: the subtree of each.
+        """
+        partial = self._pair[0]
+        with tf.device(self._device):
+            held = [flatten(normal.normalise(given, partial)) for given in partials]
+        for left, right in plan.merge_order(nodes):
+            held[left] = self(held[left], held[right])
+        return pack(iter(held[0]), partial)

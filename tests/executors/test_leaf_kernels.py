@@ -15,8 +15,9 @@ from ray_fed import tensorflow as rtf
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.draws import DrawKey
-from ray_fed.executors import leaf_kernels, stack
-from ray_fed.executors.leaf_kernels import KernelCache, LeafStack, Pace
+from ray_fed.executors import kernel_cache, leaf_kernels, stack
+from ray_fed.executors.kernel_cache import KernelCache, Pace
+from ray_fed.executors.leaf_kernels import LeafStack
 from ray_fed.tensorflow.kernels import ClientKernel
 
 NO_MERGE = plan.NoKernel("no merge")
@@ -127,7 +128,7 @@ class TestKernelCache:
     def test_least_recently_used_is_closed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(leaf_kernels, "_CACHED_KERNELS", 2)
+        monkeypatch.setattr(kernel_cache, "_CACHED_KERNELS", 2)
         closed: list[Any] = []
 
         def close(graph: ClientKernel) -> None:
@@ -154,12 +155,10 @@ class TestRunKernel:
     async def run(
         self, leaf: LeafStack, work: plan.Subround, data: Any, **options: Any
     ) -> Any:
-        zeros = fl.StructType([np.int32])
-        inputs = await leaf.create_value([0], zeros)
-        ran = await leaf.run_kernel(work, inputs, data, **options)
+        ran = await leaf.run_kernel(work, [np.int32(0)], data, **options)
         if isinstance(ran, plan.NoKernel):
             return ran
-        return [list(await partial.compute()) for partial in ran.partials]
+        return [list(partial) for partial in ran.partials]
 
     def test_partials_of_leaves_are_merged(self, leaf: LeafStack) -> None:
         work = subround(kernel_of(doubled), [range(2), range(2, 3)])

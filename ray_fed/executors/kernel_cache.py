@@ -1,0 +1,146 @@
+"""Graphs that a worker has built, by what they compute."""
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import ray_fed.plan as plan
+
+_CACHED_KERNELS = 64
+"""Graphs that one worker keeps; one of a small model holds a few MB."""
+
+
+class Pace:
+    """Decides how many clients a call covers; the bits do not depend on it.
+
+    The first call, which also sets the graph up, is of one client.
+    """
+
+    def __init__(self) -> None:
+        self._seconds_a_client: float | None = None
+
+    def count(self, remaining: int, call_s: float) -> int:
+        """Return how many of the remaining clients to run in the next call."""
+        if self._seconds_a_client is None:
+            return min(1, remaining)
+        wanted = call_s / max(self._seconds_a_client, 1e-9)
+        return max(1, min(remaining, int(min(wanted, remaining))))
+
+    def note(self, count: int, seconds: float) -> None:
+        """Take note of what a call took."""
+        self._seconds_a_client = seconds / count
+
+
+class _SharedKernels:
+    """Graphs without state: one for all threads of a process, and for its contexts."""
+
+    def __init__(self) -> None:
+        self._kernels: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes, make: Callable[[], Any]) -> Any:
+        """Return the graph of a key; make it, and share it, if there is none."""
+        with self._lock:  # who else wants it waits, and need not build it too
+            if key not in self._kernels:
+                made = make()
+                if not made.may_be_shared:
+                    return made
+                self._kernels[key] = made
+                if len(self._kernels) > _CACHED_KERNELS:
+                    self._kernels.popitem(last=False)
+            self._kernels.move_to_end(key)
+            return self._kernels[key]
+
+
+_SHARED = _SharedKernels()
+
+
+class KernelCache:
+    """Kernels by content, the least recently used dropped and closed.
+
+    Args:
+        device: name of the device to run on; None leaves it to TensorFlow.
+    """
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+        self._kernels: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+
+    def load(
+        self, kernel: plan.Kernel, merge: Any
+    ) -> "tuple[Any, Pace] | plan.NoKernel":
+        """Return a kernel's graph and its pace, built when first asked for.
+
+        Args:
+            kernel: what the compiler planned.
+            merge: what `load_merge` returned for its partials.
+        """
+        graph = None if isinstance(merge, plan.NoKernel) else merge
+        content = kernel.content + (b"" if graph is None else graph.content)
+
+        def build() -> Any:
+            from ray_fed.tensorflow.kernels import ClientKernel
+
+            def make() -> ClientKernel:
+                return ClientKernel(kernel, graph, self._device)
+
+            return self._share(content, make), Pace()
+
+        return self._load(content, build)
+
+    def load_merge(self, merge: bytes) -> "Any | plan.NoKernel":
+        """Return the graph of a serialised merge, as `load` does that of a kernel."""
+
+        def build() -> Any:
+            from ray_fed.tensorflow.merge_kernels import MergeKernel
+
+            return MergeKernel(merge, self._device)
+
+        key = b"merge" + merge
+        return self._load(key, lambda: self._share(key, build))
+
+    def load_server(self, function: bytes) -> "Any | plan.NoKernel":
+        """Return the graph of a serialised function of values at the server."""
+
+        def build() -> Any:
+            from ray_fed.tensorflow.server_graphs import ServerGraph
+
+            return ServerGraph(function, self._device)
+
+        key = b"server" + function
+        return self._load(key, lambda: self._share(key, build))
+
+    def _share(self, key: bytes, make: Callable[[], Any]) -> Any:
+        return _SHARED.get(repr(self._device).encode() + key, make)
+
+    def _load(self, key: bytes, build: Callable[[], Any]) -> Any:
+        if key not in self._kernels:
+            self._kernels[key] = self._build(build)
+            if len(self._kernels) > _CACHED_KERNELS:
+                _, dropped = self._kernels.popitem(last=False)
+                _close(dropped)
+        self._kernels.move_to_end(key)
+        return self._kernels[key]
+
+    def _build(self, build: Callable[[], Any]) -> Any:
+        from ray_fed.tensorflow.client_data import UnfitError
+
+        try:
+            return build()
+        except UnfitError as error:
+            return plan.NoKernel(str(error))
+        except Exception as error:  # noqa: BLE001 (what TensorFlow refuses to trace)
+            first_line = str(error).partition("\n")[0]
+            return plan.NoKernel(f"{type(error).__name__}: {first_line}")
+
+    def close(self) -> None:
+        """Drop all kernels."""
+        for loaded in self._kernels.values():
+            _close(loaded)
+        self._kernels.clear()
+
+
+def _close(loaded: Any) -> None:
+    if isinstance(loaded, tuple):
+        loaded[0].close()

@@ -1,0 +1,179 @@
+"""What is computed at the server as one graph: as executors do it, bit for bit."""
+
+import asyncio
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import blocks, values
+from ray_fed import tensorflow as rtf
+from ray_fed.executors import evaluation, stack
+from ray_fed.tensorflow.client_data import UnfitError
+from ray_fed.tensorflow.server_graphs import ServerGraph
+
+FLOATS = fl.TensorType(np.float32, [1000])
+AT_SERVER = fl.FederatedType(FLOATS, fl.SERVER)
+AT_CLIENTS = fl.FederatedType(FLOATS, fl.CLIENTS)
+NUMBERS = np.random.default_rng(0).normal(size=[4, 1000]).astype(np.float32)
+
+
+@rtf.computation(FLOATS, np.float32)
+def divide(x: Any, y: Any) -> Any:
+    return x / y
+
+
+@rtf.computation
+def third() -> Any:
+    return tf.constant(3.0)
+
+
+@rtf.computation(FLOATS, FLOATS)
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@rtf.computation(FLOATS)
+def noisy(x: Any) -> Any:
+    return x + tf.random.normal([])
+
+
+@rtf.computation(FLOATS)
+def checked(x: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.assert_positive(x)]):
+        return tf.identity(x)
+
+
+@fl.federated_computation(AT_SERVER)
+def divided_by_a_literal(x: Any) -> Any:
+    @fl.federated_computation(FLOATS)
+    def work(x: Any) -> Any:
+        return divide(x, 3.0)
+
+    return fl.federated_map(work, x)
+
+
+@fl.federated_computation(AT_SERVER)
+def divided_by_a_result(x: Any) -> Any:
+    return fl.federated_map(divide, (x, fl.federated_eval(third, fl.SERVER)))
+
+
+@fl.federated_computation(*[AT_SERVER] * 4)
+def summed_one_by_one(a: Any, b: Any, c: Any, d: Any) -> Any:
+    total = a
+    for term in (b, c, d):
+        total = fl.federated_map(add, (total, term))
+    return total
+
+
+@fl.federated_computation(*[AT_SERVER] * 2)
+def named(a: Any, b: Any) -> Any:
+    return {"sum": fl.federated_map(add, (a, b)), "second": b}
+
+
+@fl.federated_computation(AT_SERVER, AT_CLIENTS)
+def leaves_clients_out(a: Any, clients: Any) -> Any:
+    del clients
+    return fl.federated_map(add, (a, a))
+
+
+def graph_of(comp: Any) -> ServerGraph:
+    return ServerGraph(blocks.serialise(comp.to_building_block()), None)
+
+
+def compute(comp: Any, argument: Any) -> Any:
+    """Return what executors make of it, plain."""
+    leaf = stack.leaf_stack()
+
+    async def run() -> Any:
+        over = stack.local_stack(0, [leaf], leaf, 1)
+        function = await over.create_value(comp.to_building_block())
+        parameter = comp.type_signature.parameter
+        called = await over.create_call(
+            function, await over.create_value(argument, parameter)
+        )
+        return await evaluation.fetch(called)
+
+    try:
+        return asyncio.run(run())
+    finally:
+        leaf.close()
+
+
+@pytest.mark.parametrize(
+    ("comp", "argument"),
+    [
+        (divided_by_a_literal, NUMBERS[0]),
+        (divided_by_a_result, NUMBERS[0]),
+        (summed_one_by_one, tuple(NUMBERS)),
+        (named, tuple(NUMBERS[:2])),
+    ],
+    ids=["literal", "result", "sums", "named"],
+)
+def test_has_the_bits_of_executors(comp: Any, argument: Any) -> None:
+    tensors = graph_of(comp)(argument)
+
+    expected = compute(comp, argument)
+    assert tensors is not None
+    found = [tensor.numpy().tobytes() for tensor in tensors]
+    leaves = expected if isinstance(expected, tuple) else [expected]
+    assert found == [leaf.tobytes() for leaf in leaves]
+
+
+def test_does_without_what_is_not_read() -> None:
+    tensors = graph_of(leaves_clients_out)((NUMBERS[0], None))
+
+    assert tensors is not None
+    np.testing.assert_array_equal(tensors[0], NUMBERS[0] + NUMBERS[0])
+
+
+def test_takes_parts_of_stored_values() -> None:
+    given = values.StoredParts((NUMBERS[0],))
+
+    tensors = graph_of(leaves_clients_out)((given, None))
+
+    assert tensors is not None
+    np.testing.assert_array_equal(tensors[0], NUMBERS[0] + NUMBERS[0])
+
+
+def test_mean_of_no_clients_is_left_to_executors() -> None:
+    @fl.federated_computation(AT_CLIENTS)
+    def mean(x: Any) -> Any:
+        return fl.federated_mean(x)
+
+    from ray_fed.compiler.split import compile_to_chain
+
+    computation: Any = mean
+    chain = compile_to_chain(computation)
+    sums = np.zeros(1000, np.float32)
+
+    graph = graph_of(chain.after_merge)
+
+    (with_clients,) = graph(([], ((sums, np.int32(2)),))) or [None]
+    assert with_clients is not None
+    assert graph(([], ((sums, np.int32(0)),))) is None
+
+
+@pytest.mark.parametrize("work", [noisy, checked], ids=["draws", "effects"])
+def test_refuses(work: Any) -> None:
+    @fl.federated_computation(AT_SERVER)
+    def mapped(x: Any) -> Any:
+        return fl.federated_map(work, x)
+
+    with pytest.raises(UnfitError, match="state or effects"):
+        graph_of(mapped)
+
+
+def test_refuses_to_read_sequences() -> None:
+    @rtf.computation(fl.SequenceType(np.int32))
+    def count(data: Any) -> Any:
+        return data.cardinality()
+
+    @fl.federated_computation(fl.FederatedType(fl.SequenceType(np.int32), fl.SERVER))
+    def counted(x: Any) -> Any:
+        return fl.federated_map(count, x)
+
+    with pytest.raises(UnfitError, match=r"int32\*"):
+        graph_of(counted)
