@@ -237,10 +237,15 @@ def map_placed(
     if isinstance(type_spec, fl.StructType) and fl.framework.contains_federated_types(
         type_spec
     ):
-        return tuple(
-            map_placed(fn, element, element_type)
-            for element_type, _, element in struct_elements(value, type_spec)
-        )
+        pairs = list(type_spec.items())
+        if type(value) is tuple and len(value) == len(pairs):  # plain: in order
+            elements = zip(
+                (element_type for _, element_type in pairs), value, strict=True
+            )
+        else:
+            found = struct_elements(value, type_spec)
+            elements = ((element_type, element) for element_type, _, element in found)
+        return tuple(map_placed(fn, element, e) for e, element in elements)
     return fn(type_spec, value)
 
 

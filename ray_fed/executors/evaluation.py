@@ -4,10 +4,11 @@ Whoever has an executor calls this: a thread of the local backend, an actor, or 
 task over remote executors. So all do the same, in the same order.
 """
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, TypeAlias, cast
 
 import federated_language as fl
 import numpy as np
@@ -88,14 +89,14 @@ class KernelRan:
     kept: list[list[Plain]]
 
 
-@runtime_checkable
-class KernelRunner(Protocol):
+class KernelRunner(abc.ABC):
     """An unplaced executor that runs graphs where it runs everything else."""
 
+    @abc.abstractmethod
     def parse(self, serialised: bytes) -> Block:
         """Return the block of a serialised computation, parsed when first asked for."""
-        ...
 
+    @abc.abstractmethod
     def run_at_server(self, function: bytes, argument: Any) -> Any:
         """Return what a serialised function comes to as tensors in structs, or None.
 
@@ -105,14 +106,14 @@ class KernelRunner(Protocol):
             function: of values at the server.
             argument: plain, or tensors in structs.
         """
-        ...
 
+    @abc.abstractmethod
     def run_finish(
         self, finish: plan.Finish, partials: Sequence[Any], before: Sequence[Any]
     ) -> tuple[Plain] | None:
         """Return the result of a finish, plain; or None, as `run_at_server` does."""
-        ...
 
+    @abc.abstractmethod
     async def run_kernel(
         self,
         subround: plan.Subround,
@@ -129,7 +130,6 @@ class KernelRunner(Protocol):
                 subround, in order.
             check: called before each call; what it raises ends the run.
         """
-        ...
 
 
 async def evaluate_plan(

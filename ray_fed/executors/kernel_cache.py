@@ -3,7 +3,7 @@
 import collections
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import ray_fed.plan as plan
 
@@ -109,6 +109,26 @@ class KernelCache:
             return ServerGraph(function, self._device)
 
         key = b"server" + function
+        return self._load(key, lambda: self._share(key, build))
+
+    def load_finish(self, finish: plan.Finish, num_others: int) -> Any:
+        """Return the graph of a finish, as `load` does that of a kernel.
+
+        Args:
+            finish: with a merge.
+            num_others: how many parts its computation takes before what is merged.
+        """
+        merge = self.load_merge(cast("bytes", finish.merge))
+        if isinstance(merge, plan.NoKernel):
+            return merge
+
+        def build() -> Any:
+            from ray_fed.tensorflow.server_graphs import ServerGraph
+
+            computation = finish.computation
+            return ServerGraph(computation, self._device, merge, num_others)
+
+        key = b"%b %d " % (merge.content, num_others) + (finish.computation or b"")
         return self._load(key, lambda: self._share(key, build))
 
     def _share(self, key: bytes, make: Callable[[], Any]) -> Any:

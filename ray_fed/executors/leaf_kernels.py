@@ -21,7 +21,12 @@ import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.client_runs import ClientMember, ClientRun
 from ray_fed.executors.client_store import ClientStore
-from ray_fed.executors.evaluation import KernelRan, fetch, merge_subtrees
+from ray_fed.executors.evaluation import (
+    KernelRan,
+    KernelRunner,
+    fetch,
+    merge_subtrees,
+)
 from ray_fed.executors.kernel_cache import KernelCache, Pace
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.scopes import ResolvedValue
@@ -71,9 +76,10 @@ class KernelRun:
         """Return what was kept of all clients so far: a list for each value."""
         return self._graph.kept(self._stacked)
 
-    def structured(self, accumulators: Sequence[Any]) -> tuple[Any, fl.Type]:
-        """Return accumulators as the normal form of a partial, and its type."""
-        return self._graph.partial(accumulators)
+    @property
+    def partial(self) -> fl.Type:
+        """The type of a partial."""
+        return self._graph.partial
 
     def lay(
         self,
@@ -198,7 +204,7 @@ class Partial:
 
     Attributes:
         node: the subtree.
-        accumulators: tensors.
+        accumulators: tensors, or arrays.
     """
 
     node: plan.Node
@@ -243,14 +249,19 @@ async def run_kernel(
         return plan.NoKernel(f"{type(cause).__name__} in a kernel", leaf)
     if isinstance(merge, plan.NoKernel):
         embedded: list[flf.ExecutorValue] = [
-            await executor.create_value(*run.structured(p.accumulators))
-            for p in partials
+            await executor.create_value(
+                plain.pack(iter(partial.accumulators), run.partial), run.partial
+            )
+            for partial in partials
         ]
         merged = await merge_subtrees(subround, embedded, executor)
         found = [await fetch(value) for value in merged]
     else:
         partials = _merge_nodes(subround.nodes, partials, merge)
-        found = [_computed(run.structured(p.accumulators)[0]) for p in partials]
+        found = [
+            plain.nest(map(_computed, partial.accumulators), run.partial)
+            for partial in partials
+        ]
     return KernelRan(found, run.kept() if kernel.num_kept else [])
 
 
@@ -329,22 +340,25 @@ def _merge_nodes(
     return merged
 
 
-def _try(function: Callable[..., _T], *args: Any) -> _T | None:
-    """Return what a function returns, or None where it raises."""
+def _try(graph: Any, *args: Any) -> Any:
+    """Return the result of a graph at the server, or None where there is none."""
+    if isinstance(graph, plan.NoKernel):
+        return None
     try:
-        return function(*args)
+        tensors = graph(*args)
     except Exception:  # noqa: BLE001 (the executors will say what it is)
         return None
+    return None if tensors is None else plain.pack(iter(tensors), graph.result)
 
 
 def _computed(value: Any) -> Any:
-    """Return tensors in structs as a plain value."""
+    """Return tensors in structs, or an array, as a plain value."""
     if isinstance(value, values.Struct):
         return tuple(map(_computed, cast("Any", value)))
-    return value.numpy()
+    return value.numpy() if hasattr(value, "numpy") else value
 
 
-class LeafStack(ReferenceResolvingExecutor):
+class LeafStack(ReferenceResolvingExecutor, KernelRunner):
     """A leaf stack that runs kernels beside the four verbs.
 
     Args:
@@ -370,6 +384,7 @@ class LeafStack(ReferenceResolvingExecutor):
             value = parts.join(value.parts, fl.to_type(type_spec))
         return await super().create_value(value, type_spec)
 
+    @override
     def parse(self, serialised: bytes) -> flf.ComputationBuildingBlock:
         """Return the block of a serialised computation, parsed when first asked for."""
         if serialised not in self._blocks:
@@ -379,6 +394,7 @@ class LeafStack(ReferenceResolvingExecutor):
         self._blocks.move_to_end(serialised)
         return self._blocks[serialised]
 
+    @override
     def run_at_server(self, function: bytes, argument: Any) -> Any:
         """Return what a serialised function comes to as tensors in structs, or None.
 
@@ -389,28 +405,20 @@ class LeafStack(ReferenceResolvingExecutor):
             argument: plain, or tensors in structs.
         """
         graph = self.kernels.load_server(function)
-        if isinstance(graph, plan.NoKernel):
-            return None
-        tensors = _try(graph, argument)
-        if tensors is None:
-            return None
-        return plain.pack(iter(tensors), graph.result)
+        return _try(graph, [argument])
 
+    @override
     def run_finish(
         self, finish: plan.Finish, partials: Sequence[Any], before: Sequence[Any]
     ) -> tuple[Any] | None:
         """Return the result of a finish, plain; or None, as `run_at_server` does."""
-        found: Any = values.Struct([])
-        if finish.merge is not None:
-            merge = self.kernels.load_merge(finish.merge)
-            if isinstance(merge, plan.NoKernel):
-                return None
-            found = _try(merge.reduce, partials, finish.nodes)
-        if finish.computation is not None and found is not None:
-            argument = plan.pack([*before, found])
-            found = self.run_at_server(finish.computation, argument)
+        if finish.merge is None:
+            return None
+        graph = self.kernels.load_finish(finish, len(before))
+        found = _try(graph, before, partials, plan.merge_order(finish.nodes))
         return None if found is None else (_computed(found),)
 
+    @override
     async def run_kernel(
         self,
         subround: plan.Subround,

@@ -1,6 +1,6 @@
 """Functions of tensors as graphs of their own, and the loops in them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -40,6 +40,16 @@ def _as_graph(
     graph_def = frames.write_frames(graph.as_graph_def(), [*feeds, *fetches])
     specs = [signature[index] for index in taken]
     return loader.import_graph(graph_def, feeds, fetches, specs), taken
+
+
+def as_tensors(
+    given: Iterable[Any], signature: Sequence[tf.TensorSpec]
+) -> list[tf.Tensor]:
+    """Return tensors, or arrays of the same types, as a graph takes them."""
+    return [
+        value if isinstance(value, tf.Tensor) else tf.constant(value, spec.dtype)
+        for value, spec in zip(given, signature, strict=True)
+    ]
 
 
 def before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 import ray_fed.draws as draws
 import ray_fed.notes as notes
+import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.tensorflow.normal as normal
 import ray_fed.values as values
-from ray_fed.plain import pack
 from ray_fed.tensorflow.client_data import (
     ClientShape,
     UnfitError,
@@ -35,8 +35,13 @@ from ray_fed.tensorflow.client_data import (
 )
 from ray_fed.tensorflow.client_work import ClientWork, specs_of
 from ray_fed.tensorflow.grafts import Grafts
-from ray_fed.tensorflow.graph_functions import Function, as_graph, before
-from ray_fed.tensorflow.merge_kernels import MergeKernel
+from ray_fed.tensorflow.graph_functions import (
+    Function,
+    as_graph,
+    as_tensors,
+    before,
+)
+from ray_fed.tensorflow.merge_kernels import MergeKernel, empty_array, merge_all
 from ray_fed.tensorflow.shaped_clients import ShapedClients, flatten_all
 
 _INDEX = tf.TensorSpec([], tf.int64)
@@ -188,7 +193,7 @@ class ClientKernel:
             bounds[0, 0],
             states,
             states_of_clients,
-            pack(iter(rest[:num_constants]), self._constants),
+            plain.pack(iter(rest[:num_constants]), self._constants),
             rest[num_constants:],
         )
         num_leaves = tf.shape(bounds)[0]
@@ -205,7 +210,7 @@ class ClientKernel:
             ]
             return [leaf + 1, *zeros, *written, *folded[size:]]
 
-        partials = [_array(spec, num_leaves) for spec in self._specs]
+        partials = [empty_array(spec, num_leaves) for spec in self._specs]
         kept = self._kept_arrays(bounds[-1, 1] - given.first)
         kept_shapes = [array.flow.shape for array in kept]
         _, *held = tf.while_loop(
@@ -220,7 +225,9 @@ class ClientKernel:
             ],
             parallel_iterations=1,
         )
-        partials = self._merge_all(merges, held[size : 2 * size])
+        partials = held[size : 2 * size]
+        if self._merge is not None:
+            partials = merge_all(self._merge, merges, partials)
         return [
             *(array.gather(roots) for array in partials),
             *(array.stack() for array in held[2 * size :]),
@@ -273,36 +280,9 @@ class ClientKernel:
             following = index + 1
         return [following, *added, *written]
 
-    def _merge_all(self, merges: tf.Tensor, partials: list[Any]) -> list[Any]:
-        """Merge partials, each pair into the place of its left one."""
-        if self._merge is None:
-            return partials
-        merge = self._merge
-
-        def step(index: tf.Tensor, *arrays: Any) -> list[Any]:
-            left, right = (
-                [array.read(merges[index, side]) for array in arrays] for side in (0, 1)
-            )
-            merged = merge.trace(*left, *right)
-            return [
-                index + 1,
-                *(
-                    array.write(merges[index, 0], tensor)
-                    for array, tensor in zip(arrays, merged, strict=True)
-                ),
-            ]
-
-        _, *merged = tf.while_loop(
-            before(tf.shape(merges)[0]),
-            step,
-            [tf.constant(0), *partials],
-            parallel_iterations=1,
-        )
-        return merged
-
     def _kept_arrays(self, count: tf.Tensor) -> list[Any]:
         return [
-            _array(spec, tf.cast(count, tf.int32))
+            empty_array(spec, tf.cast(count, tf.int32))
             for spec in specs_of(self._client.kept)
         ]
 
@@ -391,29 +371,35 @@ class ClientKernel:
                 states[index] = draws.state(site.content, site.path)
         return states
 
-    def tensors(self, plain: values.Plain, *, is_partial: bool) -> list[tf.Tensor]:
-        """Return plain accumulators or constants as `run` takes them."""
+    def tensors(self, given: values.Plain, *, is_partial: bool) -> list[tf.Tensor]:
+        """Return accumulators or constants, plain or tensors, as `run` takes them."""
         type_spec = self._partial if is_partial else self._constants
+        leaves = plain.flatten(given, type_spec)
+        if all(isinstance(leaf, tf.Tensor) for leaf in leaves):
+            return leaves  # of the same types: the server's graph made them
         with tf.device(self._device):
-            return flatten(normal.normalise(plain, type_spec))
+            return flatten(normal.normalise(given, type_spec))
 
     def run(
         self,
         leaves: Sequence[range],
         nodes: Sequence[plan.Node],
-        accumulators: Sequence[tf.Tensor],
+        accumulators: Sequence[Any],
         zeros: Sequence[tf.Tensor],
         constants: Sequence[tf.Tensor],
         laid: LaidClients,
-    ) -> tuple[list[list[tf.Tensor]], list[tf.Tensor]]:
+    ) -> tuple[list[list[Any]], list[tf.Tensor]]:
         """Return the accumulators of some subtrees of those clients that were laid.
+
+        As numpy values: views of what one transfer brought.
 
         And what is kept of these clients, stacked.
 
         Args:
             leaves: positions of each leaf's clients among these; adjacent.
             nodes: the subtrees to return, by index among all leaves.
-            accumulators: before the first client of the first leaf.
+            accumulators: before the first client of the first leaf: tensors, or what
+                this returned.
             zeros: before that of every other one.
             constants: the same for all.
             laid: what `lay` returned, of the shape that all of the leaves have.
@@ -432,18 +418,16 @@ class ClientKernel:
                 tf.constant(merges, tf.int32, [len(merges), 2]),
                 tf.constant(roots, tf.int32),
                 *(laid.states, laid.states_of_clients),
-                *accumulators,
+                *as_tensors(accumulators, self._specs),
                 *zeros,
                 *constants,
                 *laid.data.tensors,
             ]
             ran = self._call(arguments, laid.shape)
             notes.note(map(notes.Unshaped, self.refusals))
-            stacked, kept = ran[: len(self._specs)], ran[len(self._specs) :]
-            if len(roots) == 1:
-                return [[tensor[0] for tensor in stacked]], kept
-            columns = [tf.unstack(tensor) for tensor in stacked]
-            return [list(row) for row in zip(*columns, strict=True)], kept
+            columns = [tensor.numpy() for tensor in ran[: len(self._specs)]]
+            rows = [[column[i] for column in columns] for i in range(len(roots))]
+            return rows, ran[len(self._specs) :]
 
     def _call(
         self, arguments: list[tf.Tensor], shape: ClientShape | None
@@ -480,11 +464,10 @@ class ClientKernel:
         """
         return self._client.kept_values(stacked)
 
-    def partial(
-        self, accumulators: Sequence[tf.Tensor]
-    ) -> tuple[values.Struct[Any], fl.Type]:
-        """Return accumulators as the normal form of a partial, and its type."""
-        return pack(iter(accumulators), self._partial), self._partial
+    @property
+    def partial(self) -> fl.StructType:
+        """The type of a partial."""
+        return self._partial
 
 
 def _first_of(error: BaseException) -> BaseException:
@@ -492,9 +475,3 @@ def _first_of(error: BaseException) -> BaseException:
     while error.__context__ is not None:
         error = error.__context__
     return error
-
-
-def _array(spec: tf.TensorSpec, size: Any) -> Any:
-    return tf.TensorArray(
-        spec.dtype, size, element_shape=spec.shape, clear_after_read=False
-    )

@@ -7,14 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 import ray_fed.blocks as blocks
-import ray_fed.plan as plan
-import ray_fed.tensorflow.normal as normal
+import ray_fed.plain as plain
 import ray_fed.values as values
-from ray_fed.plain import pack
 from ray_fed.tensorflow.client_data import UnfitError, flatten
 from ray_fed.tensorflow.client_work import parameter_of, specs_of
 from ray_fed.tensorflow.grafts import Grafts
-from ray_fed.tensorflow.graph_functions import as_graph
+from ray_fed.tensorflow.graph_functions import as_graph, as_tensors, before
 from ray_fed.tensorflow.symbolic import Interpreter
 
 
@@ -28,6 +26,7 @@ class MergeKernel:
     Attributes:
         content: identifies the function.
         has_state: whether it has state or effects.
+        partial: type of a partial.
 
     Raises:
         UnfitError: it needs what a graph cannot do, or draws.
@@ -38,9 +37,11 @@ class MergeKernel:
         self.has_state = False
         self._merge = blocks.parse_block(merge)
         self._pair = values.struct_type(parameter_of(self._merge))
+        self.partial = self._pair[0]
         self._device = device
         with tf.device(device):
-            self._function = as_graph(self.trace, specs_of(self._pair))
+            self._specs = specs_of(self._pair)
+            self._function = as_graph(self.trace, self._specs)
 
     @property
     def may_be_shared(self) -> bool:
@@ -50,32 +51,54 @@ class MergeKernel:
     def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Return the accumulators of two partials merged, inside of a graph."""
         grafts = Grafts()
-        pair = pack(iter(tensors), self._pair)
+        pair = plain.pack(iter(tensors), self._pair)
         merged = Interpreter(grafts).call(self._merge, pair)
         self.has_state |= grafts.has_state
         if grafts.sites:
             raise UnfitError("a merge that draws")
         return flatten(merged)
 
-    def __call__(
-        self, left: Sequence[tf.Tensor], right: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Return the accumulators of two partials merged."""
+    def __call__(self, left: Sequence[Any], right: Sequence[Any]) -> list[tf.Tensor]:
+        """Return the accumulators of two partials, tensors or arrays, merged."""
         with tf.device(self._device):
-            return self._function([*left, *right])
+            return self._function(as_tensors([*left, *right], self._specs))
 
-    def reduce(
-        self, partials: Sequence[Any], nodes: Sequence[plan.Node]
-    ) -> values.Struct[tf.Tensor]:
-        """Return adjacent partials merged along the tree, as tensors in a struct.
 
-        Args:
-            partials: plain; at least one.
-            nodes: the subtree of each.
-        """
-        partial = self._pair[0]
-        with tf.device(self._device):
-            held = [flatten(normal.normalise(given, partial)) for given in partials]
-        for left, right in plan.merge_order(nodes):
-            held[left] = self(held[left], held[right])
-        return pack(iter(held[0]), partial)
+def merge_all(
+    merge: MergeKernel, pairs: tf.Tensor, partials: Sequence[Any]
+) -> list[Any]:
+    """Merge partials inside of a graph, each pair into the place of its left one.
+
+    Args:
+        merge: of two partials.
+        pairs: indices of left and right, i32[pairs, 2], in order.
+        partials: a TensorArray for each tensor of a partial.
+    """
+
+    def step(index: tf.Tensor, *arrays: Any) -> list[Any]:
+        left, right = (
+            [array.read(pairs[index, side]) for array in arrays] for side in (0, 1)
+        )
+        merged = merge.trace(*left, *right)
+        return [
+            index + 1,
+            *(
+                array.write(pairs[index, 0], tensor)
+                for array, tensor in zip(arrays, merged, strict=True)
+            ),
+        ]
+
+    _, *merged = tf.while_loop(
+        before(tf.shape(pairs)[0]),
+        step,
+        [tf.constant(0), *partials],
+        parallel_iterations=1,
+    )
+    return merged
+
+
+def empty_array(spec: tf.TensorSpec, size: Any) -> Any:
+    """Return an array inside of a graph whose elements may be read many times."""
+    return tf.TensorArray(
+        spec.dtype, size, element_shape=spec.shape, clear_after_read=False
+    )

@@ -3,21 +3,24 @@
 import functools
 import operator
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import federated_language as fl
+import numpy as np
 import tensorflow as tf
 
 import ray_fed.blocks as blocks
 import ray_fed.parts as parts
+import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.tensorflow.normal as normal
 import ray_fed.values as values
-from ray_fed.plain import pack
 from ray_fed.tensorflow.client_data import UnfitError, flatten, leaf_types
 from ray_fed.tensorflow.client_work import specs_of
 from ray_fed.tensorflow.grafts import Grafts
-from ray_fed.tensorflow.graph_functions import as_pruned_graph
+from ray_fed.tensorflow.graph_functions import as_pruned_graph, as_tensors
+from ray_fed.tensorflow.merge_kernels import MergeKernel, empty_array, merge_all
 from ray_fed.tensorflow.symbolic import Interpreter
 
 
@@ -27,8 +30,12 @@ class ServerGraph:
     It has the bits that executors have: each computation in it is optimised for itself.
 
     Args:
-        function: serialised; what it takes may hold values of clients, unread.
+        function: serialised; what it takes may hold values of clients, unread. None
+            returns what was merged.
         device: name of the device to run on; None leaves it to TensorFlow.
+        merge: of partials, whose sum stands for the last part of what the function
+            takes, or for all of it; None: there are none.
+        num_others: how many parts it takes before that.
 
     Attributes:
         result: type of its result, placements left out.
@@ -38,59 +45,131 @@ class ServerGraph:
         UnfitError: it needs what only executors can do.
     """
 
-    may_be_shared = True
-
-    def __init__(self, function: bytes, device: str | None) -> None:
-        self._device = device
-        block = blocks.parse_block(function)
-        type_spec = values.function_type(block.type_signature)
-        self.result = _without_placements(type_spec.result)
-        specs_of(self.result)  # refuses sequences
-        parameter = type_spec.parameter
-        self._parts = [] if parameter is None else list(_parts(parameter, ()))
-        members = [member for _, member in self._parts]
-        signature = [spec for member in members for spec in specs_of(member)]
+    def __init__(
+        self,
+        function: bytes | None,
+        device: str | None,
+        merge: MergeKernel | None = None,
+        num_others: int = 0,
+    ) -> None:
+        self._device, self._merge = device, merge
+        self.may_be_shared = merge is None or merge.may_be_shared
+        block = None if function is None else blocks.parse_block(function)
+        if block is not None:
+            type_spec = values.function_type(block.type_signature)
+            self.result = _without_placements(type_spec.result)
+            taken = _taken_by(type_spec.parameter, num_others, merge)
+        else:
+            self.result, taken = (
+                values.narrow(merge, MergeKernel, "a graph").partial,
+                [],
+            )
+        self._num_results = len(specs_of(self.result))  # refuses sequences
+        self._parts = [
+            part for index, t in enumerate(taken) for part in _parts(t, (index,))
+        ]
+        signature = [spec for _, member in self._parts for spec in specs_of(member)]
+        self._merged_from = len(signature)
+        signature += [] if merge is None else _merge_signature(merge)
 
         def build(*tensors: tf.Tensor) -> list[tf.Tensor]:
             fed = iter(tensors)
-            argument = None if parameter is None else _fill(parameter, fed)
-            if isinstance(argument, UnfitError):
-                raise argument
+            given = [(None, _fill(type_spec, fed)) for type_spec in taken]
+            if merge is not None:
+                given.append((None, _merge(merge, list(fed))))
+            argument = _struct(given) if len(given) > 1 else _only(given)
+            if block is None:
+                return flatten(argument)
             counts: list[tf.Tensor] = []
-            grafts = Grafts(stateless=True)
-            result = flatten(Interpreter(grafts, counts).call(block, argument))
+            interpreter = Interpreter(Grafts(stateless=True), counts)
+            result = flatten(interpreter.call(block, argument))
             is_empty = [tf.equal(count, 0) for count in counts]
             return [*result, tf.reduce_any(is_empty)] if counts else result
 
         with tf.device(device):
             self._run, self._taken = as_pruned_graph(build, signature)
-        self._num_results = len(leaf_types(self.result))
 
-    def __call__(self, argument: Any) -> list[tf.Tensor] | None:
+    def __call__(
+        self,
+        given: Sequence[Any],
+        partials: Sequence[Any] = (),
+        pairs: Sequence[tuple[int, int]] = (),
+    ) -> list[tf.Tensor] | None:
         """Return the tensors of the result; None where executors are to raise.
 
         Args:
-            argument: plain, or tensors in structs; parts that are not read are any.
+            given: each part that the function takes, but for what is merged: plain, or
+                tensors in structs; those that are not read are any.
+            partials: to merge, plain.
+            pairs: which of these, in order; the left one takes the sum.
         """
+        taken = set(self._taken)
         with tf.device(self._device):
-            ran = self._run(self._read(argument))
+            tensors = [*self._read(given, taken), *self._stack(partials, pairs, taken)]
+            ran = self._run(tensors)
         if len(ran) > self._num_results and ran.pop():
             return None
         return ran
 
-    def _read(self, argument: Any) -> list[tf.Tensor]:
+    def _read(self, given: Sequence[Any], taken: AbstractSet[int]) -> list[tf.Tensor]:
         tensors: list[tf.Tensor] = []
-        first, taken = 0, set(self._taken)
+        first = 0
         for path, member in self._parts:
             stop = first + len(leaf_types(member))
             if not taken.isdisjoint(range(first, stop)):
-                part = functools.reduce(operator.getitem, path, argument)
+                part = functools.reduce(operator.getitem, path, given)
                 if isinstance(part, values.StoredParts):
                     part = parts.join(part.parts, member)
                 leaves = flatten(normal.normalise(part, member))
                 tensors += [leaves[i - first] for i in range(first, stop) if i in taken]
             first = stop
         return tensors
+
+    def _stack(
+        self,
+        partials: Sequence[Any],
+        pairs: Sequence[tuple[int, int]],
+        taken: AbstractSet[int],
+    ) -> list[tf.Tensor]:
+        if self._merge is None:
+            return []
+        held = [plain.flatten(given, self._merge.partial) for given in partials]
+        stacked = [np.stack(column) for column in zip(*held, strict=True)]
+        indices = np.reshape(np.array(pairs, np.int32), [-1, 2])
+        tensors = as_tensors([*stacked, indices], _merge_signature(self._merge))
+        return [t for i, t in enumerate(tensors, self._merged_from) if i in taken]
+
+
+def _taken_by(
+    parameter: fl.Type | None, num_others: int, merge: MergeKernel | None
+) -> list[fl.Type]:
+    """Return the types of the parts that a function takes, but for what is merged."""
+    if merge is None:
+        return [] if parameter is None else [parameter]
+    if not num_others or parameter is None:
+        return []
+    return [e for _, e in values.struct_type(parameter).items()][:num_others]
+
+
+def _merge_signature(merge: MergeKernel) -> list[tf.TensorSpec]:
+    """Return the specs of partials, stacked, and of the pairs to merge."""
+    specs = [
+        tf.TensorSpec(tf.TensorShape([None]).concatenate(spec.shape), spec.dtype)
+        for spec in specs_of(merge.partial)
+    ]
+    return [*specs, tf.TensorSpec([None, 2], tf.int32)]
+
+
+def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
+    """Return what partials come to, inside of a graph."""
+    *stacked, pairs = tensors
+    count = tf.shape(stacked[0])[0]
+    arrays = [
+        empty_array(spec, count).unstack(tensor)
+        for spec, tensor in zip(specs_of(merge.partial), stacked, strict=True)
+    ]
+    merged = (array.read(0) for array in merge_all(merge, pairs, arrays))
+    return plain.pack(merged, merge.partial)
 
 
 def _parts(type_spec: fl.Type, path: plan.Path) -> Iterator[tuple[plan.Path, fl.Type]]:
@@ -119,12 +198,22 @@ def _fill(type_spec: fl.Type, tensors: Iterator[tf.Tensor]) -> Any:
     if _is_divided(type_spec):
         pairs = values.struct_type(type_spec).items()
         elements = [(name, _fill(element, tensors)) for name, element in pairs]
-        if any(isinstance(e, _SomeOf | UnfitError) for _, e in elements):
-            return _SomeOf([element for _, element in elements])
-        return values.Struct(elements)
+        return _struct(elements)
     if _is_taken(type_spec):
-        return pack(tensors, _without_placements(type_spec))
+        return plain.pack(tensors, _without_placements(type_spec))
     return UnfitError(f"a value of type `{type_spec}` at the server")
+
+
+def _only(elements: Sequence[tuple[str | None, Any]]) -> Any:
+    if elements and isinstance(elements[0][1], UnfitError):
+        raise elements[0][1]
+    return elements[0][1] if elements else None
+
+
+def _struct(elements: Sequence[tuple[str | None, Any]]) -> Any:
+    if any(isinstance(element, _SomeOf | UnfitError) for _, element in elements):
+        return _SomeOf([element for _, element in elements])
+    return values.Struct(elements)
 
 
 class _SomeOf:

@@ -113,7 +113,7 @@ def compute(comp: Any, argument: Any) -> Any:
     ids=["literal", "result", "sums", "named"],
 )
 def test_has_the_bits_of_executors(comp: Any, argument: Any) -> None:
-    tensors = graph_of(comp)(argument)
+    tensors = graph_of(comp)([argument])
 
     expected = compute(comp, argument)
     assert tensors is not None
@@ -123,7 +123,7 @@ def test_has_the_bits_of_executors(comp: Any, argument: Any) -> None:
 
 
 def test_does_without_what_is_not_read() -> None:
-    tensors = graph_of(leaves_clients_out)((NUMBERS[0], None))
+    tensors = graph_of(leaves_clients_out)([(NUMBERS[0], None)])
 
     assert tensors is not None
     np.testing.assert_array_equal(tensors[0], NUMBERS[0] + NUMBERS[0])
@@ -132,7 +132,7 @@ def test_does_without_what_is_not_read() -> None:
 def test_takes_parts_of_stored_values() -> None:
     given = values.StoredParts((NUMBERS[0],))
 
-    tensors = graph_of(leaves_clients_out)((given, None))
+    tensors = graph_of(leaves_clients_out)([(given, None)])
 
     assert tensors is not None
     np.testing.assert_array_equal(tensors[0], NUMBERS[0] + NUMBERS[0])
@@ -151,9 +151,9 @@ def test_mean_of_no_clients_is_left_to_executors() -> None:
 
     graph = graph_of(chain.after_merge)
 
-    (with_clients,) = graph(([], ((sums, np.int32(2)),))) or [None]
+    (with_clients,) = graph([([], ((sums, np.int32(2)),))]) or [None]
     assert with_clients is not None
-    assert graph(([], ((sums, np.int32(0)),))) is None
+    assert graph([([], ((sums, np.int32(0)),))]) is None
 
 
 @pytest.mark.parametrize("work", [noisy, checked], ids=["draws", "effects"])
