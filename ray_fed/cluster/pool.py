@@ -44,7 +44,8 @@ START_PAUSE_S = 30.0
 
 
 LOOK_S = 1.0
-"""How often to look at the cluster while a round waits for workers to be there."""
+"""How often to look at the cluster while a round waits for workers to be there, or
+while there is nothing to hope for from it."""
 
 
 @dataclasses.dataclass
@@ -246,6 +247,11 @@ class Pool:
             ends_s = self._short_since_s + self._size.wait_timeout_s
             deadlines.append(min(ends_s, self._look_at_s))
         return min(deadlines, default=None)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has all the workers that are wanted, or has them start."""
+        return self.num_workers >= self._size.most
 
     @property
     def num_ready(self) -> int:

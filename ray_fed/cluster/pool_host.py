@@ -19,7 +19,7 @@ from ray_fed.cluster import actions, failures
 from ray_fed.cluster.attempts import AttemptLog
 from ray_fed.cluster.failures import Failure
 from ray_fed.cluster.placement import Node
-from ray_fed.cluster.pool import COPY, Pool
+from ray_fed.cluster.pool import COPY, LOOK_S, Pool
 from ray_fed.cluster.stragglers import Stragglers
 from ray_fed.config import Config
 from ray_fed.fingerprint import (
@@ -96,15 +96,19 @@ class PoolHost:
         self._log = AttemptLog()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._looked_at = -math.inf
         # One thread, so that what is asked of the cluster stays in order.
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
     async def begin_round(self) -> int:
         """Look at the cluster, follow what changed, and return how many workers it has.
 
-        Those that start are counted; at least one.
+        Those that start are counted; at least one. A pool that has all its workers
+        hears of a loss by itself, and looks for nodes that go once in a while.
         """
-        await self._look()
+        seconds_ago = time.monotonic() - self._looked_at
+        if not self._pool.is_full or seconds_ago > LOOK_S:
+            await self._look()
         return max(1, self._pool.num_workers)
 
     async def lease(
@@ -259,6 +263,7 @@ class PoolHost:
         self._act()
 
     async def _survey(self) -> None:
+        self._looked_at = time.monotonic()
         nodes = await self._on_thread(self._cluster.read_nodes)
         if nodes is not None:
             self._pool.survey(nodes)

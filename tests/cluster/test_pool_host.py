@@ -1,0 +1,91 @@
+"""The pool's host over a cluster that is played: when it looks at it."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ray_fed
+from ray_fed.cluster import pool_host
+from ray_fed.cluster.actions import Size
+from ray_fed.cluster.placement import Node
+from ray_fed.cluster.pool_host import PoolHost
+from ray_fed.fingerprint import Fingerprint, Versions, WorkerDescription
+
+DRIVER = Versions("3", "1", "2", "2", "1")
+
+
+@dataclasses.dataclass
+class Method:
+    """Stands for a method of an actor."""
+
+    answer: Callable[[], Any]
+
+    def remote(self, *_: Any) -> Any:
+        return asyncio.ensure_future(self.answer())
+
+
+class Worker:
+    """Stands for the handle of a worker that answers and lives."""
+
+    def __init__(self, node: str) -> None:
+        async def describe() -> WorkerDescription:
+            fingerprint: Any = Fingerprint
+            fields = {field.name: None for field in dataclasses.fields(fingerprint)}
+            return WorkerDescription(1, node, node, DRIVER, fingerprint(**fields))
+
+        self.ping = Method(describe)
+        self.hold = Method(asyncio.Event().wait)
+
+
+class Played:
+    """A cluster of one node with room for some workers."""
+
+    def __init__(self, room: int) -> None:
+        self.looks = 0
+        self._free = self._room = room
+
+    def read_nodes(self) -> list[Node]:
+        self.looks += 1
+        return [Node("a", "a", self._free, self._room)]
+
+    def start_worker(self, node: str | None) -> Worker:
+        self._free -= 1
+        return Worker(node or "a")
+
+    def request(self, count: int) -> None:
+        del count
+
+
+async def count_looks(cluster: Played, size: Size, rounds: int) -> int:
+    """Return how often a pool looks in some rounds, one right after the other."""
+    host = PoolHost(ray_fed.Config(), size, DRIVER, cluster)
+    for _ in range(3):  # the first workers start, and answer
+        await host.begin_round()
+    before = cluster.looks
+    for _ in range(rounds):
+        await host.begin_round()
+    return cluster.looks - before
+
+
+@pytest.fixture
+def size() -> Size:
+    return Size(2, 2, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+
+def test_full_pool_does_not_look_at_every_round(size: Size) -> None:
+    assert asyncio.run(count_looks(Played(room=2), size, rounds=20)) == 0
+
+
+def test_full_pool_looks_once_in_a_while(
+    size: Size, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_host, "LOOK_S", 0.0)
+
+    assert asyncio.run(count_looks(Played(room=2), size, rounds=20)) == 20
+
+
+def test_pool_short_of_workers_looks_at_every_round(size: Size) -> None:
+    assert asyncio.run(count_looks(Played(room=1), size, rounds=20)) == 20
