@@ -69,18 +69,21 @@ class Backend:
     Args:
         backend: "ray" or "local".
         num_workers: of the context, and subrounds of a round.
+        jit: see `ray_fed.Config.kernels`.
     """
 
-    def __init__(self, backend: str, num_workers: int) -> None:
+    def __init__(self, backend: str, num_workers: int, jit: str = "auto") -> None:
         import ray_fed
 
-        config = ray_fed.Config(backend=backend, workers=num_workers)
+        kernels: Any = {"jit": jit}
+        config = ray_fed.Config(backend=backend, workers=num_workers, kernels=kernels)
         address = "local" if backend == "ray" else None
         self._context = ray_fed.create_context(config, address=address)
         self._rounds: dict[str, Any] = {}
         self._fallbacks: set[str] = set()
         self._interpreted = 0
         self._worker_pids: set[int] = set()
+        self._decisions: dict[str, list[bool]] = {}
 
     def prepare(
         self, label: str, of: tuple[str, int], num_distinct: int, data: str
@@ -110,6 +113,7 @@ class Backend:
         report: Any = self._context.last_report
         self._interpreted += report.num_leaves - report.kernel_leaves
         self._fallbacks.update(report.no_kernel)
+        self._decisions[label] = [found.jit for found in report.jit_decisions]
         self._worker_pids.update(subround.worker_pid for subround in report.subrounds)
         return seconds, list(mean)
 
@@ -118,6 +122,7 @@ class Backend:
         return {
             "interpreted_leaves": self._interpreted,
             "reasons": sorted(self._fallbacks),
+            "xla": self._decisions,
             "worker_peak_mb": [
                 read_status(pid, "VmHWM") for pid in sorted(self._worker_pids)
             ],

@@ -155,8 +155,10 @@ class Kernels(_Frozen):
         call_s: seconds of clients that one call may cover, about. Cancelling waits for
             a call to end; the bits of a result do not depend on it.
         jit: whether XLA compiles the work on leaves whose clients all have data of one
-            shape, once for each shape and worker; "auto" is "off" for now. An index
-            out of range is no error there.
+            shape, once for each shape and worker. "auto" measures it, once for each
+            computation, on the first clients: two contexts may come to different
+            bits. `RoundReport.jit_decisions` says what "on" or "off" repeats. An index
+            out of range is no error with XLA.
         vectorised_clients: of such a leaf, how many clients work at once, in the memory
             of as many; for small models on a GPU.
 
@@ -168,7 +170,7 @@ class Kernels(_Frozen):
 
     enabled: bool = True
     call_s: Seconds = 5.0
-    jit: Literal["auto", "on", "off"] = "auto"
+    jit: Literal["auto", "on", "off"] = "off"
     vectorised_clients: Count = 1
 
 

@@ -165,6 +165,25 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True)
+class JitDecision:
+    """Whether XLA is to compile the work of a kernel's clients.
+
+    Attributes:
+        jit: for `Kernel.jit`.
+        reason: in a few words.
+        plain_s: seconds a client without XLA; None where it was not measured.
+        jit_s: seconds a client with it; None where it was not measured.
+        compile_s: seconds of the first call with it, for one client.
+    """
+
+    jit: bool
+    reason: str
+    plain_s: float | None = None
+    jit_s: float | None = None
+    compile_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class NoKernel:
     """Why leaves are interpreted instead.
 
@@ -213,6 +232,31 @@ class Subround:
     call_s: float = 5.0
     num_kept: int = 0
     names_failures: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """Clients of a subround run with XLA and without, to decide which it is to be.
+
+    Attributes:
+        subround: of one leaf, with a kernel; its result is the `JitDecision`.
+    """
+
+    subround: Subround
+
+    @property
+    def draw(self) -> DrawKey:
+        """Key of the random numbers of its call."""
+        return self.subround.draw
+
+    @property
+    def clients_per_leaf(self) -> int:
+        """Of the cohort."""
+        return self.subround.clients_per_leaf
+
+    @property
+    def parts_type(self) -> None:
+        """Nothing of it is kept."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,6 +63,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--limit-s", type=float, default=600.0, help="for one answer of a peer"
     )
+    parser.set_defaults(jit="auto")  # of ray_fed; peers have no such choice
     return parser.parse_args(arguments)
 
 

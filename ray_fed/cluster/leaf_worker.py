@@ -247,13 +247,17 @@ class LeafWorker:
             held.pop(key, None)
 
     def evaluate(
-        self, scope: str, comp: plan.Subround | plan.Finish, arg: Any, *held: Any
+        self,
+        scope: str,
+        comp: plan.Subround | plan.Trial | plan.Finish,
+        arg: Any,
+        *held: Any,
     ) -> tuple[evaluation.Evaluated | plan.NoKernel, list[Note]]:
-        """Run a kernel's subround, or a finish, in one call and a scope of its own.
+        """Run all of a plan in one call and a scope of its own.
 
         Args:
             scope: open while that runs; freeing it ends the run.
-            comp: a finish, or a subround with a kernel.
+            comp: a subround has a kernel.
             arg: see `object_store.detach_values`.
             *held: what its references name.
 
@@ -268,12 +272,12 @@ class LeafWorker:
             return stack.local_stack(num_clients, [leaf], leaf, comp.clients_per_leaf)
 
         with draws.using(comp.draw), notes.noting() as noted:
-            if isinstance(comp, plan.Finish):
-                work = evaluation.evaluate_plan(comp, taken, stack_for, self._executor)
-            else:
+            if isinstance(comp, plan.Subround):
                 work = evaluation.evaluate_kernel(
                     comp, taken, stack_for, self._executor, lambda: self._check(scope)
                 )
+            else:
+                work = evaluation.evaluate_plan(comp, taken, stack_for, self._executor)
             ran: Any = self._run(work)
         self._scopes.pop(scope, None)
         gc.collect(_YOUNG)

@@ -55,8 +55,8 @@ class RayRunner(fl.framework.AsyncContext):
         running = self._run
         if comp.parts_type is not None:
             running = self._repeat
-        elif isinstance(comp, plan.Finish):
-            running = self._finish
+        elif not isinstance(comp, plan.Subround):
+            running = self._drive
         try:
             driven, results = await running(name, comp, arg)
         except BaseException as error:  # noqa: BLE001 (whatever ends a call is told)
@@ -66,7 +66,7 @@ class RayRunner(fl.framework.AsyncContext):
         outcome = driven.outcome
         if comp.parts_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
-        if isinstance(comp, plan.Finish) and comp.parts_type is None:
+        if comp.parts_type is None and not isinstance(comp, plan.Subround):
             held: list[Any] = list(results)
         elif _stays_stored(comp):
             held = list(map(Stored, results, outcome.value_bytes))
@@ -79,10 +79,10 @@ class RayRunner(fl.framework.AsyncContext):
         retry = self._config.retry
         return retry.crash + retry.preemption + retry.memory + retry.hang
 
-    def _terms(self, comp: plan.Subround | plan.Finish) -> Terms:
+    def _terms(self, comp: Any) -> Terms:
         timeout_s = self._config.subrounds.timeout_s
         stragglers = self._config.stragglers
-        if isinstance(comp, plan.Finish) or not stragglers.enabled:
+        if not isinstance(comp, plan.Subround) or not stragglers.enabled:
             return Terms(timeout_s)
         content = zlib.crc32(comp.computation)
         siblings = f"{comp.draw.invocation}-{content}"
@@ -110,8 +110,8 @@ class RayRunner(fl.framework.AsyncContext):
                 ref.future().add_done_callback(_read)
             raise
 
-    async def _finish(self, name: str, comp: plan.Finish, arg: Any) -> Any:
-        """Drive a finish from this process; return what it came to and its values."""
+    async def _drive(self, name: str, comp: Any, arg: Any) -> Any:
+        """Drive a plan from this process; return what it came to and its values."""
         while True:
             try:
                 driven, *results = await workers.drive_plan(

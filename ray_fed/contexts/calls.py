@@ -37,6 +37,7 @@ class Call:
         bytes_sliced: of clients' values, for each run.
         next_index: of the next subround.
         notes: what its work told.
+        decisions: about XLA, by the content of kernels that it runs.
         started: by the monotonic clock.
     """
 
@@ -60,6 +61,9 @@ class Call:
     bytes_sliced: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
     next_index: int = 0
     notes: set[Note] = dataclasses.field(default_factory=set[Note])
+    decisions: dict[bytes, plan.JitDecision] = dataclasses.field(
+        default_factory=dict[bytes, plan.JitDecision]
+    )
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     def take_indices(self, count: int) -> int:

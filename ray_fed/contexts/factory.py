@@ -76,7 +76,7 @@ class ExecutionContext(flf.SyncContext):
                 store=store,
                 sinks=(self._sinks,),
                 call_s=_call_s(config),
-                jit=config.kernels.jit == "on",
+                jit=config.kernels.jit,
                 vectorised_clients=config.kernels.vectorised_clients,
                 leaves_out_clients=True,
                 kept_bytes=config.kept_bytes,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import federated_language as fl
 
@@ -31,7 +31,7 @@ class RoundPolicy:
         sinks: receive events.
         call_s: seconds of clients that one call of a kernel may cover, about; None:
             all work is interpreted.
-        jit: see `plan.Kernel`.
+        jit: see `plan.Kernel`; "auto" measures once for each kernel.
         vectorised_clients: see `plan.Kernel`.
         leaves_out_clients: whether runners take stand-ins for values of clients that a
             finish does not read.
@@ -48,7 +48,7 @@ class RoundPolicy:
     store: Callable[[Any], tuple[Any, int]] = lambda value: (value, 0)
     sinks: tuple[events.EventSink, ...] = ()
     call_s: float | None = None
-    jit: bool = False
+    jit: Literal["auto", "on", "off"] = "off"
     vectorised_clients: int = 1
     leaves_out_clients: bool = False
     kept_bytes: int = 0

@@ -57,6 +57,8 @@ class Rounds:
         self.num_calls = 0
         self._serialised = ComputationCache(lambda comp: blocks.serialise(_block(comp)))
         self._kernels = ComputationCache(fuse)
+        self._decisions: dict[bytes, plan.JitDecision] = {}
+        self._deciding = asyncio.Lock()
 
     def new_call(self, *, in_parts: bool = False) -> CallSpec:
         """Number a call; those of several threads in the order in which they ask."""
@@ -126,6 +128,8 @@ class Rounds:
         yield call
         for note in notes.in_order(call.notes):
             self._emit(events.of_note(note, round_index))
+        for decision in call.decisions.values():
+            self._emit(events.JitDecided(round_index, decision))
         seconds = time.monotonic() - started
         self._emit(
             events.RoundFinished(
@@ -203,6 +207,7 @@ class Rounds:
                 call.max_dropped > 0,
             )
             args = call.leaf_args(index, () if kept is None else kept.takes)
+            subround = await self._decide_jit(subround, args, first + index, call)
             num_bytes = call.bytes_sliced[index]
             outcome = await self._dispatch(
                 subround, args, first + index, call, num_bytes
@@ -252,9 +257,34 @@ class Rounds:
             return kernel
         return dataclasses.replace(
             kernel,
-            jit=self._policy.jit,
+            jit=self._policy.jit == "on",
             vectorised_clients=self._policy.vectorised_clients,
         )
+
+    async def _decide_jit(
+        self, subround: plan.Subround, args: list[Any], subround_index: int, call: Call
+    ) -> plan.Subround:
+        """Return a subround with what was measured of its kernel, once for all."""
+        kernel = subround.kernel
+        leaf = subround.leaves[0]
+        if (
+            self._policy.jit != "auto"
+            or not isinstance(kernel, plan.Kernel)
+            or not leaf
+        ):
+            return subround
+        content = kernel.content
+        async with self._deciding:
+            if content not in self._decisions:
+                alone = dataclasses.replace(subround, leaves=(leaf,), nodes=())
+                trial = plan.Trial(alone)
+                outcome, _ = await self._invoke(trial, args[:1], subround_index, call)
+                self._decisions[content] = values.narrow(
+                    outcome.values[0], plan.JitDecision, "a trial"
+                )
+        call.decisions[content] = decision = self._decisions[content]
+        decided = dataclasses.replace(kernel, jit=decision.jit)
+        return dataclasses.replace(subround, kernel=decided)
 
     async def _finish(
         self,
@@ -316,14 +346,10 @@ class Rounds:
         results = [result for outcome in outcomes for result in outcome]
         return partition.join_results(results, result_type)
 
-    async def _dispatch(
-        self,
-        comp: Any,
-        arg: Any,
-        subround_index: int,
-        call: Call,
-        bytes_sliced: int = 0,
-    ) -> plan.Outcome:
+    async def _invoke(
+        self, comp: Any, arg: Any, subround_index: int, call: Call
+    ) -> tuple[plan.Outcome, float]:
+        """Return what a runner makes of a plan, and when it was free to begin."""
         runner = await self._free.get()
         started = time.monotonic()
         try:
@@ -337,6 +363,17 @@ class Rounds:
         finally:
             self._free.put_nowait(runner)
         call.notes.update(outcome.notes)
+        return outcome, started
+
+    async def _dispatch(
+        self,
+        comp: Any,
+        arg: Any,
+        subround_index: int,
+        call: Call,
+        bytes_sliced: int = 0,
+    ) -> plan.Outcome:
+        outcome, started = await self._invoke(comp, arg, subround_index, call)
         leaves: Iterable[range] = getattr(comp, "leaves", ())
         self._emit(
             events.SubroundFinished(

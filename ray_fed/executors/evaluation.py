@@ -114,6 +114,12 @@ class KernelRunner(abc.ABC):
         """Return the result of a finish, plain; or None, as `run_at_server` does."""
 
     @abc.abstractmethod
+    def decide_jit(
+        self, kernel: plan.Kernel, inputs: Sequence[Any], data: Sequence[Sequence[Any]]
+    ) -> plan.JitDecision:
+        """Measure whether XLA pays for a kernel; see `run_kernel`."""
+
+    @abc.abstractmethod
     async def run_kernel(
         self,
         subround: plan.Subround,
@@ -133,13 +139,13 @@ class KernelRunner(abc.ABC):
 
 
 async def evaluate_plan(
-    comp: plan.Subround | plan.Finish,
+    comp: plan.Subround | plan.Trial | plan.Finish,
     arg: Any,
     stack_for: StackFactory,
     unplaced: flf.Executor,
     gather: Gather = gather_by_index,
 ) -> Evaluated:
-    """Run a subround over the arguments of its leaves, or a finish.
+    """Run a subround over the arguments of its leaves, a trial of one, or a finish.
 
     Args:
         comp: what to run.
@@ -154,6 +160,10 @@ async def evaluate_plan(
     with draws.using(comp.draw):
         if isinstance(comp, plan.Subround):
             evaluated = await evaluate_subround(comp, arg, stack_for, unplaced, gather)
+        elif isinstance(comp, plan.Trial):
+            evaluated = Evaluated(
+                [await evaluate_trial(comp.subround, arg, stack_for, unplaced)]
+            )
         else:
             partials, before = arg
             result = await evaluate_finish(comp, partials, before, stack_for, unplaced)
@@ -289,6 +299,40 @@ async def evaluate_kernel(
         unplaced: the unplaced executor of that stack.
         check: called now and then; what it raises ends the run.
     """
+    inputs, data = await _read_kernel(subround, args, stack_for, unplaced)
+    ran = await unplaced.run_kernel(subround, inputs, data, check)
+    if isinstance(ran, plan.NoKernel):
+        return ran
+    values_ = [*ran.partials, *ran.kept]
+    return Evaluated(values_, kernel_leaves=len(subround.leaves))
+
+
+async def evaluate_trial(
+    subround: plan.Subround,
+    args: Sequence[Any],
+    stack_for: StackFactory,
+    unplaced: flf.Executor,
+) -> plan.JitDecision:
+    """Measure whether XLA pays for the kernel of a subround, on all of its clients.
+
+    What the clients' work raises is no reason to fail: the subround will.
+    """
+    runner = values.narrow(unplaced, KernelRunner, "a trial of a kernel")
+    try:
+        inputs, data = await _read_kernel(subround, args, stack_for, runner)
+        return runner.decide_jit(cast("plan.Kernel", subround.kernel), inputs, data)
+    except Exception as error:  # noqa: BLE001 (whatever TensorFlow raises)
+        reason = f"{type(error).__name__} in a trial"
+        return plan.JitDecision(jit=False, reason=reason)
+
+
+async def _read_kernel(
+    subround: plan.Subround,
+    args: Sequence[Any],
+    stack_for: StackFactory,
+    unplaced: KernelRunner,
+) -> tuple[Sequence[Any], list[Sequence[Any]]]:
+    """Return what a kernel takes: zeros and constants, and values of all clients."""
     kernel = cast("plan.Kernel", subround.kernel)
     shared = tuple(_part(args[0], path) for path in kernel.parts)
     inputs = unplaced.run_at_server(kernel.server, shared)
@@ -297,11 +341,7 @@ async def evaluate_kernel(
         called = await _call(stack, unplaced.parse(kernel.server), [shared])
         inputs = await fetch(_at_server(called))
     data = [_join([_part(arg, path) for arg in args]) for path in kernel.data]
-    ran = await unplaced.run_kernel(subround, inputs, data, check)
-    if isinstance(ran, plan.NoKernel):
-        return ran
-    values_ = [*ran.partials, *ran.kept]
-    return Evaluated(values_, kernel_leaves=len(subround.leaves))
+    return inputs, data
 
 
 def _part(arg: Any, path: plan.Path) -> Any:

@@ -61,10 +61,13 @@ class KernelCache:
 
     Args:
         device: name of the device to run on; None leaves it to TensorFlow.
+
+    Attributes:
+        device: the same.
     """
 
     def __init__(self, device: str | None) -> None:
-        self._device = device
+        self.device = device
         self._kernels: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
 
     def load(
@@ -83,7 +86,7 @@ class KernelCache:
             from ray_fed.tensorflow.kernels import ClientKernel
 
             def make() -> ClientKernel:
-                return ClientKernel(kernel, graph, self._device)
+                return ClientKernel(kernel, graph, self.device)
 
             return self._share(content, make), Pace()
 
@@ -95,7 +98,7 @@ class KernelCache:
         def build() -> Any:
             from ray_fed.tensorflow.merge_kernels import MergeKernel
 
-            return MergeKernel(merge, self._device)
+            return MergeKernel(merge, self.device)
 
         key = b"merge" + merge
         return self._load(key, lambda: self._share(key, build))
@@ -106,7 +109,7 @@ class KernelCache:
         def build() -> Any:
             from ray_fed.tensorflow.server_graphs import ServerGraph
 
-            return ServerGraph(function, self._device)
+            return ServerGraph(function, self.device)
 
         key = b"server" + function
         return self._load(key, lambda: self._share(key, build))
@@ -126,13 +129,13 @@ class KernelCache:
             from ray_fed.tensorflow.server_graphs import ServerGraph
 
             computation = finish.computation
-            return ServerGraph(computation, self._device, merge, num_others)
+            return ServerGraph(computation, self.device, merge, num_others)
 
         key = b"%b %d " % (merge.content, num_others) + (finish.computation or b"")
         return self._load(key, lambda: self._share(key, build))
 
     def _share(self, key: bytes, make: Callable[[], Any]) -> Any:
-        return _SHARED.get(repr(self._device).encode() + key, make)
+        return _SHARED.get(repr(self.device).encode() + key, make)
 
     def _load(self, key: bytes, build: Callable[[], Any]) -> Any:
         if key not in self._kernels:

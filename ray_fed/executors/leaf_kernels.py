@@ -419,6 +419,16 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
         return None if found is None else (_computed(found),)
 
     @override
+    def decide_jit(
+        self, kernel: plan.Kernel, inputs: Sequence[Any], data: Sequence[Sequence[Any]]
+    ) -> plan.JitDecision:
+        """See `ray_fed.tensorflow.jit`."""
+        from ray_fed.tensorflow.jit import measure_jit
+
+        read = [self.clients.read_all(members) for members in data]
+        return measure_jit(kernel, list(inputs), read, self.kernels.device)
+
+    @override
     async def run_kernel(
         self,
         subround: plan.Subround,

@@ -138,6 +138,21 @@ class WorkUnshaped:
 
 
 @dataclasses.dataclass(frozen=True)
+class JitDecided:
+    """Whether XLA compiled a kernel was measured, in this round or in an earlier one.
+
+    They come once a round for each kernel, before its `RoundFinished`.
+
+    Attributes:
+        round_index: of the round.
+        decision: what was decided, and why.
+    """
+
+    round_index: int
+    decision: plan.JitDecision
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundFinished:
     """A call returned.
 
@@ -161,6 +176,7 @@ Event = (
     | RandomOpsUnkeyed
     | ComputationUnlowered
     | WorkUnshaped
+    | JitDecided
     | RoundFinished
 )
 

@@ -54,6 +54,7 @@ class RoundReport(pydantic.BaseModel):
         bytes_sliced: of the clients' values, each counted once.
         dropped_clients: those that the round went on without, by index in the cohort:
             what their work or data raised. They count in `num_clients`.
+        jit_decisions: what `kernels={"jit": "auto"}` came to, for each kernel that ran.
 
     Bytes are those of arrays that leave a process: no computation, nothing that a
     worker reads from files, no second attempt; none on the local backend.
@@ -71,6 +72,7 @@ class RoundReport(pydantic.BaseModel):
     bytes_broadcast: int = 0
     bytes_sliced: int = 0
     dropped_clients: dict[int, str] = {}
+    jit_decisions: tuple[plan.JitDecision, ...] = ()
 
     @property
     def bytes_returned(self) -> int:
@@ -149,6 +151,10 @@ class RoundReport(pydantic.BaseModel):
             *(f"drew without a key: {ops}" for ops in self.unkeyed_ops),
             *(f"read through tf.data: {found}" for found in self.unlowered),
             *(f"interpreted, not in a kernel: {reason}" for reason in self.no_kernel),
+            *(
+                f"XLA is {'on' if found.jit else 'off'}: {found.reason}"
+                for found in self.jit_decisions
+            ),
         ]
         return report_table.draw_table(str(self), rows, remarks, self.seconds)
 
@@ -198,6 +204,9 @@ class _OpenRound:
     unkeyed: list[str] = dataclasses.field(default_factory=list[str])
     unlowered: list[str] = dataclasses.field(default_factory=list[str])
     dropped: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
+    decisions: list[plan.JitDecision] = dataclasses.field(
+        default_factory=list[plan.JitDecision]
+    )
 
     def add(self, event: events.Event) -> None:
         """Add an event of the round."""
@@ -208,6 +217,8 @@ class _OpenRound:
                 self.subrounds.append(SubroundReport(**fields))
             case events.ClientDropped():
                 self.dropped[event.client_index] = event.reason
+            case events.JitDecided():
+                self.decisions.append(event.decision)
             case events.RandomOpsUnkeyed():
                 self.unkeyed.append(f"{event.computation}: {', '.join(event.ops)}")
             case events.ComputationUnlowered():
@@ -229,4 +240,5 @@ class _OpenRound:
             bytes_broadcast=finished.bytes_broadcast,
             bytes_sliced=finished.bytes_sliced,
             dropped_clients=dict(sorted(self.dropped.items())),
+            jit_decisions=tuple(self.decisions),
         )

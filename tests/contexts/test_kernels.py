@@ -12,7 +12,7 @@ from ray_fed import errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.observability import events
-from ray_fed.tensorflow import kernels, shaped_clients
+from ray_fed.tensorflow import jit, kernels, shaped_clients
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -450,3 +450,79 @@ def test_work_that_xla_is_not_to_compile_is_told_of(
     unshaped = [event for event in told if isinstance(event, events.WorkUnshaped)]
     reason = "VarHandleOp, an op with state or effects"
     assert unshaped == [events.WorkUnshaped(0, reason)]
+
+
+@pytest.mark.parametrize("way", ["on", "off"])
+def test_measured_decision_has_the_bits_of_its_setting(
+    local_contexts: ContextFactory, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(jit, "_HOPELESS", np.inf)
+    monkeypatch.setattr(jit, "_LEAST_GAIN", 0.0 if way == "on" else np.inf)
+    auto, given = (
+        local_contexts(workers=2, clients_per_leaf=3, kernels={"jit": setting})
+        for setting in ("auto", way)
+    )
+    comp, args = summed(sum_of_powers), (vectors(),)
+
+    results = [call(auto, comp, args) for _ in range(2)]
+
+    assert results == [call(given, comp, args)] * 2
+    assert given.last_report is not None
+    assert not given.last_report.jit_decisions
+
+
+def test_decision_is_measured_once_and_reported_in_each_round(
+    local_contexts: ContextFactory,
+) -> None:
+    context = local_contexts(workers=2, clients_per_leaf=3, kernels={"jit": "auto"})
+    comp, args = summed(sum_of_powers), (vectors(),)
+    reports: list[Any] = []
+
+    for _ in range(2):
+        call(context, comp, args)
+        reports.append(context.last_report)
+
+    (decision,) = reports[0].jit_decisions
+    assert reports[1].jit_decisions == (decision,)
+    assert decision.jit_s > 0
+    assert f"XLA is {'on' if decision.jit else 'off'}: " in reports[1]._repr_html_()
+
+
+def test_work_that_raises_while_it_is_measured_raises_as_ever(
+    local_contexts: ContextFactory,
+) -> None:
+    data = vectors()
+    data[2] = data[2] + 100.0
+    context = local_contexts(workers=1, kernels={"jit": "auto"})
+
+    with pytest.raises(errors.ComputationError, match="too large") as raised:
+        context.invoke(summed(checked), data)
+
+    assert raised.value.location.client_index == 2
+
+
+def test_empty_cohort_is_not_measured(local_contexts: ContextFactory) -> None:
+    context = local_contexts(workers=1, kernels={"jit": "auto"})
+
+    call(context, summed(sum_of_powers), ([],))
+
+    assert context.last_report is not None
+    assert not context.last_report.jit_decisions
+
+
+@pytest.mark.ray
+def test_decision_of_one_worker_holds_for_all(
+    ray_contexts: ContextFactory, local_contexts: ContextFactory
+) -> None:
+    context = ray_contexts(
+        workers=2, subrounds=3, clients_per_leaf=2, kernels={"jit": "auto"}
+    )
+    comp, args = summed(sum_of_powers), (vectors(),)
+
+    found = [call(context, comp, args) for _ in range(2)]
+
+    assert context.last_report is not None
+    (decision,) = context.last_report.jit_decisions
+    kernels_as_decided = {"jit": "on" if decision.jit else "off"}
+    local = local_contexts(workers=1, clients_per_leaf=2, kernels=kernels_as_decided)
+    assert found == [call(local, comp, args)] * 2

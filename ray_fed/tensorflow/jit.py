@@ -1,0 +1,127 @@
+"""Measures once whether XLA pays for the work of a kernel.
+
+The decision is part of what decides bits: whoever asks keeps it, tells it to all
+workers, and records it.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray_fed.plan as plan
+from ray_fed.tensorflow.kernels import ClientKernel
+
+_LEAST_GAIN = 1.1
+"""XLA is to be so many times quicker: each worker compiles, which takes seconds."""
+
+_MOST_COMPILE_S = 10.0
+_MOST_SHAPES = 4
+"""Each shape is compiled by itself."""
+
+_HOPELESS = 2.0
+"""XLA that takes so many times longer on one client is not measured on more: on a CPU,
+convolutions take 25 times as long."""
+
+_REPEATS = 3
+
+
+def measure_jit(
+    kernel: plan.Kernel,
+    inputs: Sequence[Any],
+    data: Sequence[Sequence[Any]],
+    device: str | None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> plan.JitDecision:
+    """Return whether XLA pays, from clients run with and without it.
+
+    Nothing of it depends on the number of workers or subrounds; but it measures time,
+    so ask once.
+
+    Args:
+        kernel: what the compiler planned.
+        inputs: zeros and constants, plain: what its `server` returned.
+        data: for each of `data` of the kernel the plain values of some clients.
+        device: name of the device to run on; None leaves it to TensorFlow.
+        clock: in seconds.
+
+    Raises:
+        UnfitError: the work has no kernel.
+        Exception: what the clients' work raises.
+    """
+    plain, compiled = (
+        _Timed(dataclasses.replace(kernel, jit=jit), inputs, data, device, clock)
+        for jit in (False, True)
+    )
+    try:
+        return _decide(plain, compiled)
+    finally:
+        plain.graph.close()
+        compiled.graph.close()
+
+
+def _decide(plain: "_Timed", compiled: "_Timed") -> plan.JitDecision:
+    shapes = set(compiled.shapes)
+    if len(shapes) > _MOST_SHAPES:
+        return plan.JitDecision(jit=False, reason=f"data of {len(shapes)} shapes")
+    compiled.count = plain.count = compiled.count_alike()
+    first_s = compiled.run(1)
+    refusals = compiled.graph.refusals
+    if refusals or compiled.shape(1) is None:
+        reason = ", ".join(sorted(refusals)) or "clients without one shape"
+        return plan.JitDecision(jit=False, reason=reason)
+    if first_s > _MOST_COMPILE_S:
+        reason = f"{first_s:.1f} s to compile"
+        return plan.JitDecision(jit=False, reason=reason, compile_s=first_s)
+    plain.run(1)
+    seconds = plain.run(1), compiled.run(1)
+    if seconds[1] <= _HOPELESS * seconds[0]:
+        seconds = plain.best() / plain.count, compiled.best() / compiled.count
+    gain = seconds[0] / max(seconds[1], 1e-9)
+    return plan.JitDecision(
+        gain >= _LEAST_GAIN, f"{gain:.2f} times as quick", *seconds, compile_s=first_s
+    )
+
+
+class _Timed:
+    """A kernel with clients to run."""
+
+    def __init__(
+        self,
+        kernel: plan.Kernel,
+        inputs: Sequence[Any],
+        data: Sequence[Sequence[Any]],
+        device: str | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.graph = ClientKernel(kernel, None, device)
+        size = kernel.num_aggregations
+        self._zeros = self.graph.tensors(inputs[:size], is_partial=True)
+        self._constants = self.graph.tensors(inputs[size:], is_partial=False)
+        values = self.graph.lay_values(data)
+        self.shapes = values.shapes
+        self.count = len(data[0]) if data else 1
+        self._laid = self.graph.lay(values, range(self.count))
+        self._clock = clock
+
+    def count_alike(self) -> int:
+        """Return how many clients from the first on have its shape."""
+        count = 0
+        while count < len(self.shapes) and self.shapes[count] == self.shapes[0]:
+            count += 1
+        return max(1, count)
+
+    def shape(self, count: int) -> Any:
+        return self.graph.shape_of(range(count), self._laid)
+
+    def run(self, count: int) -> float:
+        """Return the seconds that the first clients take."""
+        laid = self._laid.of_shape(self.shape(count))
+        started = self._clock()
+        self.graph.run(
+            [range(count)], [(0, 1)], self._zeros, self._zeros, self._constants, laid
+        )
+        return self._clock() - started
+
+    def best(self) -> float:
+        return min(self.run(self.count) for _ in range(_REPEATS))
