@@ -150,7 +150,8 @@ def test_worker_killed_under_the_finish_costs_the_finish_only(
 ) -> None:
     context = contexts(workers=1, subrounds=2)
     work = client_work()
-    (doomed,) = warm_up(context, work, meanwhile)
+    work.run_undisturbed(context)
+    (doomed,) = pids(context)
 
     def act() -> None:
         work.wait_until(lambda: [*tmp_path.glob("finish-*")])
