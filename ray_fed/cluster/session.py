@@ -164,7 +164,7 @@ def _start_pool(config: Config, size: Size, name: str) -> Any:
     """Start the host of a pool on the driver's node: what would the pool do without."""
     here: str = ray.get_runtime_context().get_node_id()
     actor = workers.RemotePoolHost.options(
-        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True)
+        scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False)
     )
     return actor.remote(config, size, Versions.read(), RayCluster(config, name))
 
