@@ -1,8 +1,10 @@
 """Ask the pool for a worker, and tell it of a loss."""
 
 import asyncio
+import collections
 import dataclasses
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import ray.exceptions
@@ -45,21 +47,57 @@ class Terms:
     spare_after_s: float | None = None
 
 
-async def lease(pool: Any, name: str, terms: Terms | None = None) -> Lease:
+class Handles:
+    """Handles of workers, kept by a process that leases the same ones again.
+
+    Without one, Ray forgets an actor, and takes milliseconds to find it again; and it
+    tells the pool's process of each handle that travels.
+
+    Args:
+        limit: the least recently leased are dropped beyond.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._kept: collections.OrderedDict[tuple[Any, str], Any]
+        self._kept = collections.OrderedDict()
+
+    def of(self, pool: Any) -> dict[str, Any]:
+        """Return those of the workers of a pool, by name."""
+        pool_id = pool._actor_id  # noqa: SLF001 (what Ray knows it by)
+        return {name: kept for (p, name), kept in self._kept.items() if p == pool_id}
+
+    def keep(self, pool: Any, name: str, handle: Any) -> None:
+        """Keep the handle of a worker of a pool, or of the pool itself, unnamed."""
+        key = (pool._actor_id, name)  # noqa: SLF001
+        self._kept[key] = handle
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._limit:
+            self._kept.popitem(last=False)
+
+
+async def lease(
+    pool: Any, name: str, terms: Terms | None = None, handles: Handles | None = None
+) -> Lease:
     """Lease a worker under a name, which is the scope of values on it too.
 
     Args:
         pool: handle of the `PoolHost`.
         name: of a subround, or of another use; unique.
         terms: None: those of what has no time limit and no siblings.
+        handles: of workers that were leased before; None keeps none.
 
     Raises:
         RetryBudgetError: workers were lost under the name too often, or none starts.
         DeadlineError: they hung too often.
         ClusterError: the pool is gone.
     """
-    terms = terms or Terms()
-    return await _asked(pool.lease.remote(name, terms.timeout_s, terms.siblings), name)
+    terms, handles = terms or Terms(), handles or Handles()
+    known = handles.of(pool)
+    reply = pool.lease.remote(name, terms.timeout_s, terms.siblings, tuple(known))
+    found = await _asked(reply, name, known)
+    handles.keep(pool, found.worker.name, found.worker.handle)
+    return found
 
 
 async def lease_spare(pool: Any, name: str, terms: Terms) -> Lease:
@@ -74,10 +112,11 @@ async def lease_spare(pool: Any, name: str, terms: Terms) -> Lease:
         ClusterError: the subround ended before, or the pool is gone.
     """
     await asyncio.sleep(terms.spare_after_s or 0.0)
-    return await _asked(pool.lease_spare.remote(name, terms.timeout_s), name + COPY)
+    reply = pool.lease_spare.remote(name, terms.timeout_s)
+    return await _asked(reply, name + COPY, {})
 
 
-async def _asked(reply: Any, scope: str) -> Lease:
+async def _asked(reply: Any, scope: str, known: Mapping[str, Any]) -> Lease:
     try:
         attempt, handle, lost = await reply
     except ray.exceptions.RayTaskError as error:
@@ -87,6 +126,7 @@ async def _asked(reply: Any, scope: str) -> Lease:
             "Expected a pool of workers, found it gone: close the context and make"
             f" another. {failures.describe(error)}"
         ) from error
+    handle = known[attempt.worker] if handle is None else handle
     return Lease(Worker(handle, scope, attempt.worker, attempt.node), attempt, lost)
 
 

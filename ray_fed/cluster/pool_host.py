@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol, TypeAlias
 
 import ray
@@ -32,7 +32,9 @@ from ray_fed.fingerprint import (
 _logger = logging.getLogger(__name__)
 
 _Lease: TypeAlias = tuple[plan.Attempt, Any, tuple[plan.Attempt, ...]]
-"""The attempt that begins, the handle of its worker, and those that were lost."""
+"""The attempt that begins, the handle of its worker, and those that were lost.
+
+None stands for a handle that the caller has."""
 
 _ABANDONED_S = 30.0
 """How long work that nobody waits for may keep its worker before it is ended."""
@@ -112,7 +114,11 @@ class PoolHost:
         return max(1, self._pool.num_workers)
 
     async def lease(
-        self, subround: str, timeout_s: float | None = None, siblings: str = ""
+        self,
+        subround: str,
+        timeout_s: float | None = None,
+        siblings: str = "",
+        known: Collection[str] = (),
     ) -> _Lease:
         """Return a worker of the caller's own, once one is free.
 
@@ -124,6 +130,7 @@ class PoolHost:
             timeout_s: seconds from the lease until the worker counts as hung and is
                 ended; None: never.
             siblings: names subrounds that take about as long; empty: there are none.
+            known: workers whose handles the caller has.
 
         Raises:
             RetryBudgetError: the subround failed too often, or no worker starts.
@@ -137,7 +144,8 @@ class PoolHost:
         self._abandon(subround + COPY, None)
         self._log.asked(subround, time.monotonic())
         ticket = self._pool.ask(subround, timeout_s or math.inf, siblings)
-        return await self._wait(subround, ticket)
+        begun, handle, lost = await self._wait(subround, ticket)
+        return begun, None if begun.worker in known else handle, lost
 
     async def lease_spare(
         self, subround: str, timeout_s: float | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import math
 import threading
@@ -20,7 +21,7 @@ import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.parts as parts
 import ray_fed.plan as plan
-from ray_fed.cluster import failures, object_store, workers
+from ray_fed.cluster import failures, leases, object_store, workers
 from ray_fed.cluster.leases import Terms
 from ray_fed.config import Config
 from ray_fed.values import Stored
@@ -41,24 +42,27 @@ class RayRunner(fl.framework.AsyncContext):
     Args:
         pool: handle of the `PoolHost`; not owned.
         config: budgets and time limits.
+        handles: of the pool's workers, shared with other runners.
     """
 
-    def __init__(self, pool: Any, config: Config) -> None:
+    def __init__(self, pool: Any, config: Config, handles: leases.Handles) -> None:
         self._pool = pool
         self._config = config
         self._prefix = uuid.uuid4().hex[:8]
         self._names = itertools.count()
+        self._handles = handles
 
     @override
     async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
         name = f"{self._prefix}-{next(self._names)}"
-        running = self._run
         if comp.parts_type is not None:
-            running = self._repeat
-        elif not isinstance(comp, plan.Subround):
-            running = self._drive
+            running = self._repeat(name, comp, arg)
+        elif isinstance(comp, plan.Subround):
+            running = self._run(name, comp, arg, self._max_retries)
+        else:
+            running = self._drive(name, comp, arg)
         try:
-            driven, results = await running(name, comp, arg)
+            driven, results = await running
         except BaseException as error:  # noqa: BLE001 (whatever ends a call is told)
             self._pool.end.remote(name)
             raise failures.final_error(error) from None
@@ -88,17 +92,10 @@ class RayRunner(fl.framework.AsyncContext):
         siblings = f"{comp.draw.invocation}-{content}"
         return Terms(timeout_s, siblings, stragglers.min_s)
 
-    async def _run(self, name: str, comp: Any, arg: Any, **options: Any) -> Any:
+    async def _run(self, name: str, comp: Any, arg: Any, max_retries: int) -> Any:
         """Run the task of a plan; return what it came to and references to values."""
-        task: Any = workers.run_plan.options(
-            num_returns=1 + _num_values(comp),
-            name=f"ray_fed {type(comp).__name__.lower()}",
-            **{
-                "max_retries": self._max_retries,
-                "retry_exceptions": [errors.WorkerLost],
-                **options,
-            },
-        )
+        kind = type(comp).__name__.lower()
+        task = _task(kind, 1 + _num_values(comp), max_retries)
         bare, held = object_store.detach(arg)
         terms = self._terms(comp)
         refs: list[Any] = task.remote(self._pool, name, comp, bare, terms, *held)
@@ -115,7 +112,7 @@ class RayRunner(fl.framework.AsyncContext):
         while True:
             try:
                 driven, *results = await workers.drive_plan(
-                    self._pool, name, comp, arg, self._terms(comp)
+                    self._pool, name, comp, arg, self._terms(comp), self._handles
                 )
             except errors.WorkerLost:  # the pool counts these, and has the last word
                 continue
@@ -126,7 +123,7 @@ class RayRunner(fl.framework.AsyncContext):
         num_lost = 0
         while True:
             try:
-                return await self._run(name, comp, arg, max_retries=0)
+                return await self._run(name, comp, arg, 0)
             except ray.exceptions.RayTaskError as error:
                 # The pool counts these, and has the last word.
                 if not isinstance(failures.unwrap(error), errors.WorkerLost):
@@ -137,6 +134,17 @@ class RayRunner(fl.framework.AsyncContext):
                 num_lost += 1
                 if num_lost > self._max_retries:
                     raise
+
+
+@functools.lru_cache(maxsize=64)
+def _task(kind: str, num_returns: int, max_retries: int) -> Any:
+    """Return the task that runs plans with some options, which take time to check."""
+    return workers.run_plan.options(
+        num_returns=num_returns,
+        max_retries=max_retries,
+        retry_exceptions=[errors.WorkerLost],
+        name=f"ray_fed {kind}",
+    )
 
 
 def _read(future: concurrent.futures.Future[Any]) -> None:

@@ -16,7 +16,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray_fed.errors as errors
 import ray_fed.values as values
 from ray_fed.client_runs import ClientRun
-from ray_fed.cluster import autoscaling, failures, inventory, object_store, workers
+from ray_fed.cluster import (
+    autoscaling,
+    failures,
+    inventory,
+    leases,
+    object_store,
+    workers,
+)
 from ray_fed.cluster.actions import Size
 from ray_fed.cluster.inventory import expect_listener
 from ray_fed.cluster.leases import PooledWorker
@@ -87,8 +94,9 @@ class Session:
 
     def runners(self) -> list[RayRunner]:
         """Return what runs subrounds, more than there are workers."""
+        handles = leases.Handles()
         return [
-            RayRunner(self._pool, self._config)
+            RayRunner(self._pool, self._config, handles)
             for _ in range(_RUNNERS_PER_WORKER * self.max_workers)
         ]
 

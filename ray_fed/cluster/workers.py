@@ -10,12 +10,13 @@ whose worker dies reports that and raises `WorkerLost`, which Ray retries.
 """
 
 import asyncio
-import collections
+import contextlib
 import dataclasses
+import functools
 import gc
 import os
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Coroutine
+from typing import Any, TypeVar, cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -34,6 +35,7 @@ from ray_fed.cluster.remote_executor import RemoteExecutor
 from ray_fed.config import Config
 from ray_fed.executors import evaluation, stack
 
+_T = TypeVar("_T")
 _CONTROL_THREADS = 3
 
 _YOUNG = 1
@@ -88,29 +90,39 @@ def run_plan(
     Returns:
         `Driven`, then each value.
     """
-    _stay_connected(pool)
+    _handles.keep(pool, "", pool)
     arg = object_store.attach(arg, held)
     try:
-        return asyncio.run(drive_plan(pool, name, comp, arg, terms, _stay_connected))
+        return _run(drive_plan(pool, name, comp, arg, terms, _handles))
     finally:
         # Loops and tasks refer to each other, and to arrays that the object store may
         # not free before: an idle process would hold them.
         gc.collect(_YOUNG)
 
 
-_connected: collections.OrderedDict[Any, Any] = collections.OrderedDict()
-_MAX_CONNECTED = 64
+_handles = leases.Handles()
+"""Of the workers that this process drove."""
 
 
-def _stay_connected(handle: Any) -> None:
-    """Keep a handle of an actor that this process meets again.
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.new_event_loop()
 
-    Without one, Ray forgets the actor, and takes milliseconds to find it again.
+
+def _run(work: Coroutine[Any, Any, _T]) -> _T:
+    """Return the result of a coroutine, on the event loop of this process.
+
+    As `asyncio.run`, whose handling of interrupts writes out what a task returned,
+    arrays and all, and takes longer than all else that drives a small round.
     """
-    _connected[handle._actor_id] = handle  # noqa: SLF001 (what Ray knows it by)
-    _connected.move_to_end(handle._actor_id)  # noqa: SLF001
-    if len(_connected) > _MAX_CONNECTED:
-        _connected.popitem(last=False)
+    loop = _event_loop()
+    task = loop.create_task(work)
+    try:
+        return loop.run_until_complete(task)
+    finally:
+        if task.cancel():  # interrupted: Ray cancels a task so
+            with contextlib.suppress(asyncio.CancelledError):
+                loop.run_until_complete(task)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +144,7 @@ async def drive_plan(
     comp: Any,
     arg: Any,
     terms: leases.Terms,
-    on_lease: Callable[[Any], None] = lambda _: None,
+    handles: leases.Handles,
 ) -> tuple[Any, ...]:
     """Run a plan on a leased worker.
 
@@ -142,7 +154,7 @@ async def drive_plan(
         comp: a `plan.Subround` or `plan.Finish`.
         arg: as `executors.evaluation` takes it, but for what is stored.
         terms: to lease a worker with.
-        on_lease: takes the handle of that worker.
+        handles: of workers that were leased before, and of that one.
 
     Returns:
         `Driven`, then each value. The worker is still leased: whoever has these gives
@@ -158,8 +170,7 @@ async def drive_plan(
     async def work(lease: leases.Lease) -> tuple[evaluation.Evaluated, set[notes.Note]]:
         return await _attempt(pool, lease, comp, arg)
 
-    lease = await leases.lease(pool, name, terms)
-    on_lease(lease.worker.handle)
+    lease = await leases.lease(pool, name, terms, handles)
     wants_spare = terms.siblings and terms.spare_after_s is not None
     spare = leases.lease_spare(pool, name, terms) if wants_spare else None
     won = await race(lease, spare, work)
