@@ -247,25 +247,23 @@ class LeafWorker:
             held.pop(key, None)
 
     def evaluate(
-        self,
-        scope: str,
-        comp: plan.Subround | plan.Trial | plan.Finish,
-        arg: Any,
-        *held: Any,
+        self, scope: str, work: bytes, num_sources: int, *held: Any
     ) -> tuple[evaluation.Evaluated | plan.NoKernel, list[Note]]:
         """Run all of a plan in one call and a scope of its own.
 
         Args:
             scope: open while that runs; freeing it ends the run.
-            comp: a subround has a kernel.
-            arg: see `object_store.detach_values`.
-            *held: what its references name.
+            work: see `object_store.Packed`; a subround in it has a kernel.
+            num_sources: how many short lists of references to sources come first.
+            *held: these, and what the other references name.
 
         Returns:
             What it came to, or why the kernel has no result; and notes.
         """
         self.begin(scope)
-        taken = object_store.attach_values(arg, held)
+        lists, resolved = held[:num_sources], held[num_sources:]
+        sources = [reference for together in lists for reference in together]
+        comp, taken = object_store.unpack_resolved(work, resolved, sources)
 
         def stack_for(num_clients: int) -> Any:
             leaf = self._executor
@@ -273,12 +271,14 @@ class LeafWorker:
 
         with draws.using(comp.draw), notes.noting() as noted:
             if isinstance(comp, plan.Subround):
-                work = evaluation.evaluate_kernel(
+                running = evaluation.evaluate_kernel(
                     comp, taken, stack_for, self._executor, lambda: self._check(scope)
                 )
             else:
-                work = evaluation.evaluate_plan(comp, taken, stack_for, self._executor)
-            ran: Any = self._run(work)
+                running = evaluation.evaluate_plan(
+                    comp, taken, stack_for, self._executor
+                )
+            ran: Any = self._run(running)
         self._scopes.pop(scope, None)
         gc.collect(_YOUNG)
         return ran, [] if isinstance(ran, plan.NoKernel) else list(noted)

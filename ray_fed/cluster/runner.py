@@ -21,7 +21,7 @@ import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.parts as parts
 import ray_fed.plan as plan
-from ray_fed.cluster import failures, leases, object_store, workers
+from ray_fed.cluster import failures, leases, workers
 from ray_fed.cluster.leases import Terms
 from ray_fed.config import Config
 from ray_fed.values import Stored
@@ -96,9 +96,8 @@ class RayRunner(fl.framework.AsyncContext):
         """Run the task of a plan; return what it came to and references to values."""
         kind = type(comp).__name__.lower()
         task = _task(kind, 1 + _num_values(comp), max_retries)
-        bare, held = object_store.detach(arg)
-        terms = self._terms(comp)
-        refs: list[Any] = task.remote(self._pool, name, comp, bare, terms, *held)
+        work = workers.Work.of(name, self._terms(comp), comp, arg)
+        refs: list[Any] = task.remote(self._pool, *work.as_arguments())
         try:
             return await refs[0], refs[1:]
         except BaseException:  # a cancelled call ends its task too
@@ -109,10 +108,11 @@ class RayRunner(fl.framework.AsyncContext):
 
     async def _drive(self, name: str, comp: Any, arg: Any) -> Any:
         """Drive a plan from this process; return what it came to and its values."""
+        work = workers.Work.of(name, self._terms(comp), comp, arg)
         while True:
             try:
                 driven, *results = await workers.drive_plan(
-                    self._pool, name, comp, arg, self._terms(comp), self._handles
+                    self._pool, work, self._handles
                 )
             except errors.WorkerLost:  # the pool counts these, and has the last word
                 continue

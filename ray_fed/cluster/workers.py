@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import gc
 import os
+import pickle
 from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
@@ -73,27 +74,86 @@ RemotePoolHost: Any = cast("Any", ray.remote)(num_cpus=0, max_concurrency=1000)(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A plan with its argument, under a name.
+
+    Attributes:
+        name: of the subround, unique among those of the pool.
+        terms: to lease a worker with.
+        packed: the plan and its argument.
+        computation: of a subround, where only the interpreter needs it; it may be
+            large, and is left out of the plan.
+        at_once: whether a worker runs all of it in one call.
+    """
+
+    name: str
+    terms: leases.Terms
+    packed: object_store.Packed
+    computation: bytes | None
+    at_once: bool
+
+    @classmethod
+    def of(cls, name: str, terms: leases.Terms, comp: Any, arg: Any) -> "Work":
+        """Pack a `plan.Subround`, `plan.Trial` or `plan.Finish`.
+
+        Args:
+            name: of the subround.
+            terms: to lease a worker with.
+            comp: the plan.
+            arg: as `executors.evaluation` takes it, but for what is stored.
+        """
+        computation, at_once = None, True
+        if isinstance(comp, plan.Subround):
+            at_once = isinstance(comp.kernel, plan.Kernel)
+            if at_once:
+                computation = comp.computation
+                comp = dataclasses.replace(comp, computation=b"")
+        return cls(name, terms, object_store.pack(comp, arg), computation, at_once)
+
+    def unpack(self) -> tuple[Any, Any]:
+        """Return the plan, whole, and its argument."""
+        comp, arg = object_store.unpack(self.packed)
+        if self.computation is not None:
+            comp = dataclasses.replace(comp, computation=self.computation)
+        return comp, arg
+
+    def as_arguments(self) -> list[Any]:
+        """Return what `run_plan` takes for it, which Ray pickles at little cost."""
+        packed = self.packed
+        sources = object_store.short_lists(packed.sources)
+        lists = [*sources, *object_store.short_lists(packed.values)]
+        head = pickle.dumps((self.name, self.terms, self.at_once, len(sources)))
+        return [head, packed.work, self.computation, *lists]
+
+    @classmethod
+    def from_arguments(
+        cls, head: bytes, work: bytes, computation: bytes | None, *lists: list[Any]
+    ) -> "Work":
+        """Return what `as_arguments` took apart."""
+        name, terms, at_once, count = pickle.loads(head)
+        sources, held = (
+            [reference for together in part for reference in together]
+            for part in (lists[:count], lists[count:])
+        )
+        packed = object_store.Packed(work, held, sources)
+        return cls(name, terms, packed, computation, at_once)
+
+
 @ray.remote(num_cpus=0)
-def run_plan(
-    pool: Any, name: str, comp: Any, arg: Any, terms: leases.Terms, *held: Any
-) -> Any:
+def run_plan(pool: Any, *arguments: Any) -> Any:
     """Run a subround or a finish on a leased worker: see `drive_plan`.
 
     Args:
         pool: handle of the `PoolHost`.
-        name: of the subround, unique among those of the pool.
-        comp: a `plan.Subround` or `plan.Finish`.
-        arg: as `executors.evaluation` takes it, but for what is stored.
-        terms: to lease a worker with.
-        held: ObjectRefs of what is stored; see `object_store.detach`.
+        arguments: see `Work.as_arguments`.
 
     Returns:
         `Driven`, then each value.
     """
     _handles.keep(pool, "", pool)
-    arg = object_store.attach(arg, held)
     try:
-        return _run(drive_plan(pool, name, comp, arg, terms, _handles))
+        return _run(drive_plan(pool, Work.from_arguments(*arguments), _handles))
     finally:
         # Loops and tasks refer to each other, and to arrays that the object store may
         # not free before: an idle process would hold them.
@@ -138,22 +198,12 @@ class Driven:
     scope: str
 
 
-async def drive_plan(
-    pool: Any,
-    name: str,
-    comp: Any,
-    arg: Any,
-    terms: leases.Terms,
-    handles: leases.Handles,
-) -> tuple[Any, ...]:
+async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[Any, ...]:
     """Run a plan on a leased worker.
 
     Args:
         pool: handle of the `PoolHost`.
-        name: of the subround, unique among those of the pool.
-        comp: a `plan.Subround` or `plan.Finish`.
-        arg: as `executors.evaluation` takes it, but for what is stored.
-        terms: to lease a worker with.
+        work: to be done.
         handles: of workers that were leased before, and of that one.
 
     Returns:
@@ -166,14 +216,17 @@ async def drive_plan(
         DeadlineError: the last time, it hung.
         ComputationError: the user's computation raised.
     """
+    name, terms = work.name, work.terms
 
-    async def work(lease: leases.Lease) -> tuple[evaluation.Evaluated, set[notes.Note]]:
-        return await _attempt(pool, lease, comp, arg)
+    async def attempt(
+        lease: leases.Lease,
+    ) -> tuple[evaluation.Evaluated, set[notes.Note]]:
+        return await _attempt(pool, lease, work)
 
     lease = await leases.lease(pool, name, terms, handles)
     wants_spare = terms.siblings and terms.spare_after_s is not None
     spare = leases.lease_spare(pool, name, terms) if wants_spare else None
-    won = await race(lease, spare, work)
+    won = await race(lease, spare, attempt)
     ran, (evaluated, noted) = won.lease.attempt, won.result
     outcome = plan.Outcome(
         (),
@@ -193,12 +246,12 @@ async def drive_plan(
 
 
 async def _attempt(
-    pool: Any, lease: leases.Lease, comp: Any, arg: Any
+    pool: Any, lease: leases.Lease, work: Work
 ) -> tuple[evaluation.Evaluated, set[notes.Note]]:
     worker = lease.worker
     try:
         with notes.noting() as noted:
-            return await _evaluate(worker, comp, arg), noted
+            return await _evaluate(worker, work), noted
     except LostWorkerError as loss:
         await leases.report(pool, worker.scope, loss)
         raise errors.WorkerLost(loss.detail) from None
@@ -209,10 +262,11 @@ async def _attempt(
         raise error.located(attempt=lease.attempt.attempt) from error
 
 
-async def _evaluate(worker: Worker, comp: Any, arg: Any) -> evaluation.Evaluated:
-    ran = await _evaluate_at_once(worker, comp, arg)
+async def _evaluate(worker: Worker, work: Work) -> evaluation.Evaluated:
+    ran = await _evaluate_at_once(worker, work.packed) if work.at_once else None
     if isinstance(ran, evaluation.Evaluated):
         return ran
+    comp, arg = work.unpack()
     if ran is not None:
         comp = dataclasses.replace(comp, kernel=ran)
     await worker.call("begin")
@@ -223,19 +277,16 @@ async def _evaluate(worker: Worker, comp: Any, arg: Any) -> evaluation.Evaluated
 
 
 async def _evaluate_at_once(
-    worker: Worker, comp: Any, arg: Any
-) -> evaluation.Evaluated | plan.NoKernel | None:
-    """Have the worker run all of a plan in one call, where it can end between clients.
+    worker: Worker, packed: object_store.Packed
+) -> evaluation.Evaluated | plan.NoKernel:
+    """Have the worker run all of a plan in one call, which can end between clients.
 
-    Returns None where it cannot, and why a kernel has no result where it has none.
+    Returns why a kernel has no result where it has none.
     """
-    if isinstance(comp, plan.Subround):
-        if not isinstance(comp.kernel, plan.Kernel):
-            return None
-        # The interpreter's computation, which may be large, is of no use there.
-        comp = dataclasses.replace(comp, computation=b"")
-    bare, held = object_store.detach_values(arg)
-    ran, noted = await worker.call("evaluate", comp, bare, *held)
+    sources = object_store.short_lists(packed.sources)
+    ran, noted = await worker.call(
+        "evaluate", packed.work, len(sources), *sources, *packed.values
+    )
     notes.note(noted)
     return ran
 

@@ -276,7 +276,9 @@ class Rounds:
         content = kernel.content
         async with self._deciding:
             if content not in self._decisions:
-                alone = dataclasses.replace(subround, leaves=(leaf,), nodes=())
+                alone = dataclasses.replace(
+                    subround, computation=b"", leaves=(leaf,), nodes=()
+                )
                 trial = plan.Trial(alone)
                 outcome, _ = await self._invoke(trial, args[:1], subround_index, call)
                 self._decisions[content] = values.narrow(

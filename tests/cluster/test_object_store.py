@@ -1,5 +1,6 @@
 """References travel beside an argument, in short lists, and come back in place."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -17,35 +18,34 @@ LEAVES = [
 
 
 @pytest.mark.parametrize("argument", [FINISH, LEAVES], ids=["finish", "leaves"])
-def test_attached_argument_is_the_detached_one(argument: Any) -> None:
-    found = object_store.attach(*object_store.detach(argument))
+def test_unpacked_argument_is_the_packed_one(argument: Any) -> None:
+    found = object_store.unpack(object_store.pack("plan", argument))
 
-    assert repr(found) == repr(argument)  # `StoredParts` equal themselves alone
+    # `StoredParts` equal themselves alone
+    assert repr(found) == repr(("plan", argument))
 
 
 def test_each_reference_travels_once() -> None:
-    _, held = object_store.detach(FINISH)
-
-    assert held == [["a", "b", "c"]]
+    assert object_store.pack("plan", FINISH).values == ["a", "b", "c"]
 
 
 def test_no_reference_stays_in_the_argument() -> None:
-    bare, _ = object_store.detach(LEAVES)
+    _, bare = pickle.loads(object_store.pack("plan", LEAVES).work)
 
     assert not any(f"reference='{name}'" in repr(bare) for name in "ade")
 
 
 def test_many_references_travel_in_short_lists() -> None:
-    partials = [Stored(f"partial {index}") for index in range(1000)]
+    references = [f"partial {index}" for index in range(1000)]
 
-    bare, held = object_store.detach((partials, []))
+    lists = object_store.short_lists(references)
 
-    assert max(len(together) for together in held) <= 256
-    assert object_store.attach(bare, held) == (partials, [])
+    assert max(map(len, lists)) <= 256
+    assert [reference for together in lists for reference in together] == references
 
 
 def test_parts_of_several_leaves_stay_one_value() -> None:
-    first, second = object_store.attach(*object_store.detach(LEAVES))
+    _, (first, second) = object_store.unpack(object_store.pack("plan", LEAVES))
 
     assert first[1] is second[1]
 
@@ -53,10 +53,10 @@ def test_parts_of_several_leaves_stay_one_value() -> None:
 def test_clients_are_passed_on_unread() -> None:
     clients = [Stored("no value of a client is stored by itself")]
 
-    bare, held = object_store.detach([(clients,)])
+    packed = object_store.pack("plan", [(clients,)])
 
-    assert bare[0][0] is clients
-    assert held == []
+    assert object_store.unpack(packed) == ("plan", [(clients,)])
+    assert packed.values == []
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,17 @@ def test_values_take_the_places_of_their_references(
     argument: Any, expected: Any
 ) -> None:
     stored = {"a": "A", "b": "B", "c": "C", "d": ["D", "E", "F"], None: None}
-    bare, held = object_store.detach_values(argument)
+    packed = object_store.pack("plan", argument)
 
-    found = object_store.attach_values(bare, [stored[name] for name in held])
+    resolved = [stored[name] for name in packed.values]
+    found = object_store.unpack_resolved(packed.work, resolved, [])
 
-    assert found == expected
+    assert found == ("plan", expected)
 
 
 def test_values_take_the_places_of_parts() -> None:
-    bare, _ = object_store.detach_values([(PARTS,)])
+    packed = object_store.pack("plan", [(PARTS,)])
 
-    ((found,),) = object_store.attach_values(bare, ["E", "A"])
+    _, ((found,),) = object_store.unpack_resolved(packed.work, ["E", "A"], [])
 
     assert found.parts == ("E", np.float32(1), "A")

@@ -3,6 +3,7 @@
 # pyright: reportPrivateUsage=false
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray_fed import blocks, plain, plan, values
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster import workers
 from ray_fed.cluster.connection import LostWorkerError, Worker
+from ray_fed.cluster.leases import Terms
 from ray_fed.compiler.form import Stage
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
@@ -81,7 +83,8 @@ def subround_of(comp: Any) -> plan.Subround:
 
 def work(handle: Any, comp: Any, arg: Any) -> Any:
     worker = Worker(handle, "scope", "worker 0", "10.0.0.1")
-    return asyncio.run(workers._evaluate(worker, comp, arg))
+    packed = workers.Work.of("scope", Terms(), comp, arg)
+    return asyncio.run(workers._evaluate(worker, packed))
 
 
 def test_kernel_subround_is_one_call(handle: FakeHandle) -> None:
@@ -150,3 +153,16 @@ def test_freed_scope_ends_a_run(
 
     with pytest.raises(Exception, match="found it freed"):
         work(handle, subround_of(doubled), [DATA[0:2], DATA[2:3]])
+
+
+@pytest.mark.parametrize("comp", [doubled, without_kernel], ids=["kernel", "none"])
+def test_work_travels_as_arguments_of_a_task(comp: Any) -> None:
+    subround = dataclasses.replace(subround_of(comp), computation=b"interpreted")
+    arg = [DATA[0:2], DATA[2:3]]
+    sent = workers.Work.of("a subround", Terms(3.0), subround, arg)
+
+    found = workers.Work.from_arguments(*sent.as_arguments())
+
+    assert found == sent
+    assert found.unpack() == (subround, arg)
+    assert found.at_once == isinstance(subround.kernel, plan.Kernel)
