@@ -34,7 +34,9 @@ def test_benchmark_prints_one_line_of_figures_that_agree() -> None:
     assert figures["ratio_to_plain"].keys() == {"local", "ray"}
     assert figures["fixed_ms"].keys() == {"local", "ray"}
     assert len(figures["memory"]["ray"]["worker_peak_mb"]) == 2
-    assert figures["kernels"]["ray"] == {"interpreted_leaves": 0, "reasons": []}
+    told = figures["kernels"]["ray"]
+    assert (told["interpreted_leaves"], told["reasons"]) == (0, [])
+    assert told["xla"].keys() == {"cohort", "fixed"}
 
 
 ONES, TWOS = [np.ones(3, np.float32)], [np.full(3, 2, np.float32)]
