@@ -49,6 +49,9 @@ _PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int6
 _INDICES = tf.TensorSpec([None], tf.int32)
 Array = NDArray[Any]
 
+_MOST_TENSORS = 500
+"""To accumulate; TensorFlow takes minutes to prepare loops over a thousand."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LaidClients:
@@ -134,6 +137,8 @@ class ClientKernel:
         self._client = client = ClientWork(kernel)
         self._constants, self._partial = client.constants, client.partial
         self._layout, self._specs = client.layout, client.specs
+        if len(self._specs) > _MOST_TENSORS:
+            raise UnfitError(f"{len(self._specs)} tensors to accumulate")
         self._shapes = [spec.shape for spec in self._specs]
         self._jit = kernel.jit
         self.at_once = kernel.vectorised_clients

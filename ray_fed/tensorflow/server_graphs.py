@@ -23,6 +23,9 @@ from ray_fed.tensorflow.graph_functions import as_pruned_graph, as_tensors
 from ray_fed.tensorflow.merge_kernels import MergeKernel, empty_array, merge_all
 from ray_fed.tensorflow.symbolic import Interpreter
 
+_MOST_TENSORS = 500
+"""Graphs of more take longer to build, each with its loop, than they save in a run."""
+
 
 class ServerGraph:
     """The graph of a function of values at the server, without draws or effects.
@@ -71,6 +74,8 @@ class ServerGraph:
         signature = [spec for _, member in self._parts for spec in specs_of(member)]
         self._merged_from = len(signature)
         signature += [] if merge is None else _merge_signature(merge)
+        if max(len(signature), self._num_results) > _MOST_TENSORS:
+            raise UnfitError(f"{len(signature)} tensors at the server")
 
         def build(*tensors: tf.Tensor) -> list[tf.Tensor]:
             fed = iter(tensors)

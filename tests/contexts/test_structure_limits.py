@@ -125,6 +125,8 @@ def test_structure_of_a_thousand_elements_at_clients(context: ExecutionContext) 
 
     assert list(result.values()) == [2 * index + 2 for index in range(1000)]
     assert list(result) == [f"e{index}" for index in range(1000)]
+    assert context.last_report is not None
+    assert context.last_report.no_kernel == ("1000 tensors to accumulate",)
 
 
 def test_structure_of_a_thousand_aggregates(context: ExecutionContext) -> None:

@@ -166,6 +166,17 @@ def test_refuses(work: Any) -> None:
         graph_of(mapped)
 
 
+def test_refuses_structures_that_take_long_to_build() -> None:
+    many = fl.StructType([fl.FederatedType(np.float32, fl.SERVER)] * 501)
+
+    @fl.federated_computation(many)
+    def last(x: Any) -> Any:
+        return x[500]
+
+    with pytest.raises(UnfitError, match="501 tensors"):
+        graph_of(last)
+
+
 def test_refuses_to_read_sequences() -> None:
     @rtf.computation(fl.SequenceType(np.int32))
     def count(data: Any) -> Any:
