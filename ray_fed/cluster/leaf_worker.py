@@ -261,9 +261,8 @@ class LeafWorker:
             What it came to, or why the kernel has no result; and notes.
         """
         self.begin(scope)
-        lists, resolved = held[:num_sources], held[num_sources:]
-        sources = [reference for together in lists for reference in together]
-        comp, taken = object_store.unpack_resolved(work, resolved, sources)
+        sources = object_store.gathered(held[:num_sources])
+        comp, taken = object_store.unpack_resolved(work, held[num_sources:], sources)
 
         def stack_for(num_clients: int) -> Any:
             leaf = self._executor

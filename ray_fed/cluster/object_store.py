@@ -2,7 +2,7 @@
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 import ray
@@ -138,6 +138,11 @@ def short_lists(references: Sequence[Any]) -> list[list[Any]]:
     """Return references in lists that are short enough to stay in a call."""
     starts = range(0, len(references), _REFERENCES_TOGETHER)
     return [list(references[start : start + _REFERENCES_TOGETHER]) for start in starts]
+
+
+def gathered(lists: Iterable[Iterable[Any]]) -> list[Any]:
+    """Return the references of short lists."""
+    return [reference for together in lists for reference in together]
 
 
 def _unstored(value: Any) -> Any:

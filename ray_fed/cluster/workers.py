@@ -132,10 +132,7 @@ class Work:
     ) -> "Work":
         """Return what `as_arguments` took apart."""
         name, terms, at_once, count = pickle.loads(head)
-        sources, held = (
-            [reference for together in part for reference in together]
-            for part in (lists[:count], lists[count:])
-        )
+        sources, held = map(object_store.gathered, (lists[:count], lists[count:]))
         packed = object_store.Packed(work, held, sources)
         return cls(name, terms, packed, computation, at_once)
 
