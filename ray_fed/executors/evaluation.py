@@ -303,8 +303,7 @@ async def evaluate_kernel(
     ran = await unplaced.run_kernel(subround, inputs, data, check)
     if isinstance(ran, plan.NoKernel):
         return ran
-    values_ = [*ran.partials, *ran.kept]
-    return Evaluated(values_, kernel_leaves=len(subround.leaves))
+    return Evaluated([*ran.partials, *ran.kept], kernel_leaves=len(subround.leaves))
 
 
 async def evaluate_trial(

@@ -15,6 +15,9 @@ from ray_fed.tensorflow.client_data import ClientLayout, UnfitError, flatten, le
 from ray_fed.tensorflow.grafts import Grafts
 from ray_fed.tensorflow.symbolic import Interpreter
 
+_MOST_TENSORS = 500
+"""Of a structure; TensorFlow takes minutes to prepare loops over a thousand."""
+
 
 class ClientWork:
     """The functions of a kernel, and the types of what goes through them.
@@ -90,6 +93,16 @@ class ClientWork:
             clients.extend(map(list, zip(*arrays, strict=True)))
         plain = [nest(iter(leaves), self.kept) for leaves in clients]
         return [[member[k] for member in plain] for k in range(len(self.kept))]
+
+
+def refuse_many(num_tensors: int, where: str) -> None:
+    """Raise where a structure has more tensors than graphs are built for.
+
+    Raises:
+        UnfitError: it has.
+    """
+    if num_tensors > _MOST_TENSORS:
+        raise UnfitError(f"{num_tensors} tensors {where}")
 
 
 def parameter_of(block: fl.framework.ComputationBuildingBlock) -> fl.Type:

@@ -33,7 +33,7 @@ from ray_fed.tensorflow.client_data import (
     flatten,
     leaf_types,
 )
-from ray_fed.tensorflow.client_work import ClientWork, specs_of
+from ray_fed.tensorflow.client_work import ClientWork, refuse_many, specs_of
 from ray_fed.tensorflow.grafts import Grafts
 from ray_fed.tensorflow.graph_functions import (
     Function,
@@ -48,9 +48,6 @@ _INDEX = tf.TensorSpec([], tf.int64)
 _PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int64)}
 _INDICES = tf.TensorSpec([None], tf.int32)
 Array = NDArray[Any]
-
-_MOST_TENSORS = 500
-"""To accumulate; TensorFlow takes minutes to prepare loops over a thousand."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,8 +134,7 @@ class ClientKernel:
         self._client = client = ClientWork(kernel)
         self._constants, self._partial = client.constants, client.partial
         self._layout, self._specs = client.layout, client.specs
-        if len(self._specs) > _MOST_TENSORS:
-            raise UnfitError(f"{len(self._specs)} tensors to accumulate")
+        refuse_many(len(self._specs), "to accumulate")
         self._shapes = [spec.shape for spec in self._specs]
         self._jit = kernel.jit
         self.at_once = kernel.vectorised_clients

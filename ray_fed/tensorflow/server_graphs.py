@@ -17,14 +17,11 @@ import ray_fed.plan as plan
 import ray_fed.tensorflow.normal as normal
 import ray_fed.values as values
 from ray_fed.tensorflow.client_data import UnfitError, flatten, leaf_types
-from ray_fed.tensorflow.client_work import specs_of
+from ray_fed.tensorflow.client_work import refuse_many, specs_of
 from ray_fed.tensorflow.grafts import Grafts
 from ray_fed.tensorflow.graph_functions import as_pruned_graph, as_tensors
 from ray_fed.tensorflow.merge_kernels import MergeKernel, empty_array, merge_all
 from ray_fed.tensorflow.symbolic import Interpreter
-
-_MOST_TENSORS = 500
-"""Graphs of more take longer to build, each with its loop, than they save in a run."""
 
 
 class ServerGraph:
@@ -63,10 +60,8 @@ class ServerGraph:
             self.result = _without_placements(type_spec.result)
             taken = _taken_by(type_spec.parameter, num_others, merge)
         else:
-            self.result, taken = (
-                values.narrow(merge, MergeKernel, "a graph").partial,
-                [],
-            )
+            self.result = values.narrow(merge, MergeKernel, "a graph").partial
+            taken = []
         self._num_results = len(specs_of(self.result))  # refuses sequences
         self._parts = [
             part for index, t in enumerate(taken) for part in _parts(t, (index,))
@@ -74,8 +69,7 @@ class ServerGraph:
         signature = [spec for _, member in self._parts for spec in specs_of(member)]
         self._merged_from = len(signature)
         signature += [] if merge is None else _merge_signature(merge)
-        if max(len(signature), self._num_results) > _MOST_TENSORS:
-            raise UnfitError(f"{len(signature)} tensors at the server")
+        refuse_many(max(len(signature), self._num_results), "at the server")
 
         def build(*tensors: tf.Tensor) -> list[tf.Tensor]:
             fed = iter(tensors)
