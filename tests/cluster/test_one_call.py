@@ -17,11 +17,11 @@ from ray_fed import tensorflow as rtf
 from ray_fed.cluster import workers
 from ray_fed.cluster.connection import LostWorkerError, Worker
 from ray_fed.cluster.leases import Terms
-from ray_fed.compiler.form import Stage
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.draws import DrawKey
 from tests.cluster.conftest import FakeHandle
+from tests.stages import stage_of
 
 SEQUENCES = fl.FederatedType(fl.SequenceType(np.int32), fl.CLIENTS)
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -59,11 +59,6 @@ def handle() -> Iterator[FakeHandle]:
     found = FakeHandle()
     yield found
     found.close()
-
-
-def stage_of(comp: Any) -> Stage:
-    (stage,) = compile_to_chain(comp).stages
-    return stage
 
 
 def subround_of(comp: Any) -> plan.Subround:

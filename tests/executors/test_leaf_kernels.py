@@ -12,13 +12,12 @@ import tensorflow as tf
 
 from ray_fed import blocks, errors, plan
 from ray_fed import tensorflow as rtf
-from ray_fed.compiler.fuse import fuse
-from ray_fed.compiler.split import compile_to_chain
 from ray_fed.draws import DrawKey
 from ray_fed.executors import kernel_cache, leaf_kernels, stack
 from ray_fed.executors.kernel_cache import KernelCache, Pace
 from ray_fed.executors.leaf_kernels import LeafStack
 from ray_fed.tensorflow.kernels import ClientKernel
+from tests.stages import kernel_of, stage_of
 
 NO_MERGE = plan.NoKernel("no merge")
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -45,13 +44,6 @@ def doubled(data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(double, data))
 
 
-def kernel_of(comp: Any) -> plan.Kernel:
-    (stage,) = compile_to_chain(comp).stages
-    kernel = fuse(stage.up_to_merge)
-    assert isinstance(kernel, plan.Kernel)
-    return kernel
-
-
 def scaled(factor: int) -> plan.Kernel:
     @rtf.computation(np.int32)
     def scale(x: Any) -> Any:
@@ -65,11 +57,9 @@ def scaled(factor: int) -> plan.Kernel:
 
 
 def subround(kernel: plan.Kernel, leaves: Sequence[range]) -> plan.Subround:
-    comp: Any = doubled
-    (stage,) = compile_to_chain(comp).stages
     return plan.Subround(
         computation=b"",
-        merge=blocks.serialise(stage.merge.to_building_block()),
+        merge=blocks.serialise(stage_of(doubled).merge.to_building_block()),
         clients_per_leaf=2,
         first_leaf=0,
         leaves=tuple(leaves),

@@ -12,12 +12,11 @@ import tensorflow as tf
 
 from ray_fed import blocks, draws, notes, plain, plan
 from ray_fed import tensorflow as rtf
-from ray_fed.compiler.fuse import fuse
-from ray_fed.compiler.split import compile_to_chain
 from ray_fed.draws import DrawKey
 from ray_fed.executors import stack
 from ray_fed.executors.leaf_kernels import LeafStack
 from ray_fed.tensorflow import kernels, shaped_clients
+from tests.stages import kernel_of, stage_of, summed
 
 BATCH = fl.StructType(
     [
@@ -164,26 +163,17 @@ def laid_out(data: Any, work: Any) -> list[Any]:
 def prepare(
     work: Any, clients_per_leaf: int, num_clients: int, **options: Any
 ) -> Prepared:
-    @fl.federated_computation(
-        fl.FederatedType(work.type_signature.parameter, fl.CLIENTS)
-    )
-    def run(data: Any) -> Any:
-        return fl.federated_sum(fl.federated_map(work, data))
-
-    comp: Any = run
-    (stage,) = compile_to_chain(comp).stages
-    kernel = fuse(stage.up_to_merge)
-    assert isinstance(kernel, plan.Kernel)
+    comp = summed(work)
     leaves = plan.cut_leaves(num_clients, clients_per_leaf)
     subround = plan.Subround(
         computation=b"",
-        merge=blocks.serialise(stage.merge.to_building_block()),
+        merge=blocks.serialise(stage_of(comp).merge.to_building_block()),
         clients_per_leaf=clients_per_leaf,
         first_leaf=0,
         leaves=tuple(leaves),
         draw=DrawKey(0, 0),
         nodes=((0, len(leaves)),),
-        kernel=dataclasses.replace(kernel, **options),
+        kernel=dataclasses.replace(kernel_of(comp), **options),
     )
     return Prepared(subround, work)
 

@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from ray_fed import plan
 from ray_fed import tensorflow as rtf
-from ray_fed.compiler.fuse import fuse
-from ray_fed.compiler.split import compile_to_chain
 from ray_fed.tensorflow import jit
+from tests.stages import kernel_of, summed
 
 ROWS = fl.TensorType(np.float32, [None, 3])
 ZEROS = [np.zeros(3, np.float32)]
@@ -27,18 +26,6 @@ def total(rows: Any) -> Any:
 @rtf.computation(ROWS)
 def noisy_total(rows: Any) -> Any:
     return tf.reduce_sum(rows, 0) + tf.random.normal([3])
-
-
-def kernel_of(work: Any) -> plan.Kernel:
-    @fl.federated_computation(fl.FederatedType(ROWS, fl.CLIENTS))
-    def run(data: Any) -> Any:
-        return fl.federated_sum(fl.federated_map(work, data))
-
-    comp: Any = run
-    (stage,) = compile_to_chain(comp).stages
-    kernel = fuse(stage.up_to_merge)
-    assert isinstance(kernel, plan.Kernel)
-    return kernel
 
 
 def clients(*sizes: int) -> list[Any]:
@@ -68,7 +55,9 @@ def test_decides_by_the_gain(plain_s: float, jit_s: float, *, expected: bool) ->
     one = (COMPILE, PLAIN_FIRST, plain_s, jit_s)
     clock = Clock(*one, *[plain_s] * 3, *[jit_s] * 3)
 
-    found = jit.measure_jit(kernel_of(total), ZEROS, [clients(2, 2)], None, clock)
+    found = jit.measure_jit(
+        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock
+    )
 
     gain = f"{plain_s / jit_s:.2f} times as quick"
     assert found == plan.JitDecision(
@@ -79,13 +68,17 @@ def test_decides_by_the_gain(plain_s: float, jit_s: float, *, expected: bool) ->
 def test_hopeless_work_runs_for_one_client_only() -> None:
     clock = Clock(COMPILE, PLAIN_FIRST, 1.0, 25.0)
 
-    found = jit.measure_jit(kernel_of(total), ZEROS, [clients(2, 2)], None, clock)
+    found = jit.measure_jit(
+        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock
+    )
 
     assert (found.jit, found.plain_s, found.jit_s) == (False, 1.0, 25.0)
 
 
 def test_what_takes_long_to_compile_is_off() -> None:
-    found = jit.measure_jit(kernel_of(total), ZEROS, [clients(2)], None, Clock(11.0))
+    found = jit.measure_jit(
+        kernel_of(summed(total)), ZEROS, [clients(2)], None, Clock(11.0)
+    )
 
     assert found == plan.JitDecision(
         jit=False, reason="11.0 s to compile", compile_s=11.0
@@ -103,13 +96,13 @@ def test_what_takes_long_to_compile_is_off() -> None:
 def test_what_cannot_be_compiled_is_off_with_the_reason(
     work: Any, sizes: list[int], reason: str
 ) -> None:
-    found = jit.measure_jit(kernel_of(work), ZEROS, [clients(*sizes)], None)
+    found = jit.measure_jit(kernel_of(summed(work)), ZEROS, [clients(*sizes)], None)
 
     assert found == plan.JitDecision(jit=False, reason=reason)
 
 
 def test_real_clock_measures_both() -> None:
-    found = jit.measure_jit(kernel_of(total), ZEROS, [clients(2, 2)], None)
+    found = jit.measure_jit(kernel_of(summed(total)), ZEROS, [clients(2, 2)], None)
 
     assert found.plain_s is not None
     assert found.jit_s is not None
