@@ -28,9 +28,8 @@ _COUNTED = ("workers", "subrounds")
 
 
 def _expand_count(value: object) -> object:
-    if isinstance(value, (int, list, tuple)) and not isinstance(value, bool):
-        return {"count": value}
-    return value
+    whole = isinstance(value, Mapping | pydantic.BaseModel | bool)
+    return value if whole else {"count": value}
 
 
 def _read_size(value: object) -> int | tuple[int, int] | None:
@@ -173,6 +172,12 @@ class Kernels(_Frozen):
     jit: Literal["auto", "on", "off"] = "off"
     vectorised_clients: Count = 1
 
+    @pydantic.field_validator("jit", mode="before")
+    @classmethod
+    def _name(cls, value: object) -> object:
+        names = {True: "on", False: "off"}  # what YAML makes of the bare words
+        return names[value] if isinstance(value, bool) else value
+
 
 class Config(_Frozen):
     """All settings of a context; short forms are accepted where noted.
@@ -253,7 +258,35 @@ class Config(_Frozen):
             raise errors.ConfigError(
                 f"Expected settings with names, found the keys {unnamed}."
             )
-        return cls(**merged)
+        try:
+            return cls(**merged)
+        except errors.ConfigError as error:
+            found = _variables_of(error.__cause__, _expand_counts(arguments))
+            if not found:
+                raise
+            told = f"{error} Set by: {', '.join(found)}."
+            raise errors.ConfigError(told) from error.__cause__
+
+
+def _variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the variables that hold settings which an error is about."""
+    found: list[str] = []
+    details = error.errors() if isinstance(error, pydantic.ValidationError) else []
+    for detail in details:
+        path = [str(part) for part in detail["loc"]]
+        shorter = [path, *([path[:-1]] if path[1:] == ["count"] else [])]
+        names = [_PREFIX + "__".join(parts).upper() for parts in shorter]
+        if not _holds(arguments, path):
+            found += [name for name in names if name in os.environ]
+    return found
+
+
+def _holds(settings: Any, path: list[str]) -> bool:
+    for part in path:
+        if not isinstance(settings, Mapping) or part not in settings:
+            return False
+        settings = cast("Mapping[str, Any]", settings)[part]
+    return True
 
 
 def _expand_counts(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_unknown_key_of_a_part_is_refused_on_its_own(
         pytest.param({"workers": (1, 2, 3)}, "workers.count", id="range of three"),
         pytest.param({"workers": {"count": True}}, "workers.count", id="bool"),
         pytest.param({"workers": True}, "workers", id="bool for workers"),
-        pytest.param({"workers": "two"}, "workers", id="word for workers"),
+        pytest.param({"workers": "two"}, "workers.count", id="word for workers"),
         pytest.param({"workers": {"num_cpus": 0}}, "workers.num_cpus", id="no CPU"),
         pytest.param(
             {"workers": {"num_gpus": -1}}, "workers.num_gpus", id="negative GPUs"
@@ -320,6 +320,48 @@ def test_range_of_workers_is_a_short_form() -> None:
 def test_range_of_workers_says_what_it_may_be() -> None:
     with pytest.raises(errors.ConfigError, match=r"\(min, max\) with 1 <= min <= max"):
         Config(workers=(3, 2))
+
+
+def test_word_for_workers_says_what_it_may_be() -> None:
+    with pytest.raises(errors.ConfigError, match=r"found `'four'`: .* a count >= 1"):
+        Config(workers="four")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        pytest.param("RAY_FED_WORKERS", "zwei", id="short form"),
+        pytest.param("RAY_FED_WORKERS__COUNT", "-1", id="full form"),
+        pytest.param("RAY_FED_BACKEND", "spark", id="upper level"),
+    ],
+)
+def test_value_out_of_range_names_its_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+
+    with pytest.raises(errors.ConfigError) as caught:
+        Config.load()
+
+    assert str(caught.value).endswith(f" Set by: {variable}.")
+
+
+def test_argument_out_of_range_names_no_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_FED_WORKERS", "2")
+
+    with pytest.raises(errors.ConfigError) as caught:
+        Config.load(workers="zwei")
+
+    assert "RAY_FED" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["on", "off", "auto", "'on'"])
+def test_jit_takes_bare_words_of_yaml(tmp_path: pathlib.Path, word: str) -> None:
+    config = Config.load(_write(tmp_path, f"kernels: {{jit: {word}}}"))
+
+    assert config.kernels.jit == word.strip("'")
 
 
 def test_range_of_workers_is_read_back_from_yaml(tmp_path: pathlib.Path) -> None:

@@ -64,10 +64,11 @@ def init(
 
     Raises:
         ContextStateError: another context is installed.
-        ConfigError: the environment holds a setting that is not one.
+        ConfigError: the environment holds a setting that is not one, or `config` is no
+            `Config`.
         ClusterError: there is no cluster at the address, or it is too small.
     """
-    return _installation.install(address, Config.load() if config is None else config)
+    return _installation.install(address, _settings(config))
 
 
 def create_context(
@@ -80,10 +81,22 @@ def create_context(
         address: as for `init`.
 
     Raises:
-        ConfigError: the environment holds a setting that is not one.
+        ConfigError: the environment holds a setting that is not one, or `config` is no
+            `Config`.
         ClusterError: there is no cluster at the address, or it is too small.
     """
-    return build_context(address, Config.load() if config is None else config)
+    return build_context(address, _settings(config))
+
+
+def _settings(config: object) -> Config:
+    if config is None:
+        return Config.load()
+    if not isinstance(config, Config):
+        raise errors.ConfigError(
+            f"Expected a ray_fed.Config, found a {type(config).__name__}: pass"
+            " ray_fed.Config(...) with the settings as its arguments."
+        )
+    return config
 
 
 def shutdown() -> None:

@@ -30,6 +30,17 @@ _BOILERPLATE = (
     "[[{{node",
 )
 """Starts of lines in TensorFlow's messages that tell a user nothing."""
+_MARKERS = frozenset("~^ ")
+"""Of a line under one of source, in a traceback."""
+
+_NO_CALLBACK = "Could not find callback"
+"""Of TensorFlow where a Python function belongs to another process."""
+
+_STAYS = (
+    "a tf.py_function or tf.numpy_function stays in the process that made it; use"
+    ' TensorFlow\'s own operations, or Config(backend="local")'
+)
+
 _NO_MEMORY = "ResourceExhaustedError"
 """TensorFlow's name for it; this module does not load TensorFlow."""
 
@@ -162,8 +173,11 @@ def describe_failure(
     frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
     if frames:
         lines = lines[frames[-1] + 2 :]  # a frame has a second line, which may be empty
-    told = [line for line in lines if line and not line.startswith(_BOILERPLATE)]
+    told = [line for line in lines if set(line) - _MARKERS]
+    told = [line for line in told if not line.startswith(_BOILERPLATE)]
     summary = _NODE_SUFFIX.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
+    if _NO_CALLBACK in summary:
+        summary = _STAYS
     origin = errors.origin_of(error) or "a computation"
     kind = errors.ComputationError
     if isinstance(error, MemoryError) or type(error).__name__ == _NO_MEMORY:

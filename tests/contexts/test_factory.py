@@ -323,6 +323,22 @@ def test_error_of_a_client_names_it_and_is_not_retried(
     assert context.invoke(checked_sum, [1.0, 2.0]) == 3.0
 
 
+@pytest.mark.ray
+def test_python_inside_of_a_graph_does_not_travel(
+    ray_contexts: ContextFactory,
+) -> None:
+    @rtf.computation(np.float32)
+    def through_python(x: Any) -> Any:
+        return tf.ensure_shape(tf.py_function(lambda y: y, [x], tf.float32), [])
+
+    @fl.federated_computation(AT_CLIENTS)
+    def python_sum(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(through_python, values))
+
+    with pytest.raises(errors.ComputationError, match=r"py_function.* stays in the"):
+        ray_contexts(workers=2).invoke(python_sum, [1.0, 2.0])
+
+
 def test_report_counts_clients_and_subrounds(context: ExecutionContext) -> None:
     context.invoke(sum_of_clients, [1.0] * 32)
 

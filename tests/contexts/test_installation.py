@@ -135,6 +135,14 @@ def test_local_backend_takes_no_address() -> None:
         ray_fed.init("auto", config=LOCAL)
 
 
+def test_settings_that_are_no_config_are_refused() -> None:
+    settings: Any = {"backend": "local"}
+
+    for build in (ray_fed.init, ray_fed.create_context):
+        with pytest.raises(errors.ConfigError, match=r"ray_fed\.Config, found a dict"):
+            build(config=settings)
+
+
 def test_environment_configures_init(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_FED_BACKEND", "local")
     monkeypatch.setenv("RAY_FED_WORKERS", "3")

@@ -55,6 +55,12 @@ class TestDescribeFailure:
                 "no",
                 id="graph error without its stack",
             ),
+            pytest.param(
+                'Traceback (most recent call last):\n  File "x.py", line 1, in run\n'
+                "    a / b\n    ~~^~~\nno such thing",
+                "no such thing",
+                id="traceback with markers",
+            ),
         ],
     )
     def test_says_it_in_few_lines(self, message: str, summary: str) -> None:
