@@ -5,6 +5,7 @@ from typing import Any
 
 import federated_language as fl
 import numpy as np
+from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 import ray_fed.values as values
@@ -46,7 +47,7 @@ def count_clients(arg: Any, type_spec: fl.Type | None, default: int) -> int:
     return counts[0][1] if counts else default
 
 
-def weigh_clients(arg: Any, type_spec: fl.Type | None) -> list[float] | None:
+def weigh_clients(arg: Any, type_spec: fl.Type | None) -> NDArray[np.float64] | None:
     """Return what each client's work will cost, as far as its data tell.
 
     Args:
@@ -57,25 +58,23 @@ def weigh_clients(arg: Any, type_spec: fl.Type | None) -> list[float] | None:
         In client order: rows of the client's sequences, and a base cost. None where no
         sequence is placed at clients, or its size is not known here.
     """
-    rows: list[list[float | None]] = []
+    rows: list[NDArray[np.float64]] = []  # NaN where it is not known
     if type_spec is None:
         return None
 
     def note(part_type: fl.Type, part: Any) -> Any:
         if isinstance(part, ClientRun):
-            weights = () if part.weights is None else part.weights
-            rows.append([float(weight) for weight in weights])
+            rows.append(np.empty(0) if part.weights is None else part.weights)
         elif values.differs_by_client(part_type) and isinstance(part, list | tuple):
             member = values.member_type(part_type)
-            rows.append([_count_rows(value, member) for value in part])
+            rows.append(np.array([_count_rows(v, member) for v in part], np.float64))
         return part
 
     values.map_placed(note, arg, type_spec)
-    told = [counts for counts in rows if any(count is not None for count in counts)]
-    known = [[count for count in counts if count is not None] for counts in told]
-    if not known or [len(counts) for counts in known] != [len(c) for c in told]:
+    told = [counts for counts in rows if not np.isnan(counts).all()]
+    if not told or any(np.isnan(counts).any() for counts in told):
         return None  # some clients' data are in files, say
-    return [_BASE_WEIGHT + sum(counts) for counts in zip(*known, strict=True)]
+    return _BASE_WEIGHT + np.sum(told, axis=0)
 
 
 def _count_rows(value: Any, type_spec: fl.Type) -> int | None:

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 import federated_language as fl
+import numpy as np
+from numpy.typing import NDArray
 
 import ray_fed.blocks as blocks
 import ray_fed.parts as parts
@@ -104,7 +106,7 @@ class CohortCut:
         num_clients: int,
         policy: RoundPolicy,
         parameter: fl.Type | None,
-        weights: Sequence[float] | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> "CohortCut":
         """Cut a cohort as the policy says; where the runs end is all weights decide.
 
@@ -121,7 +123,7 @@ class CohortCut:
             runs = plan.cut_runs(len(leaves), policy.num_subrounds)
             sums = [float(len(run)) for run in runs]
         else:
-            of_leaf = [sum(weights[leaf.start : leaf.stop]) for leaf in leaves]
+            of_leaf = [float(weights[leaf.start : leaf.stop].sum()) for leaf in leaves]
             runs = partition.cut_by_weight(of_leaf, policy.num_subrounds)
             sums = [sum(of_leaf[run.start : run.stop]) for run in runs]
         order = sorted(range(len(runs)), key=lambda run: -sums[run])

@@ -351,10 +351,12 @@ class ClientLayout:
             for array, spec in zip(arrays, self.specs, strict=True)
         ]
 
-    def shapes(self, tensors: Sequence[tf.Tensor]) -> list[ClientShape | None]:
-        """Return the shape of each client whose data were laid, where it has one.
+    def shapes(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> tuple[list[ClientShape | None], NDArray[np.intp]]:
+        """Return the shapes of clients whose data were laid, and which each one has.
 
-        Nothing at all where no client can have one.
+        None stands for a client without one. Nothing at all where none can have one.
         """
         arrays = [tensor.numpy() for tensor in tensors]
         places = arrays[-1][:, :, 0] if self._num_places else np.empty((0, 0), np.int64)
@@ -364,18 +366,18 @@ class ClientLayout:
             laid = arrays[tensor : tensor + len(leaf.specs)]
             sizes = leaf.sizes(laid, places[:, place : place + leaf.num_places])
             if sizes is None:
-                return []
+                return [], np.empty(0, np.intp)
             found.append(sizes)
             tensor, place = tensor + len(leaf.specs), place + leaf.num_places
         if not found:
-            return []
+            return [], np.empty(0, np.intp)
         ends = np.cumsum([sizes.shape[1] for sizes in found])
         found.append(np.zeros((len(found[0]), 1), np.int64))  # there may be no other
         different, which = np.unique(
             np.concatenate(found, axis=1), axis=0, return_inverse=True
         )
         shapes = [self._shape_of(np.split(row, ends)[:-1]) for row in different]
-        return [shapes[index] for index in which.reshape(-1)]
+        return shapes, which.reshape(-1)
 
     def _shape_of(self, sizes: Sequence[Array]) -> ClientShape | None:
         shapes = [

@@ -61,9 +61,9 @@ def measure_jit(
 
 
 def _decide(plain: "_Timed", compiled: "_Timed") -> plan.JitDecision:
-    shapes = set(compiled.shapes)
-    if len(shapes) > _MOST_SHAPES:
-        return plan.JitDecision(jit=False, reason=f"data of {len(shapes)} shapes")
+    num_shapes = len(compiled.values.shapes)
+    if num_shapes > _MOST_SHAPES:
+        return plan.JitDecision(jit=False, reason=f"data of {num_shapes} shapes")
     compiled.count = plain.count = compiled.count_alike()
     first_s = compiled.run(1)
     refusals = compiled.graph.refusals
@@ -98,18 +98,16 @@ class _Timed:
         size = kernel.num_aggregations
         self._zeros = self.graph.tensors(inputs[:size], is_partial=True)
         self._constants = self.graph.tensors(inputs[size:], is_partial=False)
-        values = self.graph.lay_values(data)
-        self.shapes = values.shapes
+        self.values = self.graph.lay_values(data)
         self.count = len(data[0]) if data else 1
-        self._laid = self.graph.lay(values, range(self.count))
+        self._laid = self.graph.lay(self.values, range(self.count))
         self._clock = clock
 
     def count_alike(self) -> int:
         """Return how many clients from the first on have its shape."""
-        count = 0
-        while count < len(self.shapes) and self.shapes[count] == self.shapes[0]:
-            count += 1
-        return max(1, count)
+        kinds = self.values.kinds
+        others = (kinds != kinds[:1]).nonzero()[0]
+        return int(others[0]) if len(others) else max(1, len(kinds))
 
     def shape(self, count: int) -> Any:
         return self.graph.shape_of(range(count), self._laid)

@@ -77,11 +77,13 @@ class LaidData:
 
     Attributes:
         tensors: laid as `client_data` does.
-        shapes: of each client; empty where nobody asks for them.
+        shapes: that clients have, each once; None for those without.
+        kinds: of each client the index of its shape; empty where nobody asks for it.
     """
 
     tensors: Sequence[tf.Tensor]
     shapes: Sequence[ClientShape | None]
+    kinds: NDArray[np.intp]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,8 +297,9 @@ class ClientKernel:
         """
         with tf.device(self._device):
             tensors = self._layout.lay(list(zip(*data, strict=True)))
-            is_asked = self._jit or self.at_once > 1
-            return LaidData(tensors, self._layout.shapes(tensors) if is_asked else [])
+            if self._jit or self.at_once > 1:
+                return LaidData(tensors, *self._layout.shapes(tensors))
+            return LaidData(tensors, [], np.empty(0, np.intp))
 
     @staticmethod
     def count_bytes(data: LaidData) -> int:
@@ -310,10 +313,10 @@ class ClientKernel:
             leaf: positions of its clients, all of them, among those that were laid.
             laid: what `lay` returned.
         """
-        shapes = set(laid.data.shapes[leaf.start : leaf.stop])
-        if len(shapes) != 1:
+        kinds = laid.data.kinds[leaf.start : leaf.stop]
+        if not len(kinds) or (kinds != kinds[0]).any():
             return None
-        (shape,) = shapes
+        shape = laid.data.shapes[kinds[0]]
         if shape is not None and shape not in self._shaped:
             self._shaped[shape] = self._specialise(shape)
         return None if self._shaped.get(cast("Any", shape)) is None else shape

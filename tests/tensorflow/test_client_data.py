@@ -165,4 +165,7 @@ def test_clients_have_shapes_where_elements_are_alike(
 ) -> None:
     layout, tensors = lay(fl.to_type(member), clients)
 
-    assert layout.shapes(tensors) == expected
+    shapes, kinds = layout.shapes(tensors)
+
+    assert [shapes[kind] for kind in kinds] == expected
+    assert len(set(shapes)) == len(shapes)
