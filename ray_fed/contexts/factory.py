@@ -341,7 +341,8 @@ def _build_local(address: str | None, config: Config) -> ExecutionContext:
         )
     from ray_fed.tensorflow import devices
 
-    devices.set_threads(max(1, int(config.workers.num_cpus)))
+    num_leaves = 1 if config.debug else _count_threads(config)
+    devices.set_threads(max(1, int(config.workers.num_cpus)), num_leaves)
     found = devices.read_fingerprint()
     make_runners = _debugging_runners if config.debug else _threaded_runners
     runners = make_runners(config, found)

@@ -28,8 +28,7 @@ def configure(num_threads: int, gpu_fraction: float) -> Any:
     """Set threads and devices; return the logical device to pin work to.
 
     Args:
-        num_threads: intra-op and inter-op threads, >= 1: equal on every backend, as
-            they are part of what decides the bits of a result.
+        num_threads: see `set_threads`.
         gpu_fraction: of one card, as a memory limit; 0 hides every GPU; 1 and more
             uses the whole first card.
 
@@ -96,11 +95,20 @@ def _total_memory_mib() -> int:
     return int(found.stdout.split()[0])
 
 
-def set_threads(num_threads: int) -> bool:
-    """Set TensorFlow's threads; return whether it was still possible."""
+def set_threads(num_threads: int, num_executors: int = 1) -> bool:
+    """Set TensorFlow's threads; return whether it was still possible.
+
+    Args:
+        num_threads: that work on one op, >= 1: equal on every backend, as they are part
+            of what decides the bits of a result.
+        num_executors: that share this process. As many times more ops run at once, or
+            the graphs of one would wait for those of another.
+    """
     try:
         tf.config.threading.set_intra_op_parallelism_threads(num_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(num_threads)
+        tf.config.threading.set_inter_op_parallelism_threads(
+            num_threads * num_executors
+        )
     except RuntimeError:
         if tf.config.threading.get_intra_op_parallelism_threads() == num_threads:
             return True

@@ -28,6 +28,35 @@ def mean_of_halves(temperatures: Any) -> Any:
     return fl.federated_mean(fl.federated_map(half, temperatures))
 
 
+TWO_AT_ONCE = """
+import threading
+import federated_language as fl
+import numpy as np
+import ray_fed
+from ray_fed import tensorflow as rtf
+import tensorflow as tf
+
+both_run = threading.Barrier(2)
+
+def meet(x):
+    both_run.wait(timeout=30)
+    return x
+
+config = ray_fed.Config(backend="local", workers=2)
+with ray_fed.create_context(config) as context:
+
+    @rtf.computation(np.float32)
+    def work(x):
+        return tf.ensure_shape(tf.numpy_function(meet, [x], tf.float32), [])
+
+    @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+    def total(x):
+        return fl.federated_sum(fl.federated_map(work, x))
+
+    print(context.invoke(total, [1.0, 2.0]))
+"""
+
+
 @pytest.fixture(autouse=True)
 def _shut_down() -> Iterator[None]:
     yield
@@ -128,6 +157,14 @@ def test_calls_from_several_threads() -> None:
             thread.join()
 
     assert results == {index: index / 2 for index in range(5)}
+
+
+def test_graphs_of_local_workers_run_at_the_same_time() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", TWO_AT_ONCE], capture_output=True, text=True, check=False
+    )
+
+    assert run.stdout.strip() == "3.0", run.stderr
 
 
 def test_local_backend_takes_no_address() -> None:
