@@ -5,7 +5,7 @@ may give other bits than one client at a time. So a leaf runs here or not by wha
 it, as a whole, and the bits depend on settings and data alone.
 
     clients of a leaf      0 1 2 3 4 5 6          k = 3
-    windows of rows        [0 1 2 3 4 5 6 . .]    of a fixed number of clients
+    windows of rows        [. . 0 1 2 3 4 5 6]    of a fixed number of clients
     at once                (0 1 2) (3 4 5) 6      work; accumulated in order
 """
 
@@ -90,8 +90,9 @@ class ShapedClients:
 
         def step(index: tf.Tensor, *held: tf.Tensor) -> list[tf.Tensor]:
             count = tf.minimum(stop - index, self._window)
-            rows = self._rows(data, index)
-            return [index + self._window, *self._run(count, held, constants, rows)]
+            rows, starts = self._rows(data, index)
+            folded = self._run(count, held, constants, rows, starts)
+            return [index + self._window, *folded]
 
         def goes_on(index: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return index < stop
@@ -108,44 +109,21 @@ class ShapedClients:
 
     def _rows(
         self, data: Sequence[tf.Tensor], index: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        """Return the rows of a window of clients; past the last one's, anything."""
-        starts = [
-            index if extent.place is None else data[-1][index, extent.place, 0]
-            for extent in self._extents
-        ]
-        laid = [data[extent.tensor] for extent in self._extents]
-        sizes = [self._window * extent.num_rows for extent in self._extents]
-        left = [
-            tf.shape(tensor, tf.int64)[0] - start
-            for tensor, start in zip(laid, starts, strict=True)
-        ]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return as many rows as a window has, and where in them a client's start.
 
-        def sliced() -> list[tf.Tensor]:  # without a copy, where rows are aligned
-            return [
-                tf.slice(tensor, _start(tensor, start), [size, *tensor.shape[1:]])
-                for tensor, start, size in zip(laid, starts, sizes, strict=True)
-            ]
-
-        def padded() -> list[tf.Tensor]:
-            tensors: list[tf.Tensor] = []
-            for tensor, start, size in zip(laid, starts, sizes, strict=True):
-                rows = tensor[start : start + size]
-                missing = size - tf.shape(rows, tf.int64)[0]
-                pads = [[0, missing], *[[0, 0]] * (len(rows.shape) - 1)]
-                tensors.append(tf.pad(rows, tf.convert_to_tensor(pads, tf.int64)))
-            return tensors
-
-        fits = tf.reduce_all(
-            [size <= rest for size, rest in zip(sizes, left, strict=True)]
-        )
-        taken: Any = tf.cond(fits, sliced, padded)
-        return tuple(
-            tf.reshape(tensor, [self._window, *extent.shape])
-            for tensor, extent in zip(
-                tf.nest.flatten(taken), self._extents, strict=True
-            )
-        )
+        Where fewer than these follow, some come before: a slice is no copy, where rows
+        are aligned. Fewer in all are padded.
+        """
+        rows: list[tf.Tensor] = []
+        starts: list[tf.Tensor] = []
+        for extent in self._extents:
+            laid, size = data[extent.tensor], self._window * extent.num_rows
+            start = index if extent.place is None else data[-1][index, extent.place, 0]
+            begin = tf.minimum(start, tf.shape(laid, tf.int64)[0] - size)
+            rows.append(_slice_or_pad(laid, begin, size))
+            starts.append(start - tf.maximum(begin, 0))
+        return rows, starts
 
     def _fold_window(
         self,
@@ -153,12 +131,21 @@ class ShapedClients:
         accumulators: Sequence[tf.Tensor],
         constants: Sequence[tf.Tensor],
         rows: Sequence[tf.Tensor],
+        starts: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Return the accumulators after the first `count` clients of a window."""
+        """Return the accumulators after `count` clients, whose rows begin at starts."""
         # Loops of a computation are more than TensorFlow vectorises.
         # XLA, and work on several clients at once, has bits of its own anyway.
         work = Grafts(stateless=True, unrolled=self._at_once > 1, isolated=False)
         fold = Grafts(stateless=True, isolated=False)
+
+        def take(index: tf.Tensor, number: int, lead: list[int]) -> list[tf.Tensor]:
+            taken: list[tf.Tensor] = []
+            for tensor, start, each in zip(rows, starts, self._extents, strict=True):
+                begin, size = start + index * each.num_rows, number * each.num_rows
+                part = _slice(tensor, begin, size)
+                taken.append(tf.reshape(part, [*lead, *each.shape]))
+            return taken
 
         @tf.autograph.experimental.do_not_convert
         def run(taken: Sequence[tf.Tensor]) -> list[Any]:
@@ -166,14 +153,11 @@ class ShapedClients:
             return flatten_all(self._client.work(work, constants, member))
 
         def run_one(index: tf.Tensor, *held: tf.Tensor) -> list[Any]:
-            worked = run([tf.gather(tensor, index) for tensor in rows])
+            worked = run(take(index, 1, []))
             return [index + 1, *self._client.fold(fold, held, worked, constants)]
 
         def run_some(index: tf.Tensor, *held: tf.Tensor) -> list[Any]:
-            taken = [
-                tf.slice(t, _start(t, index), [self._at_once, *t.shape[1:]])
-                for t in rows
-            ]
+            taken = take(index, self._at_once, [self._at_once])
             some: Any = tf.vectorized_map(run, taken, fallback_to_while_loop=False)
             folded = list(held)
             for position in range(self._at_once):
@@ -193,9 +177,21 @@ def flatten_all(members: Sequence[Any]) -> list[Any]:
     return [tensor for member in members for tensor in flatten(member)]
 
 
-def _start(tensor: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """Return where a slice from an index on starts."""
-    return tf.stack([index, *[tf.zeros([], tf.int64)] * (len(tensor.shape) - 1)])
+def _slice(rows: tf.Tensor, begin: tf.Tensor, size: int) -> tf.Tensor:
+    """Return so many rows from one on."""
+    begins = [begin, *[tf.zeros([], tf.int64)] * (len(rows.shape) - 1)]
+    return tf.slice(rows, tf.stack(begins), [size, *rows.shape[1:]])
+
+
+def _slice_or_pad(rows: tf.Tensor, begin: tf.Tensor, size: int) -> tf.Tensor:
+    """Return so many rows from one on; all of them and others, where that is < 0."""
+
+    def padded() -> tf.Tensor:
+        pads = [[0, -begin], *[[0, 0]] * (len(rows.shape) - 1)]
+        return tf.pad(rows, tf.convert_to_tensor(pads, tf.int64))
+
+    taken: Any = tf.cond(begin < 0, padded, lambda: _slice(rows, begin, size))
+    return tf.ensure_shape(taken, [size, *rows.shape[1:]])
 
 
 def _count_to(
