@@ -127,7 +127,7 @@ class RoundReport(pydantic.BaseModel):
     def _repr_html_(self) -> str:
         rows = [
             {
-                "subround": subround.subround_index,
+                "subround": self._name(subround),
                 "clients": subround.num_clients,
                 "pid": subround.worker_pid,
                 **subround.model_dump(),
@@ -157,6 +157,10 @@ class RoundReport(pydantic.BaseModel):
             ),
         ]
         return report_table.draw_table(str(self), rows, remarks, self.seconds)
+
+    def _name(self, subround: SubroundReport) -> str:
+        ends = self.num_clients and not subround.num_clients
+        return f"{subround.subround_index}{' (finish)' if ends else ''}"
 
 
 def _show_moved(broadcast: int, sliced: int, returned: int) -> str:

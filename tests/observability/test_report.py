@@ -118,6 +118,16 @@ def test_html_is_a_table_with_a_row_for_each_subround() -> None:
     assert found.find("ul") is None
 
 
+def test_html_names_the_finish() -> None:
+    finish = dataclasses.replace(_subround(1), num_clients=0)
+    report = _report(_subround(0), finish)
+
+    found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+
+    names = [row.findtext("td") for row in found.findall("table/tbody/tr")]
+    assert names == ["0", "1 (finish)"]
+
+
 def test_html_has_a_bar_for_when_a_subround_ran() -> None:
     report = _report(_subround(0), _subround(2, attempts=2))
 
