@@ -329,7 +329,7 @@ def test_python_inside_of_a_graph_does_not_travel(
 ) -> None:
     @rtf.computation(np.float32)
     def through_python(x: Any) -> Any:
-        return tf.ensure_shape(tf.py_function(lambda y: y, [x], tf.float32), [])
+        return tf.ensure_shape(tf.py_function(tf.identity, [x], tf.float32), [])
 
     @fl.federated_computation(AT_CLIENTS)
     def python_sum(values: Any) -> Any:
