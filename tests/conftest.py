@@ -60,7 +60,7 @@ class RayMemory:
 
     def settle(self, measure_now: Callable[[], int], target: int) -> int:
         """Return a measure once it is down at its target, or after a while."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while measure_now() > target and time.monotonic() < deadline:
             time.sleep(0.1)  # Ray frees what nobody needs a little later
         return measure_now()
@@ -73,7 +73,9 @@ def ray_memory(ray_cluster: None) -> RayMemory:
     What a test measures itself is to be freed without the collector.
     """
     gc.collect()
-    return RayMemory()
+    memory = RayMemory()
+    memory.settle(memory.num_references, 0)
+    return memory
 
 
 @pytest.fixture(scope="session")
