@@ -139,37 +139,53 @@ class ShapedClients:
         work = Grafts(stateless=True, unrolled=self._at_once > 1, isolated=False)
         fold = Grafts(stateless=True, isolated=False)
 
-        def take(index: tf.Tensor, number: int, lead: list[int]) -> list[tf.Tensor]:
-            taken: list[tf.Tensor] = []
-            for tensor, start, each in zip(rows, starts, self._extents, strict=True):
-                begin, size = start + index * each.num_rows, number * each.num_rows
-                part = _slice(tensor, begin, size)
-                taken.append(tf.reshape(part, [*lead, *each.shape]))
-            return taken
-
         @tf.autograph.experimental.do_not_convert
         def run(taken: Sequence[tf.Tensor]) -> list[Any]:
             member = self._layout.alike(list(taken), self._shape)
             return flatten_all(self._client.work(work, constants, member))
 
-        def run_one(index: tf.Tensor, *held: tf.Tensor) -> list[Any]:
-            worked = run(take(index, 1, []))
-            return [index + 1, *self._client.fold(fold, held, worked, constants)]
+        def run_one(index: tf.Tensor, *state: tf.Tensor) -> list[Any]:
+            places, held = state[:size], state[size:]
+            worked = run(self._take(rows, places, 1, []))
+            folded = self._client.fold(fold, held, worked, constants)
+            return [index + 1, *self._after(places, 1), *folded]
 
-        def run_some(index: tf.Tensor, *held: tf.Tensor) -> list[Any]:
-            taken = take(index, self._at_once, [self._at_once])
+        def run_some(index: tf.Tensor, *state: tf.Tensor) -> list[Any]:
+            places, folded = state[:size], list(state[size:])
+            taken = self._take(rows, places, at_once, [at_once])
             some: Any = tf.vectorized_map(run, taken, fallback_to_while_loop=False)
-            folded = list(held)
-            for position in range(self._at_once):
+            for position in range(at_once):
                 worked = [tensor[position] for tensor in some]
                 folded = self._client.fold(fold, folded, worked, constants)
-            return [index + self._at_once, *folded]
+            return [index + at_once, *self._after(places, at_once), *folded]
 
-        state = [tf.zeros([], tf.int64), *accumulators]
-        if self._at_once > 1:
-            whole = count // self._at_once * self._at_once
-            state = _count_to(whole, run_some, state)
-        return _count_to(count, run_one, state)[1:]
+        # XLA compiles anew for each place that it finds fixed in a slice: they move.
+        size, at_once = len(starts), self._at_once
+        state = [tf.zeros([], tf.int64), *starts, *accumulators]
+        if at_once > 1:
+            state = _count_to(count // at_once * at_once, run_some, state)
+        return _count_to(count, run_one, state)[1 + size :]
+
+    def _take(
+        self,
+        rows: Sequence[tf.Tensor],
+        places: Sequence[tf.Tensor],
+        number: int,
+        lead: list[int],
+    ) -> list[tf.Tensor]:
+        """Return the values of so many clients, from places in the rows on."""
+        taken: list[tf.Tensor] = []
+        for tensor, place, each in zip(rows, places, self._extents, strict=True):
+            part = _slice(tensor, place, number * each.num_rows)
+            taken.append(tf.reshape(part, [*lead, *each.shape]))
+        return taken
+
+    def _after(self, places: Sequence[tf.Tensor], number: int) -> list[tf.Tensor]:
+        """Return the places of the clients after so many."""
+        return [
+            place + number * each.num_rows
+            for place, each in zip(places, self._extents, strict=True)
+        ]
 
 
 def flatten_all(members: Sequence[Any]) -> list[Any]:

@@ -2,6 +2,10 @@
 
 import asyncio
 import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -313,6 +317,48 @@ def test_work_that_cannot_be_is_refused_with_the_reason(
     (told,) = refusals(leaf, prepared)
     assert reason in told
     assert noted == {notes.Unshaped(told)}
+
+
+COMPILED = """
+import federated_language as fl
+import numpy as np
+import ray_fed
+from ray_fed import tensorflow as rtf
+import tensorflow as tf
+
+config = ray_fed.Config(
+    backend="local", workers=1, clients_per_leaf=5, kernels={"jit": "on"}
+)
+with ray_fed.create_context(config) as context:
+
+    @rtf.computation(fl.TensorType(np.float32, [2, 3]))
+    def work(x):
+        return tf.reduce_sum(x * x, 0)
+
+    @fl.federated_computation(
+        fl.FederatedType(fl.TensorType(np.float32, [2, 3]), fl.CLIENTS)
+    )
+    def total(x):
+        return fl.federated_sum(fl.federated_map(work, x))
+
+    for num_clients in (13, 77):
+        print(context.invoke(total, [np.ones([2, 3], np.float32)] * num_clients))
+"""
+
+
+def test_xla_compiles_once_wherever_clients_lie(tmp_path: pathlib.Path) -> None:
+    flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
+
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        env={**os.environ, "XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert run.stdout.split() == ["[26.", "26.", "26.]", "[154.", "154.", "154.]"]
+    assert len(list(tmp_path.glob("*fold_window*.before_optimizations.txt"))) == 1
 
 
 def test_several_clients_at_once_are_folded_in_their_order(leaf: LeafStack) -> None:
