@@ -1,6 +1,7 @@
 """Passes over a stream: all of it, in a loop; or up to the next element."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -36,27 +37,49 @@ def reduce(
         shapes: of the state at any time.
     """
     state = list(initial)
+    effects: list[tf.Operation] = []
     for part in stream.alike():
         count = part.num_elements() if isinstance(part, Indexed) else None
-        if not isinstance(part, Indexed) or count is None:
-            state = _reduce(part, state, function, shapes)
-        elif count == 1 or part.unrolled:
-            state = _unroll(part, count, state, function)
+        if (
+            isinstance(part, Indexed)
+            and count is not None
+            and (count == 1 or part.unrolled)
+        ):
+            state = _unroll(part, count, state, function, effects)
         else:
-            state = _reduce(part, state, function, shapes)
+            with _after(effects):
+                state = _reduce(part, state, function, shapes)
     return state
 
 
+@contextlib.contextmanager
+def _after(effects: list[tf.Operation]) -> Generator[None]:
+    """Have what is built inside run after some effects; list its own instead, if any.
+
+    What a loop runs is in order; what stands in a graph one after another is not.
+    """
+    ops = tf.compat.v1.get_default_graph().get_operations
+    num_ops = len(ops())
+    with tf.control_dependencies(effects):
+        yield
+    effects[:] = [op for op in ops()[num_ops:] if op.op_def.is_stateful] or effects
+
+
 def _unroll(
-    sequence: Indexed, count: int, initial: Sequence[tf.Tensor], function: Function
+    sequence: Indexed,
+    count: int,
+    initial: Sequence[tf.Tensor],
+    function: Function,
+    effects: list[tf.Operation],
 ) -> list[tf.Tensor]:
     if count > _UNROLLED:
         raise CannotLower(f"more than {_UNROLLED} elements without a loop")
     state = list(initial)
     drawn = sequence.draw(None)
     for index in range(count):
-        element = sequence.element(drawn, tf.constant(index, tf.int64))
-        state = function([*state, *shaped(element, sequence.specs)])
+        with _after(effects):
+            element = sequence.element(drawn, tf.constant(index, tf.int64))
+            state = function([*state, *shaped(element, sequence.specs)])
     return state
 
 
