@@ -28,7 +28,7 @@ _COUNTED = ("workers", "subrounds")
 
 
 def _expand_count(value: object) -> object:
-    whole = isinstance(value, Mapping | pydantic.BaseModel | bool)
+    whole = isinstance(value, Mapping | pydantic.BaseModel | bool | None)
     return value if whole else {"count": value}
 
 

@@ -120,6 +120,7 @@ def test_unknown_key_of_a_part_is_refused_on_its_own(
         pytest.param({"workers": (1, 2, 3)}, "workers.count", id="range of three"),
         pytest.param({"workers": {"count": True}}, "workers.count", id="bool"),
         pytest.param({"workers": True}, "workers", id="bool for workers"),
+        pytest.param({"workers": None}, "workers", id="nothing for workers"),
         pytest.param({"workers": "two"}, "workers.count", id="word for workers"),
         pytest.param({"workers": {"num_cpus": 0}}, "workers.num_cpus", id="no CPU"),
         pytest.param(
