@@ -102,16 +102,20 @@ class PoolHost:
         # One thread, so that what is asked of the cluster stays in order.
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
-    async def begin_round(self) -> int:
+    async def begin_round(self) -> tuple[int, float]:
         """Look at the cluster, follow what changed, and return how many workers it has.
 
-        Those that start are counted; at least one. A pool that has all its workers
-        hears of a loss by itself, and looks for nodes that go once in a while.
+        Those that start are counted; at least one. And for how many seconds that holds:
+        a pool that has all its workers hears of a loss by itself, and looks for nodes
+        that go once in a while.
         """
-        seconds_ago = time.monotonic() - self._looked_at
-        if not self._pool.is_full or seconds_ago > LOOK_S:
+        if not self._holds_s():
             await self._look()
-        return max(1, self._pool.num_workers)
+        return max(1, self._pool.num_workers), self._holds_s()
+
+    def _holds_s(self) -> float:
+        looked_again_at = self._looked_at + LOOK_S if self._pool.is_full else -math.inf
+        return max(0.0, looked_again_at - time.monotonic())
 
     async def lease(
         self,

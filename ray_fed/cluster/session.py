@@ -4,6 +4,8 @@ import asyncio
 import atexit
 import collections
 import logging
+import math
+import time
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
@@ -62,6 +64,7 @@ class Session:
         self._tokens: set[str] = set()  # of sources whose clients workers may keep
         self._gone: collections.deque[str] = collections.deque()
         self._name = uuid.uuid4().hex[:8]
+        self._num_workers, self._counted_until_s = 0, -math.inf
         self._owns_ray = _connect(address, config)
         try:
             self._size = _decide_size(config, may_grow=not self._owns_ray)
@@ -84,13 +87,17 @@ class Session:
         Raises:
             ClusterError: the pool is gone.
         """
+        if time.monotonic() < self._counted_until_s:
+            return self._num_workers
         try:
-            return await self._pool.begin_round.remote()
+            self._num_workers, holds_s = await self._pool.begin_round.remote()
         except ray.exceptions.RayError as error:
             raise errors.ClusterError(
                 "Expected the pool of workers to answer, found it gone: call"
                 f" ray_fed.init again. {failures.describe(error)}"
             ) from error
+        self._counted_until_s = time.monotonic() + holds_s
+        return self._num_workers
 
     def runners(self) -> list[RayRunner]:
         """Return what runs subrounds, more than there are workers."""

@@ -89,3 +89,19 @@ def test_full_pool_looks_once_in_a_while(
 
 def test_pool_short_of_workers_looks_at_every_round(size: Size) -> None:
     assert asyncio.run(count_looks(Played(room=1), size, rounds=20)) == 20
+
+
+async def count_workers(cluster: Played, size: Size) -> tuple[int, float]:
+    host = PoolHost(ray_fed.Config(), size, DRIVER, cluster)
+    return await host.begin_round()
+
+
+def test_count_of_a_full_pool_holds_for_a_while(size: Size) -> None:
+    count, seconds = asyncio.run(count_workers(Played(room=2), size))
+
+    assert count == 2
+    assert 0 < seconds <= pool_host.LOOK_S
+
+
+def test_count_of_a_pool_short_of_workers_holds_for_one_round(size: Size) -> None:
+    assert asyncio.run(count_workers(Played(room=1), size)) == (1, 0.0)
