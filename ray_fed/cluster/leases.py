@@ -2,9 +2,12 @@
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
+import math
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import ray.exceptions
@@ -14,6 +17,9 @@ import ray_fed.plan as plan
 from ray_fed.cluster import failures
 from ray_fed.cluster.connection import LostWorkerError, Worker
 from ray_fed.cluster.pool import COPY
+
+_KEPT_S = 0.05
+"""How long a worker is kept from its pool for what follows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +82,105 @@ class Handles:
             self._kept.popitem(last=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    name: str
+    scope: str
+    outcome: plan.Outcome
+    until_s: float
+
+
+class Passing:
+    """Workers that are kept a moment for what follows, which asks no pool for them.
+
+    Args:
+        pool: handle of the `PoolHost`; not owned.
+        num_workers: of the pool. While more plans run, some may wait for a worker.
+    """
+
+    def __init__(self, pool: Any, num_workers: int) -> None:
+        self._pool = pool
+        self._num_workers = num_workers
+        self._num_running = 0
+        self._kept: collections.deque[_Kept] = collections.deque()
+
+    @contextlib.contextmanager
+    def running(self) -> Generator[None]:
+        """Have a plan run inside."""
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+
+    def keep(self, name: str, scope: str, outcome: plan.Outcome) -> None:
+        """Keep the worker of a plan that is done, or give it back.
+
+        Args:
+            name: of the plan.
+            scope: under which the worker was leased that had its result.
+            outcome: of the plan.
+        """
+        if self._num_running + len(self._kept) >= self._num_workers:
+            self._pool.release.remote(name, scope)
+            return
+        until_s = time.monotonic() + _KEPT_S
+        self._kept.append(_Kept(name, scope, outcome, until_s))
+        loop = asyncio.get_running_loop()
+        loop.call_later(_KEPT_S, lambda: self.give_back(time.monotonic()))
+
+    def give_back(self, now_s: float = math.inf) -> None:
+        """Give those back whose moment has passed; all of them, without an argument."""
+        while self._kept and self._kept[0].until_s <= now_s:
+            kept = self._kept.popleft()
+            self._pool.release.remote(kept.name, kept.scope)
+
+    def take(self, name: str, terms: Terms) -> plan.Attempt | None:
+        """Return the first attempt of a plan, on a worker that is kept; or None.
+
+        The pool is told, and not waited for.
+        """
+        if not self._kept:
+            return None
+        kept = self._kept.popleft()
+        self._pool.pass_on.remote(
+            kept.name, kept.scope, name, terms.timeout_s, terms.siblings
+        )
+        found = kept.outcome
+        return plan.Attempt(
+            1,
+            found.worker,
+            found.worker_pid,
+            found.node,
+            fingerprint=found.fingerprint,
+        )
+
+
+async def passed(
+    pool: Any, name: str, attempt: plan.Attempt | None, handles: Handles
+) -> Lease | None:
+    """Return the lease of what `Passing.take` returned; None where it is to be asked.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: of the plan.
+        attempt: its first one, or None.
+        handles: of workers that were leased before, and of that one.
+
+    Raises:
+        ClusterError: the pool is gone.
+    """
+    if attempt is None:
+        return None
+    handle = handles.of(pool).get(attempt.worker)
+    if handle is None:
+        handle = await _answer(pool.handle_of.remote(attempt.worker))
+    if handle is None:
+        return None
+    handles.keep(pool, attempt.worker, handle)
+    return Lease(Worker(handle, name, attempt.worker, attempt.node), attempt, ())
+
+
 async def lease(
     pool: Any, name: str, terms: Terms | None = None, handles: Handles | None = None
 ) -> Lease:
@@ -117,8 +222,20 @@ async def lease_spare(pool: Any, name: str, terms: Terms) -> Lease:
 
 
 async def _asked(reply: Any, scope: str, known: Mapping[str, Any]) -> Lease:
+    attempt, handle, lost = await _answer(reply)
+    handle = known[attempt.worker] if handle is None else handle
+    return Lease(Worker(handle, scope, attempt.worker, attempt.node), attempt, lost)
+
+
+async def _answer(reply: Any) -> Any:
+    """Return what the pool answers.
+
+    Raises:
+        ClusterError: the pool is gone.
+        Exception: what it raised.
+    """
     try:
-        attempt, handle, lost = await reply
+        return await reply
     except ray.exceptions.RayTaskError as error:
         raise failures.unwrap(error) from None
     except ray.exceptions.RayActorError as error:
@@ -126,8 +243,6 @@ async def _asked(reply: Any, scope: str, known: Mapping[str, Any]) -> Lease:
             "Expected a pool of workers, found it gone: close the context and make"
             f" another. {failures.describe(error)}"
         ) from error
-    handle = known[attempt.worker] if handle is None else handle
-    return Lease(Worker(handle, scope, attempt.worker, attempt.node), attempt, lost)
 
 
 async def report(pool: Any, name: str, loss: LostWorkerError) -> None:

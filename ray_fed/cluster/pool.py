@@ -156,6 +156,30 @@ class Pool:
         if found is not None and found.state == "leased":
             found.state, found.subround = "idle", None
 
+    def pass_on(
+        self, worker: str, subround: str, deadline_s: float, siblings: str, now_s: float
+    ) -> None:
+        """Note that a subround is done with its worker, and another one has it.
+
+        Args:
+            worker: its name.
+            subround: that has it, for its first attempt.
+            deadline_s: when the worker counts as hung.
+            siblings: see `ask`.
+            now_s: see `decide`.
+        """
+        found = self._workers.get(worker)
+        if found is not None and found.state == "leased":
+            self._begin(worker, subround, deadline_s, siblings, now_s)
+
+    def _begin(
+        self, worker: str, subround: str, deadline_s: float, siblings: str, now_s: float
+    ) -> None:
+        self._hand_out(worker, subround, deadline_s)
+        self._attempts[subround] += 1
+        if siblings:
+            self._stragglers.begin(subround, siblings, now_s)
+
     def abandon(self, worker: str, until_s: float) -> None:
         """Note that nobody wants what a leased worker still works on.
 
@@ -417,11 +441,8 @@ class Pool:
         for (ticket, asked), name in zip(
             list(self._tickets.items()), self._idle(), strict=False
         ):
-            subround = asked.subround
-            self._hand_out(name, subround, now_s + asked.timeout_s)
-            self._attempts[subround] += 1
-            if asked.siblings:
-                self._stragglers.begin(subround, asked.siblings, now_s)
+            subround, deadline_s = asked.subround, now_s + asked.timeout_s
+            self._begin(name, subround, deadline_s, asked.siblings, now_s)
             del self._tickets[ticket]
             granted.append(Grant(ticket, name, self._attempts[subround]))
         return granted

@@ -195,6 +195,39 @@ class PoolHost:
             self._pool.give_back(worker)
         await self.end(subround)
 
+    async def pass_on(
+        self,
+        subround: str,
+        scope: str,
+        following: str,
+        timeout_s: float | None = None,
+        siblings: str = "",
+    ) -> None:
+        """Give the worker that brought the result of a subround to the next, at once.
+
+        Args:
+            subround: see `release`.
+            scope: see `release`.
+            following: the name of the next, which has the worker to itself.
+            timeout_s: see `lease`.
+            siblings: see `lease`.
+        """
+        now_s = time.monotonic()
+        worker = self._leased.pop(scope, None)
+        if worker in self._handles:
+            self._log.done(worker)
+            self._leased[following] = worker
+            self._log.asked(following, now_s)
+            self._begin(following, worker, 1)
+            deadline_s = now_s + (timeout_s or math.inf)
+            self._pool.pass_on(worker, following, deadline_s, siblings, now_s)
+        self._pool.finish(subround, now_s)
+        await self.end(subround)
+
+    async def handle_of(self, worker: str) -> Any:
+        """Return the handle of a worker; None where it is gone."""
+        return self._handles.get(worker)
+
     async def forgive(self, subround: str) -> None:
         """Forget the failures of a subround that goes on; it keeps its worker."""
         self._pool.forget(subround)
@@ -320,17 +353,17 @@ class PoolHost:
             return
         # Noted here, so that whoever ends the subround finds what it was given.
         self._leased[subround] = worker = action.worker
+        name = subround.removesuffix(COPY)
+        begun = self._begin(name, worker, action.attempt)
+        future.set_result((begun, self._handles[worker], self._log.lost_of(name)))
+
+    def _begin(self, subround: str, worker: str, number: int) -> plan.Attempt:
+        """Note that a subround has a worker; return the attempt that begins."""
         found = self._described[worker]
         attempt = plan.Attempt(
-            action.attempt,
-            worker,
-            found.pid,
-            found.address,
-            fingerprint=found.fingerprint,
+            number, worker, found.pid, found.address, fingerprint=found.fingerprint
         )
-        name = subround.removesuffix(COPY)
-        begun = self._log.granted(name, attempt, time.monotonic())
-        future.set_result((begun, self._handles[worker], self._log.lost_of(name)))
+        return self._log.granted(subround, attempt, time.monotonic())
 
     def _refuse(self, action: actions.Refuse) -> None:
         subround, future = self._waiting.get(action.ticket, ("", None))

@@ -43,10 +43,18 @@ class RayRunner(fl.framework.AsyncContext):
         pool: handle of the `PoolHost`; not owned.
         config: budgets and time limits.
         handles: of the pool's workers, shared with other runners.
+        passing: shared, too.
     """
 
-    def __init__(self, pool: Any, config: Config, handles: leases.Handles) -> None:
+    def __init__(
+        self,
+        pool: Any,
+        config: Config,
+        handles: leases.Handles,
+        passing: leases.Passing,
+    ) -> None:
         self._pool = pool
+        self._passing = passing
         self._config = config
         self._prefix = uuid.uuid4().hex[:8]
         self._names = itertools.count()
@@ -55,19 +63,14 @@ class RayRunner(fl.framework.AsyncContext):
     @override
     async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
         name = f"{self._prefix}-{next(self._names)}"
-        if comp.parts_type is not None:
-            running = self._repeat(name, comp, arg)
-        elif isinstance(comp, plan.Subround):
-            running = self._run(name, comp, arg, self._max_retries)
-        else:
-            running = self._drive(name, comp, arg)
         try:
-            driven, results = await running
+            with self._passing.running():
+                driven, results = await self._dispatch(name, comp, arg)
         except BaseException as error:  # noqa: BLE001 (whatever ends a call is told)
             self._pool.end.remote(name)
             raise failures.final_error(error) from None
-        self._pool.release.remote(name, driven.scope)
         outcome = driven.outcome
+        self._passing.keep(name, driven.scope, outcome)
         if comp.parts_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
         if comp.parts_type is None and not isinstance(comp, plan.Subround):
@@ -92,11 +95,21 @@ class RayRunner(fl.framework.AsyncContext):
         siblings = f"{comp.draw.invocation}-{content}"
         return Terms(timeout_s, siblings, stragglers.min_s)
 
-    async def _run(self, name: str, comp: Any, arg: Any, max_retries: int) -> Any:
+    async def _dispatch(self, name: str, comp: Any, arg: Any) -> Any:
+        """Run a plan; return what it came to, and values or references to them."""
+        terms = self._terms(comp)
+        work = workers.Work.of(name, terms, comp, arg)
+        work = dataclasses.replace(work, given=self._passing.take(name, terms))
+        if comp.parts_type is not None:
+            return await self._repeat(work, comp)
+        if isinstance(comp, plan.Subround):
+            return await self._run(work, comp, self._max_retries)
+        return await self._drive(work)
+
+    async def _run(self, work: workers.Work, comp: Any, max_retries: int) -> Any:
         """Run the task of a plan; return what it came to and references to values."""
         kind = type(comp).__name__.lower()
         task = _task(kind, 1 + _num_values(comp), max_retries)
-        work = workers.Work.of(name, self._terms(comp), comp, arg)
         refs: list[Any] = task.remote(self._pool, *work.as_arguments())
         try:
             return await refs[0], refs[1:]
@@ -106,24 +119,24 @@ class RayRunner(fl.framework.AsyncContext):
                 ref.future().add_done_callback(_read)
             raise
 
-    async def _drive(self, name: str, comp: Any, arg: Any) -> Any:
+    async def _drive(self, work: workers.Work) -> Any:
         """Drive a plan from this process; return what it came to and its values."""
-        work = workers.Work.of(name, self._terms(comp), comp, arg)
         while True:
             try:
                 driven, *results = await workers.drive_plan(
                     self._pool, work, self._handles
                 )
             except errors.WorkerLost:  # the pool counts these, and has the last word
+                work = dataclasses.replace(work, given=None)
                 continue
             return driven, results
 
-    async def _repeat(self, name: str, comp: Any, arg: Any) -> Any:
+    async def _repeat(self, work: workers.Work, comp: Any) -> Any:
         """Run the task of a plan until its worker lives to the end."""
         num_lost = 0
         while True:
             try:
-                return await self._run(name, comp, arg, 0)
+                return await self._run(work, comp, 0)
             except ray.exceptions.RayTaskError as error:
                 # The pool counts these, and has the last word.
                 if not isinstance(failures.unwrap(error), errors.WorkerLost):
@@ -134,6 +147,7 @@ class RayRunner(fl.framework.AsyncContext):
                 num_lost += 1
                 if num_lost > self._max_retries:
                     raise
+            work = dataclasses.replace(work, given=None)
 
 
 @functools.lru_cache(maxsize=64)

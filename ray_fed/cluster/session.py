@@ -70,6 +70,7 @@ class Session:
             self._size = _decide_size(config, may_grow=not self._owns_ray)
             self._pool: Any = _start_pool(config, self._size, self._name)
             self._pool.begin_round.remote()
+            self._passing = leases.Passing(self._pool, self._size.most)
         except BaseException:
             if self._owns_ray:
                 ray.shutdown()
@@ -89,6 +90,7 @@ class Session:
         """
         if time.monotonic() < self._counted_until_s:
             return self._num_workers
+        self._passing.give_back()  # those on nodes that go are ended then
         try:
             self._num_workers, holds_s = await self._pool.begin_round.remote()
         except ray.exceptions.RayError as error:
@@ -103,7 +105,7 @@ class Session:
         """Return what runs subrounds, more than there are workers."""
         handles = leases.Handles()
         return [
-            RayRunner(self._pool, self._config, handles)
+            RayRunner(self._pool, self._config, handles, self._passing)
             for _ in range(_RUNNERS_PER_WORKER * self.max_workers)
         ]
 

@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
 import ray
+from ray._private import worker as ray_worker  # no public name
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
@@ -85,6 +86,8 @@ class Work:
         computation: of a subround, where only the interpreter needs it; it may be
             large, and is left out of the plan.
         at_once: whether a worker runs all of it in one call.
+        given: its first attempt, on a worker that it was passed; None: the pool is
+            asked for one.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Work:
     packed: object_store.Packed
     computation: bytes | None
     at_once: bool
+    given: plan.Attempt | None = None
 
     @classmethod
     def of(cls, name: str, terms: leases.Terms, comp: Any, arg: Any) -> "Work":
@@ -123,7 +127,8 @@ class Work:
         packed = self.packed
         sources = object_store.short_lists(packed.sources)
         lists = [*sources, *object_store.short_lists(packed.values)]
-        head = pickle.dumps((self.name, self.terms, self.at_once, len(sources)))
+        about = self.name, self.terms, self.at_once, self.given, len(sources)
+        head = pickle.dumps(about)
         return [head, packed.work, self.computation, *lists]
 
     @classmethod
@@ -131,10 +136,10 @@ class Work:
         cls, head: bytes, work: bytes, computation: bytes | None, *lists: list[Any]
     ) -> "Work":
         """Return what `as_arguments` took apart."""
-        name, terms, at_once, count = pickle.loads(head)
+        name, terms, at_once, given, count = pickle.loads(head)
         sources, held = map(object_store.gathered, (lists[:count], lists[count:]))
         packed = object_store.Packed(work, held, sources)
-        return cls(name, terms, packed, computation, at_once)
+        return cls(name, terms, packed, computation, at_once, given)
 
 
 @ray.remote(num_cpus=0)
@@ -149,8 +154,11 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
         `Driven`, then each value.
     """
     _handles.keep(pool, "", pool)
+    work = Work.from_arguments(*arguments)
+    if _is_repeated():  # what it was passed is gone, or another process had it
+        work = dataclasses.replace(work, given=None)
     try:
-        return _run(drive_plan(pool, Work.from_arguments(*arguments), _handles))
+        return _run(drive_plan(pool, work, _handles))
     finally:
         # Loops and tasks refer to each other, and to arrays that the object store may
         # not free before: an idle process would hold them.
@@ -159,6 +167,12 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
 
 _handles = leases.Handles()
 """Of the workers that this process drove."""
+
+
+def _is_repeated() -> bool:
+    """Return whether Ray runs this task once more."""
+    worker: Any = ray_worker.global_worker
+    return worker.core_worker.get_current_task_attempt_number() > 0
 
 
 @functools.cache
@@ -220,7 +234,9 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
     ) -> tuple[evaluation.Evaluated, set[notes.Note]]:
         return await _attempt(pool, lease, work)
 
-    lease = await leases.lease(pool, name, terms, handles)
+    lease = await leases.passed(pool, name, work.given, handles)
+    if lease is None:
+        lease = await leases.lease(pool, name, terms, handles)
     wants_spare = terms.siblings and terms.spare_after_s is not None
     spare = leases.lease_spare(pool, name, terms) if wants_spare else None
     won = await race(lease, spare, attempt)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import ray_fed
+import ray_fed.plan as plan
 from ray_fed.cluster import pool_host
 from ray_fed.cluster.actions import Size
+from ray_fed.cluster.failures import Failure
 from ray_fed.cluster.placement import Node
 from ray_fed.cluster.pool_host import PoolHost
 from ray_fed.fingerprint import Fingerprint, Versions, WorkerDescription
@@ -105,3 +107,68 @@ def test_count_of_a_full_pool_holds_for_a_while(size: Size) -> None:
 
 def test_count_of_a_pool_short_of_workers_holds_for_one_round(size: Size) -> None:
     assert asyncio.run(count_workers(Played(room=1), size)) == (1, 0.0)
+
+
+async def pass_a_worker_on(size: Size) -> tuple[list[str], list[int]]:
+    """Return who had a worker, one after another, and the numbers of their attempts."""
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=1))
+    await host.begin_round()
+    first, _, _ = await host.lease("first")
+    await host.pass_on("first", "first", "second")
+    waiting = asyncio.ensure_future(host.lease("third"))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()  # the second one has it
+    await host.release("second", "second")
+    third, _, _ = await waiting
+    return [first.worker, third.worker], [first.attempt, third.attempt]
+
+
+def test_worker_that_is_passed_on_is_nobody_elses_before_it_is_released() -> None:
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+    names, attempts = asyncio.run(pass_a_worker_on(size))
+
+    assert len(set(names)) == 1
+    assert attempts == [1, 1]
+
+
+async def lose_what_was_passed_on(size: Size) -> plan.Attempt:
+    """Return what a subround leases that lost the worker which it was passed."""
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
+    await host.begin_round()
+    first, _, _ = await host.lease("first")
+    await host.pass_on("first", "first", "second")
+    await host.lost("second", Failure("crash", "it died"))
+    again, _, lost = await host.lease("second")
+    assert [(one.worker, one.ended) for one in lost] == [(first.worker, "crash")]
+    return again
+
+
+@pytest.fixture
+def _nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_host.ray, "kill", lambda *_, **__: None)  # pyright: ignore[reportUnknownLambdaType]
+
+
+@pytest.mark.usefixtures("_nobody_dies")
+def test_loss_of_a_worker_that_was_passed_on_counts_for_who_has_it() -> None:
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+    assert asyncio.run(lose_what_was_passed_on(size)).attempt == 2
+
+
+async def pass_on_what_is_gone(size: Size) -> plan.Attempt:
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
+    await host.begin_round()
+    await host.lease("first")
+    await host.lost("first", Failure("crash", "it died"))
+    await host.pass_on("first", "first", "second")
+    await host.lost("second", Failure("crash", "it is gone"))
+    again, _, _ = await host.lease("second")
+    return again
+
+
+@pytest.mark.usefixtures("_nobody_dies")
+def test_worker_that_is_gone_is_not_passed_on() -> None:
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+    assert asyncio.run(pass_on_what_is_gone(size)).attempt == 1

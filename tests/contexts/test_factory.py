@@ -324,6 +324,24 @@ def test_error_of_a_client_names_it_and_is_not_retried(
 
 
 @pytest.mark.ray
+def test_worker_that_dies_between_rounds_costs_no_bit(
+    ray_contexts: ContextFactory,
+) -> None:
+    context = ray_contexts(workers=2, subrounds=2)
+    found = [bits(context.invoke(one_round, [client_data(), MODEL]))]
+    report = context.last_report
+    assert report is not None
+
+    for subround in report.subrounds[:2]:  # at once, while it may be kept for the next
+        os.kill(subround.worker_pid, signal.SIGKILL)
+        found.append(bits(context.invoke(one_round, [client_data(), MODEL])))
+
+    assert found[1] == found[0] == found[2]
+    assert context.last_report is not None
+    assert context.last_report.num_retries <= 2
+
+
+@pytest.mark.ray
 def test_python_inside_of_a_graph_does_not_travel(
     ray_contexts: ContextFactory,
 ) -> None:
