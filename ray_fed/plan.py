@@ -233,6 +233,12 @@ class Subround:
     num_kept: int = 0
     names_failures: bool = False
 
+    @property
+    def places(self) -> list[range]:
+        """The clients of each leaf of this run, by index among those of the run."""
+        first = self.leaves[0].start
+        return [range(leaf.start - first, leaf.stop - first) for leaf in self.leaves]
+
 
 @dataclasses.dataclass(frozen=True)
 class Trial:

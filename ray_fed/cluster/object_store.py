@@ -85,7 +85,7 @@ def pack(comp: Any, argument: Any) -> Packed:
 
     Args:
         comp: the plan.
-        argument: a list of what leaves take, or a tuple of such lists.
+        argument: in plain form, structures as tuples; parts of it may be stored.
     """
     found: dict[Any, _Slot] = {}
     sources: dict[Any, _SourceSlot] = {}
@@ -96,7 +96,7 @@ def pack(comp: Any, argument: Any) -> Packed:
     def take_source(reference: Any) -> _SourceSlot:
         return sources.setdefault(reference, _SourceSlot(len(sources)))
 
-    bare = _replace(argument, take, take_source)
+    bare = _Replacing(take, take_source).inside(argument)
     work = pickle.dumps((comp, bare), pickle.HIGHEST_PROTOCOL)
     return Packed(work, list(found), list(sources))
 
@@ -131,7 +131,7 @@ def _unpack(
     def put_source(slot: _SourceSlot) -> Any:
         return sources[slot.index]
 
-    return comp, _replace(bare, put, put_source)
+    return comp, _Replacing(put, put_source).inside(bare)
 
 
 def short_lists(references: Sequence[Any]) -> list[list[Any]]:
@@ -153,9 +153,8 @@ def _unstored(value: Any) -> Any:
             return cast("Any", value.reference)[value.start : value.stop]
         case StoredParts():
             return StoredParts(tuple(map(_unstored, value.parts)))
-        case tuple() | list():
-            members = cast("Sequence[Any]", value)
-            return type(value)(map(_unstored, members))
+        case tuple():
+            return tuple(map(_unstored, cast("tuple[Any, ...]", value)))
         case _:
             return value
 
@@ -197,15 +196,6 @@ class _Replacing:
                 return tuple(map(self.inside, cast("tuple[Any, ...]", value)))
             case _:
                 return value
-
-
-def _replace(argument: Any, fn: _Replace, of_sources: _Replace) -> Any:
-    """Return an argument of leaves, or of a finish, with other references."""
-    replacing = _Replacing(fn, of_sources)
-    if isinstance(argument, tuple):
-        lists = cast("tuple[list[Any], ...]", argument)
-        return tuple(list(map(replacing.inside, held)) for held in lists)
-    return list(map(replacing.inside, argument))
 
 
 def _replace_source(run: ClientRun, fn: Callable[[Any], Any]) -> ClientRun:

@@ -1,4 +1,4 @@
-"""What one call has so far: its argument in slices, what was merged, what is kept."""
+"""What one call has so far: its argument by runs, what was merged, what is kept."""
 
 import dataclasses
 import time
@@ -27,7 +27,7 @@ class Call:
         parameter: type of the argument; None where the computation takes none.
         argument: the argument, if the computation takes one; at most one element.
         at_finish: the same, as after-merge work takes it.
-        slices: the same for each leaf, of each run.
+        of_runs: the same for each run, with the values of its clients alone.
         merged: by each stage that is done.
         dropped: why clients take no part, by index in the cohort.
         max_dropped: how many may be.
@@ -47,8 +47,8 @@ class Call:
     parameter: fl.Type | None = None
     argument: list[Any] = dataclasses.field(default_factory=list[Any])
     at_finish: list[Any] = dataclasses.field(default_factory=list[Any])
-    slices: dict[int, Sequence[list[Any]]] = dataclasses.field(
-        default_factory=dict[int, Sequence[list[Any]]]
+    of_runs: dict[int, list[Any]] = dataclasses.field(
+        default_factory=dict[int, list[Any]]
     )
     merged: list[Any] = dataclasses.field(default_factory=list[Any])
     max_dropped: int = 0
@@ -114,11 +114,11 @@ class Call:
         return values.map_placed(share, value, type_spec)
 
     def slice_run(self, run: int) -> None:
-        """Store the values of a run's clients, once; slice them for each leaf."""
+        """Store the values of a run's clients, once."""
         self.bytes_sliced[run] = 0
-        leaves, clients = self.leaves(run), self.clients(run)
+        clients = self.clients(run)
         if self.parameter is None:
-            self.slices[run] = [[] for _ in leaves]
+            self.of_runs[run] = []
             return
         dropped = [client - clients.start for client in self.dropped_of(run)]
 
@@ -132,17 +132,7 @@ class Call:
         (argument,) = self.argument
         sliced = values.slice_clients(argument, self.parameter, clients)
         sliced = partition.drop_clients(sliced, self.parameter, dropped)
-        stored = values.map_placed(store, sliced, self.parameter)
-        self.slices[run] = [
-            [
-                values.slice_clients(
-                    stored,
-                    self.parameter,
-                    range(leaf.start - clients.start, leaf.stop - clients.start),
-                )
-            ]
-            for leaf in leaves
-        ]
+        self.of_runs[run] = [values.map_placed(store, sliced, self.parameter)]
 
     def clients(self, run: int) -> range:
         """Return the clients of a run, by index in the cohort."""
@@ -168,26 +158,13 @@ class Call:
             start += size
         return tuple(found)
 
-    def leaf_args(self, run: int, takes: Sequence[str] = ()) -> list[Any]:
-        """Return what the work of this stage takes on each leaf of a run.
+    def run_arg(self, run: int, takes: Sequence[str] = ()) -> Any:
+        """Return what the work of this stage takes, with the values of a run's clients.
 
         `takes` names values that were kept.
         """
-        if not takes:
-            return [plan.pack([*part, *self.merged]) for part in self.slices[run]]
-        leaves = self.leaves(run)
-        first = leaves[0].start
-        kept = [self.kept[run][name] for name in takes]
-        return [
-            plan.pack(
-                [
-                    *part,
-                    *self.merged,
-                    tuple(k[leaf.start - first : leaf.stop - first] for k in kept),
-                ]
-            )
-            for part, leaf in zip(self.slices[run], leaves, strict=True)
-        ]
+        kept = tuple(self.kept[run][name] for name in takes)
+        return plan.pack([*self.of_runs[run], *self.merged, *([kept] if takes else [])])
 
     def keep(
         self, run: int, keeping: Keeping, outcome: plan.Outcome

@@ -206,11 +206,13 @@ class Rounds:
                 0 if kept is None else len(kept.emits),
                 call.max_dropped > 0,
             )
-            args = call.leaf_args(index, () if kept is None else kept.takes)
-            subround = await self._decide_jit(subround, args, first + index, call)
+            arg = call.run_arg(index, () if kept is None else kept.takes)
+            parameter = work.type_signature.parameter
+            leaf = values.slice_clients(arg, parameter, range(len(subround.leaves[0])))
+            subround = await self._decide_jit(subround, leaf, first + index, call)
             num_bytes = call.bytes_sliced[index]
             outcome = await self._dispatch(
-                subround, args, first + index, call, num_bytes
+                subround, arg, first + index, call, num_bytes
             )
             return outcome.values if kept is None else call.keep(index, kept, outcome)
 
@@ -262,9 +264,12 @@ class Rounds:
         )
 
     async def _decide_jit(
-        self, subround: plan.Subround, args: list[Any], subround_index: int, call: Call
+        self, subround: plan.Subround, arg: Any, subround_index: int, call: Call
     ) -> plan.Subround:
-        """Return a subround with what was measured of its kernel, once for all."""
+        """Return a subround with what was measured of its kernel, once for all.
+
+        `arg` is what its first leaf takes.
+        """
         kernel = subround.kernel
         leaf = subround.leaves[0]
         if (
@@ -280,7 +285,7 @@ class Rounds:
                     subround, computation=b"", leaves=(leaf,), nodes=()
                 )
                 trial = plan.Trial(alone)
-                outcome, _ = await self._invoke(trial, args[:1], subround_index, call)
+                outcome, _ = await self._invoke(trial, arg, subround_index, call)
                 self._decisions[content] = values.narrow(
                     outcome.values[0], plan.JitDecision, "a trial"
                 )
@@ -317,8 +322,8 @@ class Rounds:
             parts_type=parts_type,
             in_graphs=self._policy.call_s is not None,
         )
-        before = [] if computation is None else [*call.at_finish, *call.merged]
-        arg = (partials, before)
+        before = () if computation is None else (*call.at_finish, *call.merged)
+        arg = (tuple(partials), before)
         outcome = await self._dispatch(finish, arg, call.take_indices(1), call)
         return outcome.values[0] if parts_type is None else outcome.values
 

@@ -4,8 +4,8 @@
     LocalRunner         a leaf stack on a thread of this process
     RayRunner           a Ray task over an actor of the pool (cluster.runner)
 
-`invoke(Subround, [argument of each leaf])` and `invoke(Finish, (partials, before))`
-return an `Outcome`.
+`invoke(Subround, argument)`, with the values of its clients, and
+`invoke(Finish, (partials, before))` return an `Outcome`.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.notes as notes
 import ray_fed.plan as plan
+import ray_fed.values as values
 from ray_fed.executors import clients, evaluation, stack
 from ray_fed.executors.fanout import gather_by_index, run_in_order
 from ray_fed.executors.leaf_kernels import ThreadedLeaf
@@ -50,8 +51,14 @@ class SequentialRunner(flf.AsyncContext):
         pid = os.getpid()
         return plan.Outcome(tuple(results), 1, self._name, pid, pid, platform.node())
 
-    async def _run(self, subround: plan.Subround, args: list[Any]) -> list[Any]:
-        results = [await self._call(subround.computation, leaf) for leaf in args]
+    async def _run(self, subround: plan.Subround, arg: Any) -> list[Any]:
+        comp = _parse(subround.computation)
+        results = [
+            await self._call(
+                comp, values.slice_clients(arg, comp.type_signature.parameter, inside)
+            )
+            for inside in subround.places
+        ]
         if subround.merge is None:
             return results
         return [
@@ -66,9 +73,10 @@ class SequentialRunner(flf.AsyncContext):
     async def _merge(
         self, merge: bytes, partials: list[Any], nodes: list[plan.Node]
     ) -> Any:
+        comp = _parse(merge)
         for left, right in plan.merge_order(nodes):
             pair = (partials[left], partials[right])
-            partials[left] = await self._call(merge, pair)
+            partials[left] = await self._call(comp, pair)
         return partials[0]
 
     async def _finish(
@@ -79,14 +87,18 @@ class SequentialRunner(flf.AsyncContext):
             merged = await self._merge(finish.merge, list(partials), list(finish.nodes))
         if finish.computation is None:
             return merged
-        return await self._call(finish.computation, plan.pack([*before, merged]))
+        comp = _parse(finish.computation)
+        return await self._call(comp, plan.pack([*before, merged]))
 
-    async def _call(self, computation: bytes, arg: Any) -> Any:
-        block = blocks.parse_block(computation)
-        comp = flf.ConcreteComputation.from_building_block(block)
+    async def _call(self, comp: flf.ConcreteComputation, arg: Any) -> Any:
         if comp.type_signature.parameter is None:
             arg = None
         return await self._context.invoke(comp, arg)
+
+
+def _parse(computation: bytes) -> flf.ConcreteComputation:
+    block = blocks.parse_block(computation)
+    return flf.ConcreteComputation.from_building_block(block)
 
 
 def _on_calling_thread() -> contextlib.AbstractContextManager[None]:

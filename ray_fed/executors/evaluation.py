@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 import federated_language as fl
-import numpy as np
 
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
@@ -21,7 +20,6 @@ import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.blocks import Function
-from ray_fed.client_runs import ClientRun
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.values import Plain
@@ -145,11 +143,11 @@ async def evaluate_plan(
     unplaced: flf.Executor,
     gather: Gather = gather_by_index,
 ) -> Evaluated:
-    """Run a subround over the arguments of its leaves, a trial of one, or a finish.
+    """Run a subround, a trial of one, or a finish.
 
     Args:
         comp: what to run.
-        arg: the arguments of the leaves; for a finish, (partials, before).
+        arg: with the values of all its clients; for a finish, (partials, before).
         stack_for: builds the stack over so many clients.
         unplaced: the unplaced executor of those stacks.
         gather: runs the leaves.
@@ -177,7 +175,7 @@ async def evaluate_plan(
 
 async def evaluate_subround(
     subround: plan.Subround,
-    args: Sequence[Any],
+    arg: Any,
     stack_for: StackFactory,
     unplaced: flf.Executor,
     gather: Gather = gather_by_index,
@@ -186,7 +184,7 @@ async def evaluate_subround(
 
     Args:
         subround: what to run.
-        args: of each leaf, in order; all None for a computation of no argument.
+        arg: with the values of all clients; None for a computation of no argument.
         stack_for: builds the stack of a leaf.
         unplaced: runs the merges; the one that the stacks share.
         gather: runs the leaves.
@@ -200,18 +198,15 @@ async def evaluate_subround(
     """
     ran: Evaluated | plan.Kernel | plan.NoKernel | None = subround.kernel
     if isinstance(ran, plan.Kernel) and isinstance(unplaced, KernelRunner):
-        ran = await evaluate_kernel(subround, args, stack_for, unplaced)
+        ran = await evaluate_kernel(subround, arg, stack_for, unplaced)
     if isinstance(ran, Evaluated):
         return ran
     reason = ran.reason if isinstance(ran, plan.NoKernel) else None
+    run = _LeafRun(subround, arg, _parameter(subround, unplaced), stack_for)
     if isinstance(ran, plan.NoKernel) and ran.leaf is not None:
         # The leaf alone, first: it most likely raises, and names the client.
-        leaf = subround.leaves[ran.leaf]
-        await _evaluate_leaf(subround, leaf, args[ran.leaf], stack_for)
-    evaluated = await gather(
-        _evaluate_leaf(subround, leaf, arg, stack_for)
-        for leaf, arg in zip(subround.leaves, args, strict=True)
-    )
+        await run.evaluate(subround.leaves[ran.leaf])
+    evaluated = await gather(run.evaluate(leaf) for leaf in subround.leaves)
     leaves: list[Any] = [result for result, _ in evaluated]
     if subround.merge is not None:
         partials = [_at_server(leaf) for leaf in leaves]
@@ -224,68 +219,85 @@ async def evaluate_subround(
     return Evaluated([*fetched, *kept], no_kernel=reason)
 
 
-async def _evaluate_leaf(
-    subround: plan.Subround, leaf: range, arg: Any, stack_for: StackFactory
-) -> tuple[ResolvedValue, list[list[Plain]]]:
-    """Return the result of a leaf, and for each value that is kept its clients'."""
-    try:
-        return await _call_leaf(subround, leaf, arg, stack_for)
-    except errors.ComputationError as error:
-        if not subround.names_failures or error.location.client_index is None:
-            raise
-        found = await _find_failures(subround, leaf, arg, stack_for)
-        failures = {error.location.client_index: error.message, **found}
-        raise error.naming(failures) from error
+def _parameter(subround: plan.Subround, unplaced: flf.Executor) -> fl.Type | None:
+    """Return the type of what the computation of a subround takes."""
+    serialised = subround.computation
+    is_kept = isinstance(unplaced, KernelRunner)
+    block = unplaced.parse(serialised) if is_kept else blocks.parse_block(serialised)
+    return values.function_type(block.type_signature).parameter
 
 
-async def _find_failures(
-    subround: plan.Subround, leaf: range, arg: Any, stack_for: StackFactory
-) -> dict[int, str]:
-    """Return what the clients of a leaf raise, each alone, by index in the cohort."""
-    computation = blocks.parse_block(subround.computation)
-    parameter = values.function_type(computation.type_signature).parameter
-    failures: dict[int, str] = {}
-    for position, client in enumerate(leaf):
-        alone = range(client, client + 1)
-        own = values.slice_clients(arg, parameter, range(position, position + 1))
+@dataclasses.dataclass(frozen=True)
+class _LeafRun:
+    """The leaves of a subround, to be interpreted one by one.
+
+    Attributes:
+        subround: of them.
+        arg: with the values of all clients.
+        parameter: its type; None for a computation of no argument.
+        stack_for: builds the stack of a leaf.
+    """
+
+    subround: plan.Subround
+    arg: Any
+    parameter: fl.Type | None
+    stack_for: StackFactory
+
+    async def evaluate(self, leaf: range) -> tuple[ResolvedValue, list[list[Plain]]]:
+        """Return the result of a leaf, and for each value kept its clients'."""
         try:
-            await _call_leaf(subround, alone, own, stack_for)
-        except errors.WorkerMemoryError:
-            raise
+            return await self._call(leaf)
         except errors.ComputationError as error:
-            failures[subround.draw.in_cohort(client)] = error.message
-    return failures
+            named = self.subround.names_failures
+            if not named or error.location.client_index is None:
+                raise
+            found = await self._find_failures(leaf)
+            failures = {error.location.client_index: error.message, **found}
+            raise error.naming(failures) from error
 
+    async def _find_failures(self, leaf: range) -> dict[int, str]:
+        """Return what clients of a leaf raise, each alone, by index in the cohort."""
+        failures: dict[int, str] = {}
+        for client in leaf:
+            try:
+                await self._call(range(client, client + 1))
+            except errors.WorkerMemoryError:
+                raise
+            except errors.ComputationError as error:
+                failures[self.subround.draw.in_cohort(client)] = error.message
+        return failures
 
-async def _call_leaf(
-    subround: plan.Subround, leaf: range, arg: Any, stack_for: StackFactory
-) -> tuple[ResolvedValue, list[list[Plain]]]:
-    function = Function(subround.computation)
-    stack = stack_for(len(leaf))
-    try:
-        with draws.at_leaf(leaf.start):
-            called = await _call(stack, function, [arg])
-            if not subround.num_kept:
-                return called, []
-            result, *kept = [
-                await stack.create_selection(called, index=index)
-                for index in range(1 + subround.num_kept)
-            ]
-            return (
-                values.narrow(result, ResolvedValue, "a federated stack"),
-                await gather_by_index(fetch(value) for value in kept),
-            )
-    except errors.ComputationError as error:
-        index = error.location.client_index
-        if index is None:
-            raise
-        in_cohort = subround.draw.in_cohort(leaf.start + index)
-        raise error.located(client_index=in_cohort) from error
+    async def _call(self, clients: range) -> tuple[ResolvedValue, list[list[Plain]]]:
+        first = self.subround.leaves[0].start
+        inside = range(clients.start - first, clients.stop - first)
+        arg = values.slice_clients(self.arg, self.parameter, inside)
+        function = Function(self.subround.computation)
+        num_kept = self.subround.num_kept
+        stack = self.stack_for(len(clients))
+        try:
+            with draws.at_leaf(clients.start):
+                called = await _call(stack, function, [arg])
+                if not num_kept:
+                    return called, []
+                result, *kept = [
+                    await stack.create_selection(called, index=index)
+                    for index in range(1 + num_kept)
+                ]
+                return (
+                    values.narrow(result, ResolvedValue, "a federated stack"),
+                    await gather_by_index(fetch(value) for value in kept),
+                )
+        except errors.ComputationError as error:
+            index = error.location.client_index
+            if index is None:
+                raise
+            in_cohort = self.subround.draw.in_cohort(clients.start + index)
+            raise error.located(client_index=in_cohort) from error
 
 
 async def evaluate_kernel(
     subround: plan.Subround,
-    args: Sequence[Any],
+    arg: Any,
     stack_for: StackFactory,
     unplaced: KernelRunner,
     check: Callable[[], None] = lambda: None,
@@ -294,12 +306,12 @@ async def evaluate_kernel(
 
     Args:
         subround: with a kernel.
-        args: of each leaf, in order.
+        arg: with the values of all clients.
         stack_for: builds the stack that computes at the server.
         unplaced: the unplaced executor of that stack.
         check: called now and then; what it raises ends the run.
     """
-    inputs, data = await _read_kernel(subround, args, stack_for, unplaced)
+    inputs, data = await _read_kernel(subround, arg, stack_for, unplaced)
     ran = await unplaced.run_kernel(subround, inputs, data, check)
     if isinstance(ran, plan.NoKernel):
         return ran
@@ -308,7 +320,7 @@ async def evaluate_kernel(
 
 async def evaluate_trial(
     subround: plan.Subround,
-    args: Sequence[Any],
+    arg: Any,
     stack_for: StackFactory,
     unplaced: flf.Executor,
 ) -> plan.JitDecision:
@@ -318,7 +330,7 @@ async def evaluate_trial(
     """
     runner = values.narrow(unplaced, KernelRunner, "a trial of a kernel")
     try:
-        inputs, data = await _read_kernel(subround, args, stack_for, runner)
+        inputs, data = await _read_kernel(subround, arg, stack_for, runner)
         return runner.decide_jit(cast("plan.Kernel", subround.kernel), inputs, data)
     except Exception as error:  # noqa: BLE001 (whatever TensorFlow raises)
         reason = f"{type(error).__name__} in a trial"
@@ -327,33 +339,23 @@ async def evaluate_trial(
 
 async def _read_kernel(
     subround: plan.Subround,
-    args: Sequence[Any],
+    arg: Any,
     stack_for: StackFactory,
     unplaced: KernelRunner,
 ) -> tuple[Sequence[Any], list[Sequence[Any]]]:
     """Return what a kernel takes: zeros and constants, and values of all clients."""
     kernel = cast("plan.Kernel", subround.kernel)
-    shared = tuple(_part(args[0], path) for path in kernel.parts)
+    shared = tuple(_part(arg, path) for path in kernel.parts)
     inputs = unplaced.run_at_server(kernel.server, shared)
     if inputs is None:
         stack = stack_for(len(subround.leaves[0]))
         called = await _call(stack, unplaced.parse(kernel.server), [shared])
         inputs = await fetch(_at_server(called))
-    data = [_join([_part(arg, path) for arg in args]) for path in kernel.data]
-    return inputs, data
+    return inputs, [_part(arg, path) for path in kernel.data]
 
 
 def _part(arg: Any, path: plan.Path) -> Any:
     return functools.reduce(lambda part, index: part[index], path, arg)
-
-
-def _join(parts: Sequence[Any]) -> Sequence[Any]:
-    """Return the values of adjacent runs of clients as those of one run."""
-    first = parts[0]
-    if isinstance(first, ClientRun):
-        positions = np.concatenate([part.positions for part in parts])
-        return ClientRun(first.source, first.type_signature, positions)
-    return [member for part in parts for member in part]
 
 
 async def merge_subtrees(

@@ -10,14 +10,11 @@ from ray_fed.cluster import object_store
 from ray_fed.values import Stored, StoredClients, StoredParts
 
 PARTS = StoredParts((Stored("e"), np.float32(1), Stored("a")))
-FINISH = ([Stored("a"), Stored("b")], [(Stored("c"), (np.int32(3), Stored("a")))])
-LEAVES = [
-    (StoredClients("d", 2, 4), PARTS, [np.int32(1), np.int32(2)]),
-    (StoredClients("d", 4, 5), PARTS, [np.int32(3)]),
-]
+FINISH = ((Stored("a"), Stored("b")), ((Stored("c"), (np.int32(3), Stored("a"))),))
+SUBROUND = (StoredClients("d", 2, 4), PARTS, [np.int32(1), np.int32(2)], (PARTS,))
 
 
-@pytest.mark.parametrize("argument", [FINISH, LEAVES], ids=["finish", "leaves"])
+@pytest.mark.parametrize("argument", [FINISH, SUBROUND], ids=["finish", "subround"])
 def test_unpacked_argument_is_the_packed_one(argument: Any) -> None:
     found = object_store.unpack(object_store.pack("plan", argument))
 
@@ -30,7 +27,7 @@ def test_each_reference_travels_once() -> None:
 
 
 def test_no_reference_stays_in_the_argument() -> None:
-    _, bare = pickle.loads(object_store.pack("plan", LEAVES).work)
+    _, bare = pickle.loads(object_store.pack("plan", SUBROUND).work)
 
     assert not any(f"reference='{name}'" in repr(bare) for name in "ade")
 
@@ -44,27 +41,27 @@ def test_many_references_travel_in_short_lists() -> None:
     assert [reference for together in lists for reference in together] == references
 
 
-def test_parts_of_several_leaves_stay_one_value() -> None:
-    _, (first, second) = object_store.unpack(object_store.pack("plan", LEAVES))
+def test_parts_that_come_twice_stay_one_value() -> None:
+    _, found = object_store.unpack(object_store.pack("plan", SUBROUND))
 
-    assert first[1] is second[1]
+    assert found[1] is found[3][0]
 
 
 def test_clients_are_passed_on_unread() -> None:
     clients = [Stored("no value of a client is stored by itself")]
 
-    packed = object_store.pack("plan", [(clients,)])
+    packed = object_store.pack("plan", (clients,))
 
-    assert object_store.unpack(packed) == ("plan", [(clients,)])
+    assert object_store.unpack(packed) == ("plan", (clients,))
     assert packed.values == []
 
 
 @pytest.mark.parametrize(
     ("argument", "expected"),
     [
-        (FINISH, (["A", "B"], [("C", (np.int32(3), "A"))])),
-        ([(StoredClients("d", 1, 3), [np.int32(3)])], [(["E", "F"], [np.int32(3)])]),
-        ([(StoredClients(None, 0, 2),)], [(StoredClients(None, 0, 2),)]),
+        (FINISH, (("A", "B"), (("C", (np.int32(3), "A")),))),
+        ((StoredClients("d", 1, 3), [np.int32(3)]), (["E", "F"], [np.int32(3)])),
+        ((StoredClients(None, 0, 2),), (StoredClients(None, 0, 2),)),
     ],
     ids=["values", "clients", "stand-in for clients"],
 )
@@ -81,8 +78,8 @@ def test_values_take_the_places_of_their_references(
 
 
 def test_values_take_the_places_of_parts() -> None:
-    packed = object_store.pack("plan", [(PARTS,)])
+    packed = object_store.pack("plan", (PARTS,))
 
-    _, ((found,),) = object_store.unpack_resolved(packed.work, ["E", "A"], [])
+    _, (found,) = object_store.unpack_resolved(packed.work, ["E", "A"], [])
 
     assert found.parts == ("E", np.float32(1), "A")

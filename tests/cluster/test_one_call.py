@@ -83,9 +83,7 @@ def work(handle: Any, comp: Any, arg: Any) -> Any:
 
 
 def test_kernel_subround_is_one_call(handle: FakeHandle) -> None:
-    args = [DATA[0:2], DATA[2:3]]
-
-    found = work(handle, subround_of(doubled), args)
+    found = work(handle, subround_of(doubled), DATA)
 
     assert found.values == [(np.int32(12),)]
     assert found.kernel_leaves == 2
@@ -96,9 +94,8 @@ def test_what_no_graph_can_do_is_interpreted_after_that_call(
     handle: FakeHandle,
 ) -> None:
     clients = plain.to_plain([[1, 2], [3], []], SEQUENCES)
-    args = [clients[:2], clients[2:]]
 
-    found = work(handle, subround_of(without_kernel), args)
+    found = work(handle, subround_of(without_kernel), clients)
 
     assert found.values == [(np.int32(6),)]
     assert found.no_kernel == "sequence result"
@@ -118,8 +115,8 @@ def test_finish_is_one_call(handle: FakeHandle) -> None:
         clients_per_leaf=2,
         draw=DrawKey(0, 0),
     )
-    partials = [values.Stored((np.int32(n),)) for n in (4, 5)]
-    before = [values.StoredClients(None, 0, 3)]
+    partials = tuple(values.Stored((np.int32(n),)) for n in (4, 5))
+    before = (values.StoredClients(None, 0, 3),)
 
     found = work(handle, finish, (partials, before))
 
@@ -131,7 +128,7 @@ def test_lost_worker_is_told_from_an_error(handle: FakeHandle) -> None:
     handle.dies_at = "evaluate"
 
     with pytest.raises(LostWorkerError):
-        work(handle, subround_of(doubled), [DATA[0:2], DATA[2:3]])
+        work(handle, subround_of(doubled), DATA)
 
 
 def test_freed_scope_ends_a_run(
@@ -147,17 +144,16 @@ def test_freed_scope_ends_a_run(
     monkeypatch.setattr(actor, "begin", begin_and_free)
 
     with pytest.raises(Exception, match="found it freed"):
-        work(handle, subround_of(doubled), [DATA[0:2], DATA[2:3]])
+        work(handle, subround_of(doubled), DATA)
 
 
 @pytest.mark.parametrize("comp", [doubled, without_kernel], ids=["kernel", "none"])
 def test_work_travels_as_arguments_of_a_task(comp: Any) -> None:
     subround = dataclasses.replace(subround_of(comp), computation=b"interpreted")
-    arg = [DATA[0:2], DATA[2:3]]
-    sent = workers.Work.of("a subround", Terms(3.0), subround, arg)
+    sent = workers.Work.of("a subround", Terms(3.0), subround, DATA)
 
     found = workers.Work.from_arguments(*sent.as_arguments())
 
     assert found == sent
-    assert found.unpack() == (subround, arg)
+    assert found.unpack() == (subround, DATA)
     assert found.at_once == isinstance(subround.kernel, plan.Kernel)

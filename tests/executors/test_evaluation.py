@@ -117,7 +117,7 @@ def run() -> Iterator[Run]:
 
 class TestSubround:
     def test_merges_leaves_inside_the_largest_whole_subtrees(self, run: Run) -> None:
-        arg = [[float(n)] for n in range(1, 6)]
+        arg = [float(n) for n in range(1, 6)]
 
         partials = run(subround(total, append_digit, range(5), 9), arg)
 
@@ -125,14 +125,14 @@ class TestSubround:
         assert partials == [10 * 12 + 34, 5]
 
     def test_starts_in_the_middle_of_the_tree(self, run: Run) -> None:
-        arg = [[float(n)] for n in range(3, 9)]
+        arg = [float(n) for n in range(3, 9)]
 
         partials = run(subround(total, append_digit, range(3, 9), 9), arg)
 
         assert partials == [3, 10 * 45 + 67, 8]
 
     def test_of_all_leaves_gives_one_partial(self, run: Run) -> None:
-        arg = [[float(n)] for n in range(1, 4)]
+        arg = [float(n) for n in range(1, 4)]
 
         partials = run(subround(total, append_digit, range(3), 3), arg)
 
@@ -141,17 +141,17 @@ class TestSubround:
     def test_accumulates_the_clients_of_a_leaf(self, run: Run) -> None:
         plan_of_all = subround(total, add, range(2), 5, clients_per_leaf=3)
 
-        assert run(plan_of_all, [[1.0, 2.0, 3.0], [4.0, 5.0]]) == [15.0]
+        assert run(plan_of_all, [1.0, 2.0, 3.0, 4.0, 5.0]) == [15.0]
 
     def test_without_a_merge_returns_the_result_of_each_leaf(self, run: Run) -> None:
         plan_of_two = subround(doubled, None, range(1, 3), 5, clients_per_leaf=2)
 
-        assert run(plan_of_two, [[3.0, 4.0], [5.0]]) == [[6.0, 8.0], [10.0]]
+        assert run(plan_of_two, [3.0, 4.0, 5.0]) == [[6.0, 8.0], [10.0]]
 
-    def test_hands_each_leaf_its_own_argument(self, run: Run) -> None:
+    def test_hands_each_leaf_the_values_of_its_clients(self, run: Run) -> None:
         plan_of_two = subround(scaled, add, range(2), 3, clients_per_leaf=2)
 
-        assert run(plan_of_two, [([1.0, 2.0], 10.0), ([3.0], 10.0)]) == [36.0]
+        assert run(plan_of_two, ([1.0, 2.0, 3.0], 10.0)) == [36.0]
 
     def test_of_a_computation_without_argument(self, run: Run) -> None:
         one = rtf.computation(lambda: np.float32(1))
@@ -160,20 +160,20 @@ class TestSubround:
         )
         plan_of_two = subround(comp, add, range(2), 3, clients_per_leaf=2)
 
-        assert run(plan_of_two, [None, None]) == [3.0]
+        assert run(plan_of_two, None) == [3.0]
 
     def test_of_an_empty_cohort_has_one_leaf(self, run: Run) -> None:
-        assert run(subround(total, add, range(1), 0), [[]]) == [0.0]
+        assert run(subround(total, add, range(1), 0), []) == [0.0]
 
     def test_gives_the_same_bits_however_it_is_cut(self, run: Run) -> None:
         values = np.random.default_rng(7).normal(size=7).astype(np.float32)
-        leaves = [[value] for value in values]
-        whole = run(subround(total, add, range(7), 7), leaves)
+        clients = list(values)
+        whole = run(subround(total, add, range(7), 7), clients)
 
         for cut in (2, 3, 5):
             first = subround(total, add, range(cut), 7)
             second = subround(total, add, range(cut, 7), 7)
-            partials = run(first, leaves[:cut]) + run(second, leaves[cut:])
+            partials = run(first, clients[:cut]) + run(second, clients[cut:])
             nodes = [*first.nodes, *second.nodes]
             [merged] = run(finish(add, nodes), (partials, []))
 
@@ -182,8 +182,8 @@ class TestSubround:
     @pytest.mark.parametrize(
         ("clients_per_leaf", "leaves", "arg"),
         [
-            pytest.param(1, range(3, 6), [[1.0], [-1.0], [1.0]], id="leaf of one"),
-            pytest.param(3, range(1, 2), [[1.0, -1.0, 1.0]], id="inside a leaf"),
+            pytest.param(1, range(3, 6), [1.0, -1.0, 1.0], id="leaf of one"),
+            pytest.param(3, range(1, 2), [1.0, -1.0, 1.0], id="inside a leaf"),
         ],
     )
     def test_names_the_client_by_its_index_in_the_cohort(
@@ -200,7 +200,7 @@ class TestSubround:
         comp = subround(total, add, range(1), 2, clients_per_leaf=2)
 
         with pytest.raises(errors.CardinalityError, match="Expected 2 values"):
-            run(comp, [[1.0]])
+            run(comp, [1.0])
 
 
 class TestFinish:
