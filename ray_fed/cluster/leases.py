@@ -18,7 +18,7 @@ from ray_fed.cluster import failures
 from ray_fed.cluster.connection import LostWorkerError, Worker
 from ray_fed.cluster.pool import COPY
 
-_KEPT_S = 0.05
+_KEPT_S = 0.5
 """How long a worker is kept from its pool for what follows."""
 
 
@@ -113,18 +113,27 @@ class Passing:
         finally:
             self._num_running -= 1
 
-    def keep(self, name: str, scope: str, outcome: plan.Outcome) -> None:
+    def keep(
+        self, name: str, terms: Terms, begun_s: float, scope: str, outcome: plan.Outcome
+    ) -> None:
         """Keep the worker of a plan that is done, or give it back.
+
+        The pool takes the plan for one that runs, until it is told: a worker is not
+        kept where that would make it count as hung, or others as fast.
 
         Args:
             name: of the plan.
+            terms: of the plan.
+            begun_s: when that was, or before, by the monotonic clock.
             scope: under which the worker was leased that had its result.
             outcome: of the plan.
         """
-        if self._num_running + len(self._kept) >= self._num_workers:
+        until_s = time.monotonic() + _KEPT_S
+        hangs_at_s = begun_s + (terms.timeout_s or math.inf)
+        is_wanted = self._num_running + len(self._kept) >= self._num_workers
+        if is_wanted or terms.siblings or until_s + _KEPT_S >= hangs_at_s:
             self._pool.release.remote(name, scope)
             return
-        until_s = time.monotonic() + _KEPT_S
         self._kept.append(_Kept(name, scope, outcome, until_s))
         loop = asyncio.get_running_loop()
         loop.call_later(_KEPT_S, lambda: self.give_back(time.monotonic()))

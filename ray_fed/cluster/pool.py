@@ -274,8 +274,11 @@ class Pool:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has all the workers that are wanted, or has them start."""
-        return self.num_workers >= self._size.most
+        """Whether it has all the workers that are wanted, or has them start.
+
+        And none on a node that goes.
+        """
+        return self._size.most <= self.num_workers == len(self._workers)
 
     @property
     def num_ready(self) -> int:

@@ -62,15 +62,16 @@ class RayRunner(fl.framework.AsyncContext):
 
     @override
     async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
-        name = f"{self._prefix}-{next(self._names)}"
+        name, begun_s = f"{self._prefix}-{next(self._names)}", time.monotonic()
+        terms = self._terms(comp)
         try:
             with self._passing.running():
-                driven, results = await self._dispatch(name, comp, arg)
+                driven, results = await self._dispatch(name, terms, comp, arg)
         except BaseException as error:  # noqa: BLE001 (whatever ends a call is told)
             self._pool.end.remote(name)
             raise failures.final_error(error) from None
         outcome = driven.outcome
-        self._passing.keep(name, driven.scope, outcome)
+        self._passing.keep(name, terms, begun_s, driven.scope, outcome)
         if comp.parts_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
         if comp.parts_type is None and not isinstance(comp, plan.Subround):
@@ -95,9 +96,8 @@ class RayRunner(fl.framework.AsyncContext):
         siblings = f"{comp.draw.invocation}-{content}"
         return Terms(timeout_s, siblings, stragglers.min_s)
 
-    async def _dispatch(self, name: str, comp: Any, arg: Any) -> Any:
+    async def _dispatch(self, name: str, terms: Terms, comp: Any, arg: Any) -> Any:
         """Run a plan; return what it came to, and values or references to them."""
-        terms = self._terms(comp)
         work = workers.Work.of(name, terms, comp, arg)
         work = dataclasses.replace(work, given=self._passing.take(name, terms))
         if comp.parts_type is not None:

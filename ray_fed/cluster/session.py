@@ -3,6 +3,8 @@
 import asyncio
 import atexit
 import collections
+import concurrent.futures
+import dataclasses
 import logging
 import math
 import time
@@ -45,6 +47,26 @@ _IDLE_COORDINATOR_MS = 600_000
 _CLOSE_TIMEOUT_S = 10.0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Counted:
+    """What the pool last said of its workers.
+
+    Attributes:
+        num_workers: that it has.
+        holds_s: for how long, from then on; 0: it may be wrong at once.
+        until_s: the end of that, by the monotonic clock.
+    """
+
+    num_workers: int
+    holds_s: float
+    until_s: float
+
+    @classmethod
+    def now(cls, num_workers: int, holds_s: float) -> "_Counted":
+        """Note what was said right now."""
+        return cls(num_workers, holds_s, time.monotonic() + holds_s)
+
+
 class Session:
     """A connection to Ray with a pool of workers on it; owns what it started.
 
@@ -64,7 +86,7 @@ class Session:
         self._tokens: set[str] = set()  # of sources whose clients workers may keep
         self._gone: collections.deque[str] = collections.deque()
         self._name = uuid.uuid4().hex[:8]
-        self._num_workers, self._counted_until_s = 0, -math.inf
+        self._counted = _Counted(0, 0.0, -math.inf)
         self._owns_ray = _connect(address, config)
         try:
             self._size = _decide_size(config, may_grow=not self._owns_ray)
@@ -85,21 +107,34 @@ class Session:
     async def count_workers(self) -> int:
         """Let the pool follow the cluster; return how many workers a round has.
 
+        Where it had all its workers when it was asked last, a round does not wait for
+        the answer: the next one has it.
+
         Raises:
             ClusterError: the pool is gone.
         """
-        if time.monotonic() < self._counted_until_s:
-            return self._num_workers
+        known = self._counted
+        if time.monotonic() < known.until_s:
+            return known.num_workers
+        if known.holds_s:
+            self._counted = _Counted.now(known.num_workers, known.holds_s)
+            asked: Any = self._pool.begin_round.remote()
+            asked.future().add_done_callback(self._note_count)
+            return known.num_workers
         self._passing.give_back()  # those on nodes that go are ended then
         try:
-            self._num_workers, holds_s = await self._pool.begin_round.remote()
+            self._counted = _Counted.now(*await self._pool.begin_round.remote())
         except ray.exceptions.RayError as error:
             raise errors.ClusterError(
                 "Expected the pool of workers to answer, found it gone: call"
                 f" ray_fed.init again. {failures.describe(error)}"
             ) from error
-        self._counted_until_s = time.monotonic() + holds_s
-        return self._num_workers
+        return self._counted.num_workers
+
+    def _note_count(self, answer: concurrent.futures.Future[Any]) -> None:
+        failed = answer.cancelled() or answer.exception() is not None
+        num_workers, holds_s = (0, 0.0) if failed else answer.result()
+        self._counted = _Counted.now(num_workers, holds_s)
 
     def runners(self) -> list[RayRunner]:
         """Return what runs subrounds, more than there are workers."""
