@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 _CACHED_BLOCKS = 128
 """Computations that one worker keeps parsed: parsing takes as long as small rounds."""
 
-_LAID_BYTES = 64 * 2**20
+_LAID_BYTES = 128 * 2**20
 """Data of clients that a worker copies at once; laying it has a fixed cost."""
 
 

@@ -83,7 +83,7 @@ def test_clients_stay_away_from_work_that_does_not_read_them(
     result = context.invoke(add_total, (1.0, [2.0, 3.0]))
 
     assert result == 6.0
-    assert runner.before == [[(np.float32(1), StoredClients(None, 0, 2))]]
+    assert runner.before == [((np.float32(1), StoredClients(None, 0, 2)),)]
 
 
 def test_merges_between_stages_take_partials_alone(
@@ -103,4 +103,4 @@ def test_work_that_reads_clients_is_given_them(
     result = context.invoke(MergeableCompForm(*parts), [2.0, 3.0])
 
     assert result == 10.0
-    assert runner.before == [[[2.0, 3.0]]]
+    assert runner.before == [([2.0, 3.0],)]
