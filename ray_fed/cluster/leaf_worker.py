@@ -19,7 +19,7 @@ import ray_fed.parts as parts
 import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
-from ray_fed.cluster import object_store
+from ray_fed.cluster import garbage, object_store
 from ray_fed.draws import DrawKey
 from ray_fed.executors import clients, evaluation, stack
 from ray_fed.fingerprint import Versions, WorkerDescription
@@ -94,6 +94,13 @@ class LeafWorker:
         self._scopes.pop(scope, None)
 
     def _run(self, coroutine: Any) -> Any:
+        try:
+            return self._call(coroutine)
+        except BaseException:
+            garbage.collect_soon()
+            raise
+
+    def _call(self, coroutine: Any) -> Any:
         try:
             return self._loop.run_until_complete(coroutine)
         except errors.ComputationError as error:

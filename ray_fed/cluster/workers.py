@@ -27,7 +27,7 @@ import ray_fed.errors as errors
 import ray_fed.notes as notes
 import ray_fed.plan as plan
 import ray_fed.values as values
-from ray_fed.cluster import leases, object_store
+from ray_fed.cluster import garbage, leases, object_store
 from ray_fed.cluster.connection import LostWorkerError, Worker, WorkerConnection
 from ray_fed.cluster.leaf_worker import LeafWorker
 from ray_fed.cluster.pool_host import PoolHost
@@ -159,6 +159,9 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
         work = dataclasses.replace(work, given=None)
     try:
         return _run(drive_plan(pool, work, _handles))
+    except BaseException:
+        garbage.collect_soon()
+        raise
     finally:
         # Loops and tasks refer to each other, and to arrays that the object store may
         # not free before: an idle process would hold them.

@@ -1,5 +1,6 @@
 """A round goes on without clients that fail, where the settings allow it."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import ray_fed
+import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.observability import events
@@ -169,6 +171,25 @@ def test_client_whose_data_cannot_be_read_is_dropped(
     ((client, reason),) = context.last_report.dropped_clients.items()  # pyright: ignore[reportOptionalMemberAccess]
     assert client == 4
     assert "no such shard" in reason
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "interpreter"])
+def test_work_that_raised_holds_nothing(
+    ray_contexts: ContextFactory, ray_memory: Any, kernels: bool
+) -> None:
+    def load(client: int) -> int:
+        raise OSError(f"no shard {client}")
+
+    context = ray_contexts(workers=2, kernels={"enabled": kernels})
+    data = ClientData.from_function(range(3), load, np.int32)
+    with pytest.raises(errors.ComputationError, match="no shard"):
+        context.invoke(add_up, data)
+    del data
+    gc.collect()  # what pytest caught holds what this process had
+    context.invoke(add_up, [1, 2])  # workers are told what is gone
+
+    assert ray_memory.settle(ray_memory.num_references, 0) == 0
 
 
 class Seen(list[events.Event]):
