@@ -46,11 +46,13 @@ class Terms:
             never.
         siblings: names subrounds that take about as long; empty: there are none.
         spare_after_s: seconds before a second worker is thought of; None: never.
+        prefers: name of the worker to have, where that is free; empty: any will do.
     """
 
     timeout_s: float | None = None
     siblings: str = ""
     spare_after_s: float | None = None
+    prefers: str = ""
 
 
 class Handles:
@@ -145,13 +147,18 @@ class Passing:
             self._pool.release.remote(kept.name, kept.scope)
 
     def take(self, name: str, terms: Terms) -> plan.Attempt | None:
-        """Return the first attempt of a plan, on a worker that is kept; or None.
+        """Return the first attempt of a plan that runs, on a kept worker; or None.
 
-        The pool is told, and not waited for.
+        The pool is told, and not waited for. It is to be asked, too, where the plan
+        prefers a worker that may be idle there.
         """
-        if not self._kept:
+        self.give_back(time.monotonic())
+        preferred = [k for k in self._kept if k.outcome.worker == terms.prefers]
+        is_idle_there = self._num_running + len(self._kept) <= self._num_workers
+        if not self._kept or (terms.prefers and is_idle_there and not preferred):
             return None
-        kept = self._kept.popleft()
+        kept = (preferred or self._kept)[0]
+        self._kept.remove(kept)
         self._pool.pass_on.remote(
             kept.name, kept.scope, name, terms.timeout_s, terms.siblings
         )
@@ -208,7 +215,9 @@ async def lease(
     """
     terms, handles = terms or Terms(), handles or Handles()
     known = handles.of(pool)
-    reply = pool.lease.remote(name, terms.timeout_s, terms.siblings, tuple(known))
+    reply = pool.lease.remote(
+        name, terms.timeout_s, terms.siblings, tuple(known), terms.prefers
+    )
     found = await _asked(reply, name, known)
     handles.keep(pool, found.worker.name, found.worker.handle)
     return found

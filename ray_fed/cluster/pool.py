@@ -61,6 +61,7 @@ class _Ticket:
     subround: str
     timeout_s: float
     siblings: str = ""
+    prefers: str = ""
 
 
 class Pool:
@@ -100,7 +101,11 @@ class Pool:
         self._paused_until_s: float | None = None
 
     def ask(
-        self, subround: str, timeout_s: float = math.inf, siblings: str = ""
+        self,
+        subround: str,
+        timeout_s: float = math.inf,
+        siblings: str = "",
+        prefers: str = "",
     ) -> int:
         """Ask for a worker for a subround; return the ticket to decide on.
 
@@ -108,9 +113,10 @@ class Pool:
             subround: its name.
             timeout_s: seconds from the lease until the worker counts as hung.
             siblings: names those that do as much; empty: nothing does.
+            prefers: the worker to have, where that is idle; empty: any will do.
         """
         ticket = next(self._ids)
-        self._tickets[ticket] = _Ticket(subround, timeout_s, siblings)
+        self._tickets[ticket] = _Ticket(subround, timeout_s, siblings, prefers)
         return ticket
 
     def ask_spare(self, subround: str, timeout_s: float = math.inf) -> int:
@@ -441,9 +447,10 @@ class Pool:
 
     def _grant(self, now_s: float) -> list[Action]:
         granted: list[Action] = []
-        for (ticket, asked), name in zip(
-            list(self._tickets.items()), self._idle(), strict=False
-        ):
+        idle = self._idle()
+        for ticket, asked in list(self._tickets.items())[: len(idle)]:
+            name = asked.prefers if asked.prefers in idle else idle[0]
+            idle.remove(name)
             subround, deadline_s = asked.subround, now_s + asked.timeout_s
             self._begin(name, subround, deadline_s, asked.siblings, now_s)
             del self._tickets[ticket]

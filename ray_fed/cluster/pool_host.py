@@ -123,6 +123,7 @@ class PoolHost:
         timeout_s: float | None = None,
         siblings: str = "",
         known: Collection[str] = (),
+        prefers: str = "",
     ) -> _Lease:
         """Return a worker of the caller's own, once one is free.
 
@@ -135,6 +136,7 @@ class PoolHost:
                 ended; None: never.
             siblings: names subrounds that take about as long; empty: there are none.
             known: workers whose handles the caller has.
+            prefers: the worker to have, where that is idle.
 
         Raises:
             RetryBudgetError: the subround failed too often, or no worker starts.
@@ -147,7 +149,7 @@ class PoolHost:
         self._withdraw(subround + COPY)
         self._abandon(subround + COPY, None)
         self._log.asked(subround, time.monotonic())
-        ticket = self._pool.ask(subround, timeout_s or math.inf, siblings)
+        ticket = self._pool.ask(subround, timeout_s or math.inf, siblings, prefers)
         begun, handle, lost = await self._wait(subround, ticket)
         return begun, None if begun.worker in known else handle, lost
 

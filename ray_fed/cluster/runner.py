@@ -22,6 +22,7 @@ import ray_fed.errors as errors
 import ray_fed.parts as parts
 import ray_fed.plan as plan
 from ray_fed.cluster import failures, leases, workers
+from ray_fed.cluster.holders import Holders, name_clients
 from ray_fed.cluster.leases import Terms
 from ray_fed.config import Config
 from ray_fed.values import Stored
@@ -44,6 +45,7 @@ class RayRunner(fl.framework.AsyncContext):
         config: budgets and time limits.
         handles: of the pool's workers, shared with other runners.
         passing: shared, too.
+        holders: of clients' data, shared, too.
     """
 
     def __init__(
@@ -52,9 +54,11 @@ class RayRunner(fl.framework.AsyncContext):
         config: Config,
         handles: leases.Handles,
         passing: leases.Passing,
+        holders: Holders,
     ) -> None:
         self._pool = pool
         self._passing = passing
+        self._holders = holders
         self._config = config
         self._prefix = uuid.uuid4().hex[:8]
         self._names = itertools.count()
@@ -63,7 +67,8 @@ class RayRunner(fl.framework.AsyncContext):
     @override
     async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
         name, begun_s = f"{self._prefix}-{next(self._names)}", time.monotonic()
-        terms = self._terms(comp)
+        clients = name_clients(arg) if isinstance(comp, plan.Subround) else b""
+        terms = self._terms(comp, self._holders.find(clients))
         try:
             with self._passing.running():
                 driven, results = await self._dispatch(name, terms, comp, arg)
@@ -71,6 +76,7 @@ class RayRunner(fl.framework.AsyncContext):
             self._pool.end.remote(name)
             raise failures.final_error(error) from None
         outcome = driven.outcome
+        self._holders.note(clients, outcome.worker)
         self._passing.keep(name, terms, begun_s, driven.scope, outcome)
         if comp.parts_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
@@ -87,14 +93,14 @@ class RayRunner(fl.framework.AsyncContext):
         retry = self._config.retry
         return retry.crash + retry.preemption + retry.memory + retry.hang
 
-    def _terms(self, comp: Any) -> Terms:
+    def _terms(self, comp: Any, prefers: str) -> Terms:
         timeout_s = self._config.subrounds.timeout_s
         stragglers = self._config.stragglers
         if not isinstance(comp, plan.Subround) or not stragglers.enabled:
-            return Terms(timeout_s)
+            return Terms(timeout_s, prefers=prefers)
         content = zlib.crc32(comp.computation)
         siblings = f"{comp.draw.invocation}-{content}"
-        return Terms(timeout_s, siblings, stragglers.min_s)
+        return Terms(timeout_s, siblings, stragglers.min_s, prefers)
 
     async def _dispatch(self, name: str, terms: Terms, comp: Any, arg: Any) -> Any:
         """Run a plan; return what it came to, and values or references to them."""

@@ -29,6 +29,7 @@ from ray_fed.cluster import (
     workers,
 )
 from ray_fed.cluster.actions import Size
+from ray_fed.cluster.holders import Holders
 from ray_fed.cluster.inventory import expect_listener
 from ray_fed.cluster.leases import PooledWorker
 from ray_fed.cluster.ray_cluster import RayCluster, resources_of
@@ -138,9 +139,9 @@ class Session:
 
     def runners(self) -> list[RayRunner]:
         """Return what runs subrounds, more than there are workers."""
-        handles = leases.Handles()
+        handles, holders = leases.Handles(), Holders()
         return [
-            RayRunner(self._pool, self._config, handles, self._passing)
+            RayRunner(self._pool, self._config, handles, self._passing, holders)
             for _ in range(_RUNNERS_PER_WORKER * self.max_workers)
         ]
 

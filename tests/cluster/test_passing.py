@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import ray_fed.plan as plan
 from ray_fed.cluster import leases
 from ray_fed.cluster.leases import Passing, Terms
 
-OUTCOME = plan.Outcome((), 1, "worker 0", 7, 8, "10.0.0.1")
+
+def outcome(worker: str) -> plan.Outcome:
+    return plan.Outcome((), 1, worker, 7, 8, "10.0.0.1")
 
 
 class _Verb:
@@ -56,7 +59,7 @@ def play(
             for _ in range(num_running):
                 others.enter_context(passing.running())
             begun_s = time.monotonic() - begun_ago_s
-            passing.keep("first", terms, begun_s, "first", OUTCOME)
+            passing.keep("first", terms, begun_s, "first", outcome("worker 0"))
         await asyncio.sleep(pause_s)
         return passing.take("second", terms)
 
@@ -89,3 +92,30 @@ def test_worker_goes_back_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_worker_goes_back_at_once(ended: dict[str, Any]) -> None:
     assert play(**ended) == Played([("release", "first", "first")], None)
+
+
+@pytest.mark.parametrize(
+    ("prefers", "expected"),
+    [("worker 1", "worker 1"), ("worker 7", "worker 0"), ("", "worker 0")],
+    ids=["kept", "gone", "none"],
+)
+def test_next_plan_has_the_worker_that_it_prefers(prefers: str, expected: str) -> None:
+    assert take(("worker 0", "worker 1"), prefers, num_workers=2) == expected
+
+
+def test_pool_is_asked_for_a_preferred_worker_that_it_may_have() -> None:
+    assert take(("worker 0", "worker 1"), "worker 2", num_workers=3) is None
+
+
+def take(kept: Sequence[str], prefers: str, num_workers: int) -> str | None:
+    """Return the worker that a plan takes of those that are kept."""
+
+    async def run() -> plan.Attempt | None:
+        passing = Passing(FakePool(), num_workers)
+        for name in kept:
+            passing.keep(name, Terms(), time.monotonic(), name, outcome(name))
+        with passing.running():
+            return passing.take("next", Terms(prefers=prefers))
+
+    attempt = asyncio.run(run())
+    return None if attempt is None else attempt.worker

@@ -67,6 +67,22 @@ def test_first_decision_starts_every_worker() -> None:
     assert pool.num_ready == 0
 
 
+@pytest.mark.parametrize(
+    ("prefers", "expected"),
+    [("worker 1", "worker 1"), ("worker 7", "worker 0"), ("", "worker 0")],
+    ids=["idle", "gone", "none"],
+)
+def test_grants_the_worker_that_is_preferred(prefers: str, expected: str) -> None:
+    pool = _started(2)
+    tickets = [pool.ask("x", prefers=prefers), pool.ask("y", prefers=prefers)]
+
+    granted = [action for action in pool.decide(0.0) if isinstance(action, Grant)]
+
+    assert [grant.ticket for grant in granted] == tickets
+    assert granted[0].worker == expected
+    assert {grant.worker for grant in granted} == {"worker 0", "worker 1"}
+
+
 def test_decision_is_taken_once() -> None:
     pool = _pool(2)
     pool.decide(0.0)

@@ -110,6 +110,23 @@ def test_each_client_is_loaded_once_by_a_worker(
     assert all(max(collections.Counter(pids).values()) <= stores for pids in runs)
 
 
+@pytest.mark.ray
+def test_clients_come_back_to_the_worker_that_has_them(ray_contexts: Any) -> None:
+    context = ray_contexts(workers=2, subrounds=2)
+    cohorts = [ClientData.from_values(values_of(size), DATASET) for size in (9, 6)]
+    pids: dict[tuple[int, int], set[int]] = {}
+
+    for number, cohort in [*enumerate(cohorts)] * 5:
+        context.invoke(mean_of_totals, (cohort, 1.0))
+        for subround in context.last_report.subrounds:
+            if subround.num_clients:
+                key = (number, subround.subround_index)
+                pids.setdefault(key, set()).add(subround.worker_pid)
+
+    assert len(pids) == 4
+    assert all(len(found) == 1 for found in pids.values())
+
+
 def test_list_of_clients_may_repeat_one(context: ExecutionContext) -> None:
     clients = values_of(3)
     data = ClientData.from_values(clients, DATASET)

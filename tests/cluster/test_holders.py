@@ -1,0 +1,82 @@
+"""Who ran clients by reference last, by what names them in an argument."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ray_fed.client_runs import ClientRun
+from ray_fed.cluster.holders import Holders, name_clients
+
+
+class Source:
+    """Stands for a source of clients, which nobody reads."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+
+def run(token: str, *positions: int) -> ClientRun:
+    source: Any = Source(token)
+    type_spec: Any = None
+    return ClientRun(source, type_spec, np.array(positions, np.int64))
+
+
+def test_equal_clients_have_one_name() -> None:
+    first = (np.float32(1), (run("a", 3, 4), run("b", 0)))
+    second = (np.float32(2), (run("a", 3, 4), run("b", 0)))
+
+    assert name_clients(first) == name_clients(second) != b""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (run("a", 3), run("b", 0, 4)),
+        (run("a", 4, 3), run("b", 0)),
+        (run("b", 3, 4), run("a", 0)),
+        (run("a", 3, 4),),
+        run("a", 3, 4, 0),
+    ],
+    ids=["cut", "order", "sources", "fewer", "joined"],
+)
+def test_other_clients_have_another_name(other: Any) -> None:
+    assert name_clients(other) != name_clients((run("a", 3, 4), run("b", 0)))
+
+
+@pytest.mark.parametrize("argument", [None, (), [1.0, 2.0], (np.float32(1), [2.0])])
+def test_values_have_no_name(argument: Any) -> None:
+    assert name_clients(argument) == b""
+
+
+def test_last_worker_is_remembered() -> None:
+    holders = Holders()
+    holders.note(b"x", "worker 0")
+    holders.note(b"y", "worker 1")
+    holders.note(b"x", "worker 2")
+
+    assert [holders.find(name) for name in (b"x", b"y", b"z", b"")] == [
+        "worker 2",
+        "worker 1",
+        "",
+        "",
+    ]
+
+
+def test_values_are_no_ones() -> None:
+    holders = Holders()
+    holders.note(b"", "worker 0")
+
+    assert holders.find(b"") == ""
+
+
+def test_least_recent_clients_are_forgotten() -> None:
+    holders = Holders(limit=2)
+    for name in (b"x", b"y", b"x", b"z"):
+        holders.note(name, "worker 0")
+
+    assert [holders.find(name) for name in (b"x", b"y", b"z")] == [
+        "worker 0",
+        "",
+        "worker 0",
+    ]
