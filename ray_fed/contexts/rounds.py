@@ -207,9 +207,8 @@ class Rounds:
                 call.max_dropped > 0,
             )
             arg = call.run_arg(index, () if kept is None else kept.takes)
-            parameter = work.type_signature.parameter
-            leaf = values.slice_clients(arg, parameter, range(len(subround.leaves[0])))
-            subround = await self._decide_jit(subround, leaf, first + index, call)
+            taken = arg, work.type_signature.parameter
+            subround = await self._decide_jit(subround, taken, first + index, call)
             num_bytes = call.bytes_sliced[index]
             outcome = await self._dispatch(
                 subround, arg, first + index, call, num_bytes
@@ -264,11 +263,15 @@ class Rounds:
         )
 
     async def _decide_jit(
-        self, subround: plan.Subround, arg: Any, subround_index: int, call: Call
+        self,
+        subround: plan.Subround,
+        taken: tuple[Any, fl.Type | None],
+        subround_index: int,
+        call: Call,
     ) -> plan.Subround:
         """Return a subround with what was measured of its kernel, once for all.
 
-        `arg` is what its first leaf takes.
+        `taken` is what it takes, with the type of that.
         """
         kernel = subround.kernel
         leaf = subround.leaves[0]
@@ -285,6 +288,7 @@ class Rounds:
                     subround, computation=b"", leaves=(leaf,), nodes=()
                 )
                 trial = plan.Trial(alone)
+                arg = values.slice_clients(*taken, range(len(leaf)))
                 outcome, _ = await self._invoke(trial, arg, subround_index, call)
                 self._decisions[content] = values.narrow(
                     outcome.values[0], plan.JitDecision, "a trial"
