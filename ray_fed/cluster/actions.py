@@ -1,4 +1,4 @@
-"""What a pool is to be, and what it says is to be done: plain data."""
+"""What a pool is to be, is told of, and says is to be done: plain data."""
 
 import dataclasses
 from typing import Literal
@@ -24,6 +24,32 @@ class Size:
     is_fixed: bool
     each: str
     wait_timeout_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class UseBegan:
+    """A lease that was kept is used again, as if the worker had just been given.
+
+    Attributes:
+        subround: the name that the worker was leased under.
+        ago_s: how long ago.
+        timeout_s: seconds from then on after which the worker counts as hung; None:
+            never.
+        siblings: names subrounds that take about as long; empty: there are none.
+    """
+
+    subround: str
+    ago_s: float
+    timeout_s: float | None
+    siblings: str
+
+
+@dataclasses.dataclass(frozen=True)
+class UseEnded:
+    """What a worker was leased for is done, and the lease is kept."""
+
+    subround: str
+    ago_s: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What became of the attempts at each subround, for reports and final errors."""
 
 import dataclasses
+import math
 
 import ray_fed.errors as errors
 import ray_fed.plan as plan
@@ -43,6 +44,15 @@ class AttemptLog:
         self._running[attempt.worker] = (subround, begun)
         return begun
 
+    def begin_use(self, worker: str, begun_s: float) -> None:
+        """Note that the lease of a worker is used again: its times count from then."""
+        subround, attempt = self._running.get(worker, ("", None))
+        found = self._subrounds.get(subround)
+        if found is not None and attempt is not None:
+            found.asked_s = begun_s
+            again = dataclasses.replace(attempt, started_s=0.0)
+            self._running[worker] = (subround, again)
+
     def lost(self, worker: str, failure: Failure, now_s: float) -> None:
         """Note that a worker is gone; one that no subround has is ignored."""
         subround, attempt = self._running.pop(worker, ("", None))
@@ -58,6 +68,13 @@ class AttemptLog:
         )
         found.lost.append(ended)
         found.last = failure
+
+    def lost_at_s(self, subround: str) -> float:
+        """Return when a subround lost its latest worker; never is infinite."""
+        found = self._subrounds.get(subround)
+        if found is None or not found.lost:
+            return math.inf
+        return found.asked_s + found.lost[-1].started_s + found.lost[-1].seconds
 
     def done(self, worker: str) -> None:
         """Note that a worker is no subround's any more, and that nothing was lost."""

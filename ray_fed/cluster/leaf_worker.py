@@ -87,6 +87,10 @@ class LeafWorker:
             self._freed.remove(scope)
         self._scopes[scope] = {}
 
+    def end(self, scope: str) -> None:
+        """Drop the values of a scope whose work is done, after all calls before."""
+        self._scopes.pop(scope, None)
+
     @ray.method(concurrency_group="control")
     def free(self, scope: str) -> None:
         """Drop the values of a scope; work of it that still runs ends soon."""

@@ -2,12 +2,11 @@
 
 import asyncio
 import collections
-import contextlib
 import dataclasses
 import math
 import time
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ray.exceptions
@@ -18,9 +17,6 @@ from ray_fed.cluster import failures
 from ray_fed.cluster.connection import LostWorkerError, Worker
 from ray_fed.cluster.pool import COPY
 
-_KEPT_S = 0.5
-"""How long a worker is kept from its pool for what follows."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Lease:
@@ -30,11 +26,13 @@ class Lease:
         worker: to call.
         attempt: that begins with the lease; its end is not known.
         lost: the attempts before, under the same name.
+        used_s: since when, by the monotonic clock, where the lease was kept before.
     """
 
     worker: Worker
     attempt: plan.Attempt
-    lost: tuple[plan.Attempt, ...]
+    lost: tuple[plan.Attempt, ...] = ()
+    used_s: float = -math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,103 +82,15 @@ class Handles:
             self._kept.popitem(last=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    name: str
-    scope: str
-    outcome: plan.Outcome
-    until_s: float
-
-
-class Passing:
-    """Workers that are kept a moment for what follows, which asks no pool for them.
-
-    Args:
-        pool: handle of the `PoolHost`; not owned.
-        num_workers: of the pool. While more plans run, some may wait for a worker.
-    """
-
-    def __init__(self, pool: Any, num_workers: int) -> None:
-        self._pool = pool
-        self._num_workers = num_workers
-        self._num_running = 0
-        self._kept: collections.deque[_Kept] = collections.deque()
-
-    @contextlib.contextmanager
-    def running(self) -> Generator[None]:
-        """Have a plan run inside."""
-        self._num_running += 1
-        try:
-            yield
-        finally:
-            self._num_running -= 1
-
-    def keep(
-        self, name: str, terms: Terms, begun_s: float, scope: str, outcome: plan.Outcome
-    ) -> None:
-        """Keep the worker of a plan that is done, or give it back.
-
-        The pool takes the plan for one that runs, until it is told: a worker is not
-        kept where that would make it count as hung, or others as fast.
-
-        Args:
-            name: of the plan.
-            terms: of the plan.
-            begun_s: when that was, or before, by the monotonic clock.
-            scope: under which the worker was leased that had its result.
-            outcome: of the plan.
-        """
-        until_s = time.monotonic() + _KEPT_S
-        hangs_at_s = begun_s + (terms.timeout_s or math.inf)
-        is_wanted = self._num_running + len(self._kept) >= self._num_workers
-        if is_wanted or terms.siblings or until_s + _KEPT_S >= hangs_at_s:
-            self._pool.release.remote(name, scope)
-            return
-        self._kept.append(_Kept(name, scope, outcome, until_s))
-        loop = asyncio.get_running_loop()
-        loop.call_later(_KEPT_S, lambda: self.give_back(time.monotonic()))
-
-    def give_back(self, now_s: float = math.inf) -> None:
-        """Give those back whose moment has passed; all of them, without an argument."""
-        while self._kept and self._kept[0].until_s <= now_s:
-            kept = self._kept.popleft()
-            self._pool.release.remote(kept.name, kept.scope)
-
-    def take(self, name: str, terms: Terms) -> plan.Attempt | None:
-        """Return the first attempt of a plan that runs, on a kept worker; or None.
-
-        The pool is told, and not waited for. It is to be asked, too, where the plan
-        prefers a worker that may be idle there.
-        """
-        self.give_back(time.monotonic())
-        preferred = [k for k in self._kept if k.outcome.worker == terms.prefers]
-        is_idle_there = self._num_running + len(self._kept) <= self._num_workers
-        if not self._kept or (terms.prefers and is_idle_there and not preferred):
-            return None
-        kept = (preferred or self._kept)[0]
-        self._kept.remove(kept)
-        self._pool.pass_on.remote(
-            kept.name, kept.scope, name, terms.timeout_s, terms.siblings
-        )
-        found = kept.outcome
-        return plan.Attempt(
-            1,
-            found.worker,
-            found.worker_pid,
-            found.node,
-            fingerprint=found.fingerprint,
-        )
-
-
-async def passed(
+async def resumed(
     pool: Any, name: str, attempt: plan.Attempt | None, handles: Handles
 ) -> Lease | None:
-    """Return the lease of what `Passing.take` returned; None where it is to be asked.
+    """Return a lease that the driver kept; None where the pool is to be asked for one.
 
     Args:
         pool: handle of the `PoolHost`.
-        name: of the plan.
-        attempt: its first one, or None.
+        name: that the worker was leased under.
+        attempt: the one that begins, or None.
         handles: of workers that were leased before, and of that one.
 
     Raises:
@@ -194,7 +104,8 @@ async def passed(
     if handle is None:
         return None
     handles.keep(pool, attempt.worker, handle)
-    return Lease(Worker(handle, name, attempt.worker, attempt.node), attempt, ())
+    worker = Worker(handle, name, attempt.worker, attempt.node)
+    return Lease(worker, attempt, used_s=time.monotonic())
 
 
 async def lease(
@@ -263,10 +174,19 @@ async def _answer(reply: Any) -> Any:
         ) from error
 
 
-async def report(pool: Any, name: str, loss: LostWorkerError) -> None:
-    """Tell the pool of the loss of a worker that is leased under a name."""
+async def report(
+    pool: Any, name: str, loss: LostWorkerError, used_s: float = -math.inf
+) -> None:
+    """Tell the pool of the loss of a worker that is leased under a name.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: of the lease.
+        loss: of its worker.
+        used_s: see `Lease`.
+    """
     failure = failures.Failure(failures.classify(loss.error), loss.detail)
-    await pool.lost.remote(name, failure)
+    await pool.lost.remote(name, failure, time.monotonic() - used_s)
 
 
 async def report_memory(

@@ -162,29 +162,32 @@ class Pool:
         if found is not None and found.state == "leased":
             found.state, found.subround = "idle", None
 
-    def pass_on(
-        self, worker: str, subround: str, deadline_s: float, siblings: str, now_s: float
+    def begin_use(
+        self, worker: str, begun_s: float, timeout_s: float, siblings: str
     ) -> None:
-        """Note that a subround is done with its worker, and another one has it.
+        """Note that a lease that was kept is used again.
 
         Args:
             worker: its name.
-            subround: that has it, for its first attempt.
-            deadline_s: when the worker counts as hung.
+            begun_s: since when, see `decide`.
+            timeout_s: see `ask`; from then on.
             siblings: see `ask`.
-            now_s: see `decide`.
         """
         found = self._workers.get(worker)
-        if found is not None and found.state == "leased":
-            self._begin(worker, subround, deadline_s, siblings, now_s)
-
-    def _begin(
-        self, worker: str, subround: str, deadline_s: float, siblings: str, now_s: float
-    ) -> None:
-        self._hand_out(worker, subround, deadline_s)
-        self._attempts[subround] += 1
+        if found is None or found.state != "leased" or found.subround is None:
+            return
+        found.deadline_s = begun_s + timeout_s
+        self._stragglers.forget(found.subround)
         if siblings:
-            self._stragglers.begin(subround, siblings, now_s)
+            self._stragglers.begin(found.subround, siblings, begun_s)
+
+    def end_use(self, worker: str, ended_s: float) -> None:
+        """Note that a leased worker is done, and is kept by who leased it."""
+        found = self._workers.get(worker)
+        if found is None or found.state != "leased" or found.subround is None:
+            return
+        found.deadline_s = math.inf
+        self._stragglers.done(found.subround, ended_s)
 
     def abandon(self, worker: str, until_s: float) -> None:
         """Note that nobody wants what a leased worker still works on.
@@ -451,8 +454,11 @@ class Pool:
         for ticket, asked in list(self._tickets.items())[: len(idle)]:
             name = asked.prefers if asked.prefers in idle else idle[0]
             idle.remove(name)
-            subround, deadline_s = asked.subround, now_s + asked.timeout_s
-            self._begin(name, subround, deadline_s, asked.siblings, now_s)
+            subround = asked.subround
+            self._hand_out(name, subround, now_s + asked.timeout_s)
+            self._attempts[subround] += 1
+            if asked.siblings:
+                self._stragglers.begin(subround, asked.siblings, now_s)
             del self._tickets[ticket]
             granted.append(Grant(ticket, name, self._attempts[subround]))
         return granted

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import ray
@@ -176,10 +176,22 @@ class PoolHost:
             self._waiting.pop(ticket, None)
             self._pool.withdraw(ticket)
 
-    async def lost(self, subround: str, failure: Failure) -> None:
-        """Take note that the worker of a subround died, or is to be replaced."""
+    async def lost(
+        self, subround: str, failure: Failure, used_ago_s: float = math.inf
+    ) -> None:
+        """Take note that the worker of a subround died, or is to be replaced.
+
+        Args:
+            subround: its name.
+            failure: of the worker.
+            used_ago_s: how long ago a lease that was kept came to be used again: the
+                subround is not to blame where its worker was lost before.
+        """
         worker = self._leased.pop(subround, None)
-        if worker is not None:
+        if self._log.lost_at_s(subround) < time.monotonic() - used_ago_s:
+            self._pool.forget(subround)
+            self._log.forget(subround)
+        elif worker is not None:
             await self._lose(worker, failure)
 
     async def release(self, subround: str, scope: str) -> None:
@@ -197,34 +209,22 @@ class PoolHost:
             self._pool.give_back(worker)
         await self.end(subround)
 
-    async def pass_on(
-        self,
-        subround: str,
-        scope: str,
-        following: str,
-        timeout_s: float | None = None,
-        siblings: str = "",
+    async def note_uses(
+        self, uses: Sequence[actions.UseBegan | actions.UseEnded]
     ) -> None:
-        """Give the worker that brought the result of a subround to the next, at once.
-
-        Args:
-            subround: see `release`.
-            scope: see `release`.
-            following: the name of the next, which has the worker to itself.
-            timeout_s: see `lease`.
-            siblings: see `lease`.
-        """
+        """Take note of what leases that are kept were used for, in order."""
         now_s = time.monotonic()
-        worker = self._leased.pop(scope, None)
-        if worker in self._handles:
-            self._log.done(worker)
-            self._leased[following] = worker
-            self._log.asked(following, now_s)
-            self._begin(following, worker, 1)
-            deadline_s = now_s + (timeout_s or math.inf)
-            self._pool.pass_on(worker, following, deadline_s, siblings, now_s)
-        self._pool.finish(subround, now_s)
-        await self.end(subround)
+        for use in uses:
+            worker, at_s = self._leased.get(use.subround), now_s - use.ago_s
+            if worker not in self._handles:
+                continue
+            if isinstance(use, actions.UseEnded):
+                self._pool.end_use(worker, at_s)
+                continue
+            timeout_s = use.timeout_s or math.inf
+            self._pool.begin_use(worker, at_s, timeout_s, use.siblings)
+            self._log.begin_use(worker, at_s)
+        self._act()
 
     async def handle_of(self, worker: str) -> Any:
         """Return the handle of a worker; None where it is gone."""
@@ -276,8 +276,8 @@ class PoolHost:
 
     async def _settle(self, worker: str, subround: str) -> None:
         handle = self._handles[worker]
-        handle.free.remote(subround)
         with contextlib.suppress(ray.exceptions.RayError):  # `_start` sees it, too
+            await handle.free.remote(subround)  # before anyone has that name again
             await handle.settle.remote()
             self._pool.give_back(worker)
             self._act()
@@ -355,17 +355,16 @@ class PoolHost:
             return
         # Noted here, so that whoever ends the subround finds what it was given.
         self._leased[subround] = worker = action.worker
-        name = subround.removesuffix(COPY)
-        begun = self._begin(name, worker, action.attempt)
-        future.set_result((begun, self._handles[worker], self._log.lost_of(name)))
-
-    def _begin(self, subround: str, worker: str, number: int) -> plan.Attempt:
-        """Note that a subround has a worker; return the attempt that begins."""
-        found = self._described[worker]
+        name, found = subround.removesuffix(COPY), self._described[worker]
         attempt = plan.Attempt(
-            number, worker, found.pid, found.address, fingerprint=found.fingerprint
+            action.attempt,
+            worker,
+            found.pid,
+            found.address,
+            fingerprint=found.fingerprint,
         )
-        return self._log.granted(subround, attempt, time.monotonic())
+        begun = self._log.granted(name, attempt, time.monotonic())
+        future.set_result((begun, self._handles[worker], self._log.lost_of(name)))
 
     def _refuse(self, action: actions.Refuse) -> None:
         subround, future = self._waiting.get(action.ticket, ("", None))

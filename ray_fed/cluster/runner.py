@@ -23,6 +23,7 @@ import ray_fed.parts as parts
 import ray_fed.plan as plan
 from ray_fed.cluster import failures, leases, workers
 from ray_fed.cluster.holders import Holders, name_clients
+from ray_fed.cluster.kept_leases import KeptLeases
 from ray_fed.cluster.leases import Terms
 from ray_fed.config import Config
 from ray_fed.values import Stored
@@ -44,7 +45,7 @@ class RayRunner(fl.framework.AsyncContext):
         pool: handle of the `PoolHost`; not owned.
         config: budgets and time limits.
         handles: of the pool's workers, shared with other runners.
-        passing: shared, too.
+        kept: leases of those, shared, too.
         holders: of clients' data, shared, too.
     """
 
@@ -53,11 +54,11 @@ class RayRunner(fl.framework.AsyncContext):
         pool: Any,
         config: Config,
         handles: leases.Handles,
-        passing: leases.Passing,
+        kept: KeptLeases,
         holders: Holders,
     ) -> None:
         self._pool = pool
-        self._passing = passing
+        self._kept = kept
         self._holders = holders
         self._config = config
         self._prefix = uuid.uuid4().hex[:8]
@@ -66,18 +67,25 @@ class RayRunner(fl.framework.AsyncContext):
 
     @override
     async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
-        name, begun_s = f"{self._prefix}-{next(self._names)}", time.monotonic()
+        begun_s = time.monotonic()
         clients = name_clients(arg) if isinstance(comp, plan.Subround) else b""
         terms = self._terms(comp, self._holders.find(clients))
-        try:
-            with self._passing.running():
-                driven, results = await self._dispatch(name, terms, comp, arg)
-        except BaseException as error:  # noqa: BLE001 (whatever ends a call is told)
-            self._pool.end.remote(name)
-            raise failures.final_error(error) from None
+        with self._kept.running():
+            lent = self._kept.take(terms)
+            name = f"{self._prefix}-{next(self._names)}" if lent is None else lent.name
+            given = None if lent is None else lent.attempt
+            try:
+                work = workers.Work.of(name, terms, comp, arg, given)
+                driven, results = await self._dispatch(work, comp)
+            except BaseException as error:  # noqa: BLE001 (what ends a call is told)
+                self._kept.end(name)
+                raise failures.final_error(error) from None
         outcome = driven.outcome
         self._holders.note(clients, outcome.worker)
-        self._passing.keep(name, terms, begun_s, driven.scope, outcome)
+        self._kept.keep(name, terms, begun_s, driven)
+        if lent is not None and outcome.lost:
+            lost = lent.count_from_begin(outcome.lost, time.monotonic())
+            outcome = dataclasses.replace(outcome, lost=lost)
         if comp.parts_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
         if comp.parts_type is None and not isinstance(comp, plan.Subround):
@@ -102,10 +110,8 @@ class RayRunner(fl.framework.AsyncContext):
         siblings = f"{comp.draw.invocation}-{content}"
         return Terms(timeout_s, siblings, stragglers.min_s, prefers)
 
-    async def _dispatch(self, name: str, terms: Terms, comp: Any, arg: Any) -> Any:
+    async def _dispatch(self, work: workers.Work, comp: Any) -> Any:
         """Run a plan; return what it came to, and values or references to them."""
-        work = workers.Work.of(name, terms, comp, arg)
-        work = dataclasses.replace(work, given=self._passing.take(name, terms))
         if comp.parts_type is not None:
             return await self._repeat(work, comp)
         if isinstance(comp, plan.Subround):

@@ -31,6 +31,7 @@ from ray_fed.cluster import (
 from ray_fed.cluster.actions import Size
 from ray_fed.cluster.holders import Holders
 from ray_fed.cluster.inventory import expect_listener
+from ray_fed.cluster.kept_leases import KeptLeases
 from ray_fed.cluster.leases import PooledWorker
 from ray_fed.cluster.ray_cluster import RayCluster, resources_of
 from ray_fed.cluster.runner import RayRunner
@@ -93,7 +94,7 @@ class Session:
             self._size = _decide_size(config, may_grow=not self._owns_ray)
             self._pool: Any = _start_pool(config, self._size, self._name)
             self._pool.begin_round.remote()
-            self._passing = leases.Passing(self._pool, self._size.most)
+            self._kept = KeptLeases(self._pool, self._size.most)
         except BaseException:
             if self._owns_ray:
                 ray.shutdown()
@@ -122,7 +123,7 @@ class Session:
             asked: Any = self._pool.begin_round.remote()
             asked.future().add_done_callback(self._note_count)
             return known.num_workers
-        self._passing.give_back()  # those on nodes that go are ended then
+        self._kept.give_back()  # those on nodes that go are ended then
         try:
             self._counted = _Counted.now(*await self._pool.begin_round.remote())
         except ray.exceptions.RayError as error:
@@ -141,7 +142,7 @@ class Session:
         """Return what runs subrounds, more than there are workers."""
         handles, holders = leases.Handles(), Holders()
         return [
-            RayRunner(self._pool, self._config, handles, self._passing, holders)
+            RayRunner(self._pool, self._config, handles, self._kept, holders)
             for _ in range(_RUNNERS_PER_WORKER * self.max_workers)
         ]
 

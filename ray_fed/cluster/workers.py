@@ -16,6 +16,7 @@ import functools
 import gc
 import os
 import pickle
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar, cast
 
@@ -80,14 +81,14 @@ class Work:
     """A plan with its argument, under a name.
 
     Attributes:
-        name: of the subround, unique among those of the pool.
+        name: that its worker is leased under; one at a time has it.
         terms: to lease a worker with.
         packed: the plan and its argument.
         computation: of a subround, where only the interpreter needs it; it may be
             large, and is left out of the plan.
         at_once: whether a worker runs all of it in one call.
-        given: its first attempt, on a worker that it was passed; None: the pool is
-            asked for one.
+        given: its first attempt, where the driver kept a lease of that name; None: the
+            pool is asked for a worker.
     """
 
     name: str
@@ -98,7 +99,14 @@ class Work:
     given: plan.Attempt | None = None
 
     @classmethod
-    def of(cls, name: str, terms: leases.Terms, comp: Any, arg: Any) -> "Work":
+    def of(
+        cls,
+        name: str,
+        terms: leases.Terms,
+        comp: Any,
+        arg: Any,
+        given: plan.Attempt | None = None,
+    ) -> "Work":
         """Pack a `plan.Subround`, `plan.Trial` or `plan.Finish`.
 
         Args:
@@ -106,6 +114,7 @@ class Work:
             terms: to lease a worker with.
             comp: the plan.
             arg: as `executors.evaluation` takes it, but for what is stored.
+            given: see `Work`.
         """
         computation, at_once = None, True
         if isinstance(comp, plan.Subround):
@@ -113,7 +122,8 @@ class Work:
             if at_once:
                 computation = comp.computation
                 comp = dataclasses.replace(comp, computation=b"")
-        return cls(name, terms, object_store.pack(comp, arg), computation, at_once)
+        packed = object_store.pack(comp, arg)
+        return cls(name, terms, packed, computation, at_once, given)
 
     def unpack(self) -> tuple[Any, Any]:
         """Return the plan, whole, and its argument."""
@@ -155,7 +165,7 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
     """
     _handles.keep(pool, "", pool)
     work = Work.from_arguments(*arguments)
-    if _is_repeated():  # what it was passed is gone, or another process had it
+    if _is_repeated():  # what it was given is gone, or another process had it
         work = dataclasses.replace(work, given=None)
     try:
         return _run(drive_plan(pool, work, _handles))
@@ -206,10 +216,12 @@ class Driven:
     Attributes:
         outcome: without values.
         scope: under which the worker was leased that had the result first.
+        seconds: since it asked for a worker.
     """
 
     outcome: plan.Outcome
     scope: str
+    seconds: float
 
 
 async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[Any, ...]:
@@ -230,14 +242,14 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
         DeadlineError: the last time, it hung.
         ComputationError: the user's computation raised.
     """
-    name, terms = work.name, work.terms
+    name, terms, begun_s = work.name, work.terms, time.monotonic()
 
     async def attempt(
         lease: leases.Lease,
     ) -> tuple[evaluation.Evaluated, set[notes.Note]]:
         return await _attempt(pool, lease, work)
 
-    lease = await leases.passed(pool, name, work.given, handles)
+    lease = await leases.resumed(pool, name, work.given, handles)
     if lease is None:
         lease = await leases.lease(pool, name, terms, handles)
     wants_spare = terms.siblings and terms.spare_after_s is not None
@@ -258,7 +270,8 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
         tuple(values.count_bytes(value) for value in evaluated.values),
         won.lease.attempt.fingerprint,
     )
-    return Driven(outcome, won.lease.worker.scope), *evaluated.values
+    seconds = time.monotonic() - begun_s
+    return Driven(outcome, won.lease.worker.scope, seconds), *evaluated.values
 
 
 async def _attempt(
@@ -269,7 +282,7 @@ async def _attempt(
         with notes.noting() as noted:
             return await _evaluate(worker, work), noted
     except LostWorkerError as loss:
-        await leases.report(pool, worker.scope, loss)
+        await leases.report(pool, worker.scope, loss, lease.used_s)
         raise errors.WorkerLost(loss.detail) from None
     except errors.WorkerMemoryError as error:
         detail = await leases.report_memory(pool, lease, error)
@@ -288,7 +301,7 @@ async def _evaluate(worker: Worker, work: Work) -> evaluation.Evaluated:
     await worker.call("begin")
     connection = WorkerConnection(_OneWorker(worker))
     found = await _evaluate_by_verbs(connection, comp, arg)
-    worker.handle.free.remote(worker.scope)
+    await worker.call("end")  # what comes next may have the same scope
     return found
 
 

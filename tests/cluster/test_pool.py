@@ -1,5 +1,7 @@
 """Decisions of the pool, on a clock that the test turns."""
 
+import math
+
 import pytest
 
 from ray_fed.cluster.actions import (
@@ -637,3 +639,21 @@ def test_second_worker_that_is_not_wanted_any_more_is_not_given() -> None:
     pool.withdraw(pool.ask_spare("b"))
 
     assert pool.decide(6.0) == []
+
+
+def test_straggler_is_compared_with_uses_of_kept_leases() -> None:
+    pool = _straggling()
+    first, second = "worker 0", "worker 1"
+    pool.ask("a", siblings="round 1")
+    pool.decide(2.0)
+
+    for worker, since_s in ((first, 20.0), (second, 21.0)):
+        pool.end_use(worker, since_s - 1.0)
+        pool.begin_use(worker, since_s, math.inf, "round 2")
+    pool.end_use(first, 22.0)
+    pool.give_back(first)
+    ticket = pool.ask_spare("b")
+
+    assert pool.decide(23.0) == []
+    assert pool.next_deadline_s() == 27.0
+    assert pool.decide(27.0) == [Grant(ticket, first, attempt=1)]

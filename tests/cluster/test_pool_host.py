@@ -10,7 +10,7 @@ import pytest
 import ray_fed
 import ray_fed.plan as plan
 from ray_fed.cluster import pool_host
-from ray_fed.cluster.actions import Size
+from ray_fed.cluster.actions import Size, UseBegan, UseEnded
 from ray_fed.cluster.failures import Failure
 from ray_fed.cluster.placement import Node
 from ray_fed.cluster.pool_host import PoolHost
@@ -109,39 +109,39 @@ def test_count_of_a_pool_short_of_workers_holds_for_one_round(size: Size) -> Non
     assert asyncio.run(count_workers(Played(room=1), size)) == (1, 0.0)
 
 
-async def pass_a_worker_on(size: Size) -> tuple[list[str], list[int]]:
-    """Return who had a worker, one after another, and the numbers of their attempts."""
+async def use_a_lease_again(size: Size) -> tuple[list[str], list[int]]:
+    """Return the workers, and the attempts, of a lease and of who waited for it."""
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=1))
     await host.begin_round()
     first, _, _ = await host.lease("first")
-    await host.pass_on("first", "first", "second")
-    waiting = asyncio.ensure_future(host.lease("third"))
+    await host.note_uses([UseEnded("first", 0.2), UseBegan("first", 0.1, None, "")])
+    waiting = asyncio.ensure_future(host.lease("second"))
     await asyncio.sleep(0.01)
-    assert not waiting.done()  # the second one has it
-    await host.release("second", "second")
-    third, _, _ = await waiting
-    return [first.worker, third.worker], [first.attempt, third.attempt]
+    assert not waiting.done()
+    await host.release("first", "first")
+    second, _, _ = await waiting
+    return [first.worker, second.worker], [first.attempt, second.attempt]
 
 
-def test_worker_that_is_passed_on_is_nobody_elses_before_it_is_released() -> None:
+def test_lease_that_is_kept_is_nobody_elses_before_it_is_released() -> None:
     size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
 
-    names, attempts = asyncio.run(pass_a_worker_on(size))
+    names, attempts = asyncio.run(use_a_lease_again(size))
 
     assert len(set(names)) == 1
     assert attempts == [1, 1]
 
 
-async def lose_what_was_passed_on(size: Size) -> plan.Attempt:
-    """Return what a subround leases that lost the worker which it was passed."""
+async def lose_at_second_use(size: Size) -> tuple[str, plan.Attempt, plan.Attempt]:
+    """Return the worker of a lease, how its second use ended, and what came then."""
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
     await host.begin_round()
     first, _, _ = await host.lease("first")
-    await host.pass_on("first", "first", "second")
-    await host.lost("second", Failure("crash", "it died"))
-    again, _, lost = await host.lease("second")
-    assert [(one.worker, one.ended) for one in lost] == [(first.worker, "crash")]
-    return again
+    await asyncio.sleep(0.2)
+    await host.note_uses([UseEnded("first", 0.1), UseBegan("first", 0.05, None, "")])
+    await host.lost("first", Failure("crash", "it died"))
+    again, _, (lost,) = await host.lease("first")
+    return first.worker, lost, again
 
 
 @pytest.fixture
@@ -150,25 +150,84 @@ def _nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_nobody_dies")
-def test_loss_of_a_worker_that_was_passed_on_counts_for_who_has_it() -> None:
+def test_loss_at_the_second_use_of_a_lease_counts_from_its_begin() -> None:
     size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
 
-    assert asyncio.run(lose_what_was_passed_on(size)).attempt == 2
+    worker, lost, again = asyncio.run(lose_at_second_use(size))
+
+    assert (lost.worker, lost.ended, again.attempt) == (worker, "crash", 2)
+    assert lost.started_s == 0.0
+    assert 0.05 <= lost.seconds < 0.15
 
 
-async def pass_on_what_is_gone(size: Size) -> plan.Attempt:
+async def end_what_hangs(size: Size, *uses: UseBegan | UseEnded) -> bool:
+    """Return whether a leased worker counts as hung after some uses."""
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
+    await host.begin_round()
+    leased, _, _ = await host.lease("first", timeout_s=0.1)
+    await host.note_uses(uses)
+    await asyncio.sleep(0.3)
+    return await host.handle_of(leased.worker) is None
+
+
+@pytest.mark.usefixtures("_nobody_dies")
+@pytest.mark.parametrize(
+    ("uses", "hangs"),
+    [
+        pytest.param([], True, id="not told"),
+        pytest.param([UseEnded("first", 0.0)], False, id="kept"),
+        pytest.param(
+            [UseEnded("first", 0.0), UseBegan("first", 0.0, 60.0, "")], False, id="new"
+        ),
+        pytest.param(
+            [UseEnded("first", 0.0), UseBegan("first", 0.0, 0.1, "")], True, id="hung"
+        ),
+    ],
+)
+def test_time_limit_is_that_of_the_latest_use(
+    uses: list[UseBegan | UseEnded], hangs: bool
+) -> None:
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+    assert asyncio.run(end_what_hangs(size, *uses)) == hangs
+
+
+async def use_what_is_gone(size: Size) -> plan.Attempt:
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
     await host.begin_round()
     await host.lease("first")
     await host.lost("first", Failure("crash", "it died"))
-    await host.pass_on("first", "first", "second")
-    await host.lost("second", Failure("crash", "it is gone"))
-    again, _, _ = await host.lease("second")
+    await host.note_uses([UseEnded("first", 0.1), UseBegan("first", 0.1, None, "")])
+    again, _, _ = await host.lease("first")
     return again
 
 
 @pytest.mark.usefixtures("_nobody_dies")
-def test_worker_that_is_gone_is_not_passed_on() -> None:
+def test_uses_of_a_lease_that_is_lost_change_nothing() -> None:
     size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
 
-    assert asyncio.run(pass_on_what_is_gone(size)).attempt == 1
+    assert asyncio.run(use_what_is_gone(size)).attempt == 2
+
+
+async def lose_in_between(size: Size, used_ago_s: float) -> tuple[int, int]:
+    """Return the attempt after the loss of a kept worker, and how many were lost."""
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
+    await host.begin_round()
+    await host.lease("first")
+    await host.lost("first", Failure("crash", "it died"))  # as its host is told by Ray
+    await asyncio.sleep(0.1)
+    await host.lost("first", Failure("crash", "it is gone"), used_ago_s)
+    again, _, lost = await host.lease("first")
+    return again.attempt, len(lost)
+
+
+@pytest.mark.usefixtures("_nobody_dies")
+@pytest.mark.parametrize(
+    ("used_ago_s", "expected"), [(0.01, (1, 0)), (1.0, (2, 1))], ids=["before", "while"]
+)
+def test_loss_of_a_kept_worker_counts_only_while_it_is_used(
+    used_ago_s: float, expected: tuple[int, int]
+) -> None:
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+    assert asyncio.run(lose_in_between(size, used_ago_s)) == expected

@@ -1,6 +1,7 @@
 """Rounds on a cluster of three nodes whose workers and coordinators are killed."""
 
 import pathlib
+import time
 from typing import Any
 
 import federated_language as fl
@@ -56,6 +57,24 @@ def test_worker_killed_under_a_subround_costs_that_subround_only(
     assert work.runs() == (twice + once if index == 0 else once + twice)
     assert report.retries == {"crash": 1}
     assert report.kernel_leaves == (8 if kernels else 0)
+
+
+def test_worker_killed_between_rounds_costs_neither_bits_nor_budget(
+    contexts: Any, client_work: Any, kill: Any
+) -> None:
+    work = client_work(waiting=())
+    expected = work.expected(3)
+    context = contexts(workers=2, subrounds=2)
+    work.let_go()
+    bits = [work.run(context), work.run(context)]
+
+    for pid in pids(context):
+        kill(pid)
+    time.sleep(0.3)  # Ray tells of it, while the leases are kept
+    bits.append(work.run(context))
+
+    assert bits == expected
+    assert context.last_report.retries == {}
 
 
 def test_every_worker_in_turn_is_killed_over_twenty_rounds(

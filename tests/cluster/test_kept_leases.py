@@ -1,0 +1,214 @@
+"""The lease of a worker that is done is kept for a moment, or given back at once."""
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import ray_fed.plan as plan
+from ray_fed.cluster import kept_leases
+from ray_fed.cluster.actions import UseBegan, UseEnded
+from ray_fed.cluster.kept_leases import KeptLeases, Lent
+from ray_fed.cluster.leases import Terms
+from ray_fed.cluster.workers import Driven
+
+
+def driven(worker: str, scope: str, attempts: int = 1) -> Driven:
+    outcome = plan.Outcome((), attempts, worker, 7, 8, "10.0.0.1")
+    return Driven(outcome, scope, seconds=0.1)
+
+
+class _Verb:
+    def __init__(self, name: str, calls: list[tuple[Any, ...]]) -> None:
+        self._name, self._calls = name, calls
+
+    def remote(self, *args: Any) -> None:
+        self._calls.append((self._name, *args))
+
+
+class FakePool:
+    """Notes what a pool is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.release = _Verb("release", self.calls)
+        self.end = _Verb("end", self.calls)
+        self.note_uses = _Verb("note_uses", self.calls)
+
+    @property
+    def uses(self) -> list[tuple[str, UseBegan | UseEnded]]:
+        """What leases were used for, with the name of what the pool was told by."""
+        return [(call, use) for call, *told in self.calls for use in _uses(told)]
+
+
+def _uses(told: list[Any]) -> list[UseBegan | UseEnded]:
+    return told[0] if isinstance(told[0], list) else []
+
+
+@dataclasses.dataclass
+class Played:
+    """What became of a plan's lease."""
+
+    calls: list[tuple[Any, ...]]
+    lent: Lent | None
+
+
+def play(
+    terms: Terms,
+    *,
+    begun_ago_s: float = 0.0,
+    pause_s: float = 0.0,
+    num_running: int = 0,
+    scope: str = "first",
+    attempts: int = 1,
+) -> Played:
+    """End a plan; after a pause ask for a worker for the next one."""
+    pool = FakePool()
+
+    async def run() -> Lent | None:
+        kept = KeptLeases(pool, num_workers=1)
+        with contextlib.ExitStack() as others:
+            for _ in range(num_running):
+                others.enter_context(kept.running())
+            begun_s = time.monotonic() - begun_ago_s
+            came_to = driven("worker 0", scope, attempts)
+            kept.keep("first", terms, begun_s, came_to)
+        await asyncio.sleep(pause_s)
+        return kept.take(terms)
+
+    return Played(pool.calls, asyncio.run(run()))
+
+
+def test_next_plan_has_the_lease_and_the_pool_is_not_asked() -> None:
+    found = play(Terms(60.0, siblings="round 1"))
+
+    assert found.lent is not None
+    assert (found.lent.name, found.lent.attempt.worker) == ("first", "worker 0")
+    assert found.calls == []
+
+
+def test_lease_goes_back_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_leases, "_KEPT_S", 0.05)
+
+    found = play(Terms(), pause_s=0.2)
+
+    (_, [ended]), released = found.calls
+    assert isinstance(ended, UseEnded)
+    assert 0.05 <= ended.ago_s < 0.2
+    assert (released, found.lent) == (("release", "first", "first"), None)
+
+
+@pytest.mark.parametrize(
+    ("ended", "scope"),
+    [
+        pytest.param(
+            {"terms": Terms(30.0), "begun_ago_s": 29.3}, "first", id="nearly hung"
+        ),
+        pytest.param({"terms": Terms(), "num_running": 1}, "first", id="others wait"),
+        pytest.param({"terms": Terms(), "attempts": 2}, "first", id="it lost another"),
+        pytest.param(
+            {"terms": Terms(), "scope": "first copy"}, "first copy", id="a copy won"
+        ),
+    ],
+)
+def test_lease_goes_back_at_once(ended: dict[str, Any], scope: str) -> None:
+    assert play(**ended) == Played([("release", "first", scope)], None)
+
+
+def tell(num_plans: int, pause_s: float) -> FakePool:
+    """Run plans one after another on one lease, then wait."""
+    pool = FakePool()
+
+    async def run() -> None:
+        kept = KeptLeases(pool, num_workers=1)
+        kept.keep("a", Terms(), time.monotonic(), driven("worker 0", "a"))
+        for number in range(num_plans):
+            terms = Terms(60.0, siblings=f"round {number}")
+            with kept.running():
+                lent = kept.take(terms)
+                assert lent is not None
+            kept.keep("a", terms, lent.begun_s, driven("worker 0", "a"))
+        await asyncio.sleep(pause_s)
+
+    asyncio.run(run())
+    return pool
+
+
+def test_pool_is_told_of_many_uses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_leases, "_TELL_S", 0.05)
+
+    pool = tell(num_plans=3, pause_s=0.2)
+
+    assert [call for call, *_ in pool.calls] == ["note_uses"]
+    told = [getattr(use, "siblings", None) for _, use in pool.uses]
+    assert told == [None, "round 0", None, "round 1", None, "round 2", None]
+    assert all(0.05 <= use.ago_s < 0.2 for _, use in pool.uses)
+
+
+def test_pool_is_told_before_a_plan_ends_without_a_result() -> None:
+    pool = FakePool()
+
+    async def run() -> None:
+        kept = KeptLeases(pool, num_workers=1)
+        kept.keep("a", Terms(), time.monotonic(), driven("worker 0", "a"))
+        assert kept.take(Terms()) is not None
+        kept.end("a")
+
+    asyncio.run(run())
+
+    assert [call for call, *_ in pool.calls] == ["note_uses", "end"]
+    assert len(pool.uses) == 2
+
+
+def lost(started_s: float, seconds: float) -> plan.Attempt:
+    return plan.Attempt(1, "worker 0", 7, "", started_s, seconds, ended="crash")
+
+
+@pytest.mark.parametrize(
+    ("counted", "expected"),
+    [
+        pytest.param([(0.0, 3.0), (4.0, 2.0)], [(0.0, 3.0), (4.0, 2.0)], id="told"),
+        pytest.param(
+            [(1.0, 52.0), (54.0, 2.0)], [(0.0, 3.0), (4.0, 2.0)], id="not told"
+        ),
+    ],
+)
+def test_times_of_lost_attempts_count_from_the_begin_of_the_plan(
+    counted: list[tuple[float, float]], expected: list[tuple[float, float]]
+) -> None:
+    lent = Lent("a", lost(0.0, 0.0), begun_s=150.0, counted_from_s=100.0)
+
+    found = lent.count_from_begin([lost(*times) for times in counted], now_s=157.0)
+
+    assert [(one.started_s, one.seconds) for one in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("prefers", "expected"),
+    [("worker 1", "worker 1"), ("worker 7", "worker 0"), ("", "worker 0")],
+    ids=["kept", "gone", "none"],
+)
+def test_next_plan_has_the_worker_that_it_prefers(prefers: str, expected: str) -> None:
+    assert take(("worker 0", "worker 1"), prefers, num_workers=2) == expected
+
+
+def test_pool_is_asked_for_a_preferred_worker_that_it_may_have() -> None:
+    assert take(("worker 0", "worker 1"), "worker 2", num_workers=3) is None
+
+
+def take(workers: Sequence[str], prefers: str, num_workers: int) -> str | None:
+    """Return the worker that a plan takes of those that are kept."""
+
+    async def run() -> Lent | None:
+        kept = KeptLeases(FakePool(), num_workers)
+        for name in workers:
+            kept.keep(name, Terms(), time.monotonic(), driven(name, name))
+        with kept.running():
+            return kept.take(Terms(prefers=prefers))
+
+    lent = asyncio.run(run())
+    return None if lent is None else lent.attempt.worker
