@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import pickle
 import threading
 import time
 import uuid
@@ -124,7 +125,7 @@ class RayRunner(fl.framework.AsyncContext):
         task = _task(kind, 1 + _num_values(comp), max_retries)
         refs: list[Any] = task.remote(self._pool, *work.as_arguments())
         try:
-            return await refs[0], refs[1:]
+            return pickle.loads(await refs[0]), refs[1:]
         except BaseException:  # a cancelled call ends its task too
             ray.cancel(refs[0], force=False)
             for ref in refs[1:]:  # they hold the same error, and Ray prints unread ones

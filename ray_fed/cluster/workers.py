@@ -161,14 +161,16 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
         arguments: see `Work.as_arguments`.
 
     Returns:
-        `Driven`, then each value.
+        `Driven`, pickled by pickle itself, which takes a fraction of the time of Ray's
+        own pickler; then each value.
     """
     _handles.keep(pool, "", pool)
     work = Work.from_arguments(*arguments)
     if _is_repeated():  # what it was given is gone, or another process had it
         work = dataclasses.replace(work, given=None)
     try:
-        return _run(drive_plan(pool, work, _handles))
+        driven, *found = _run(drive_plan(pool, work, _handles))
+        return pickle.dumps(driven), *found
     except BaseException:
         garbage.collect_soon()
         raise
