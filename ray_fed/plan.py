@@ -14,6 +14,7 @@ subtrees and returns one partial for each; the rest is merged once, by index.
 """
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -157,7 +158,7 @@ class Kernel:
     jit: bool = False
     vectorised_clients: int = 1
 
-    @property
+    @functools.cached_property
     def content(self) -> bytes:
         """What identifies the functions of a client, and how they run."""
         options = b"%d %d " % (self.jit, self.vectorised_clients)

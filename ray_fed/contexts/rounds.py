@@ -56,7 +56,7 @@ class Rounds:
         self._lock = threading.Lock()
         self.num_calls = 0
         self._serialised = ComputationCache(lambda comp: blocks.serialise(_block(comp)))
-        self._kernels = ComputationCache(fuse)
+        self._kernels = ComputationCache(self._plan_kernel)
         self._decisions: dict[bytes, plan.JitDecision] = {}
         self._deciding = asyncio.Lock()
 
@@ -253,7 +253,12 @@ class Rounds:
     ) -> plan.Kernel | plan.NoKernel | None:
         if self._policy.call_s is None:
             return None
-        kernel = self._kernels.get(up_to_merge)
+        return self._kernels.get(up_to_merge)
+
+    def _plan_kernel(
+        self, up_to_merge: flf.ConcreteComputation
+    ) -> plan.Kernel | plan.NoKernel:
+        kernel = fuse(up_to_merge)
         if isinstance(kernel, plan.NoKernel):
             return kernel
         return dataclasses.replace(

@@ -47,6 +47,9 @@ from ray_fed.tensorflow.shaped_clients import ShapedClients, flatten_all
 _INDEX = tf.TensorSpec([], tf.int64)
 _PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int64)}
 _INDICES = tf.TensorSpec([None], tf.int32)
+
+_CACHED_INDICES = 64
+"""Cuts of cohorts whose indices a kernel keeps as tensors."""
 Array = NDArray[Any]
 
 
@@ -149,6 +152,14 @@ class ClientKernel:
             self._function = self._trace(self._fold_any)
             self._work_grafts.create()
             self._fold_grafts.create()
+            self._no_states = (
+                tf.zeros([0, draws.STATE_SIZE], tf.int64),
+                tf.zeros([0, 0, draws.STATE_SIZE], tf.int64),
+            )
+        # A cohort is cut alike from round to round.
+        self._indices = functools.lru_cache(maxsize=_CACHED_INDICES)(
+            functools.partial(_make_indices, device)
+        )
 
     @property
     def may_be_shared(self) -> bool:
@@ -355,6 +366,8 @@ class ClientKernel:
             data: what `lay_values` returned.
             clients: their places among those that `draws.at_client` counts.
         """
+        if not self._work_grafts.sites and not self._fold_grafts.sites:
+            return LaidClients(*self._no_states, data)
         of_clients: list[Any] = [
             self._states(self._work_grafts, position)
             for position in (clients if self._work_grafts.sites else ())
@@ -409,18 +422,9 @@ class ClientKernel:
             laid: what `lay` returned, of the shape that all of the leaves have.
         """
         notes.note([*self._work_grafts.unkeyed, *self._fold_grafts.unkeyed])
-        bounds = [(leaf.start, leaf.stop) for leaf in leaves]
-        roots = [start - nodes[0][0] for start, _ in nodes]
-        merges = [
-            (root + left, root + right)
-            for root, node in zip(roots, nodes, strict=True)
-            for left, right in plan.merge_order([(i, i + 1) for i in range(*node)])
-        ]
         with tf.device(self._device):
             arguments = [
-                tf.constant(bounds, tf.int64),
-                tf.constant(merges, tf.int32, [len(merges), 2]),
-                tf.constant(roots, tf.int32),
+                *self._indices(tuple(leaves), tuple(nodes)),
                 *(laid.states, laid.states_of_clients),
                 *as_tensors(accumulators, self._specs),
                 *zeros,
@@ -430,7 +434,7 @@ class ClientKernel:
             ran = self._call(arguments, laid.shape)
             notes.note(map(notes.Unshaped, self.refusals))
             columns = [tensor.numpy() for tensor in ran[: len(self._specs)]]
-            rows = [[column[i] for column in columns] for i in range(len(roots))]
+            rows = [[column[i] for column in columns] for i in range(len(nodes))]
             return rows, ran[len(self._specs) :]
 
     def _call(
@@ -472,6 +476,24 @@ class ClientKernel:
     def partial(self) -> fl.StructType:
         """The type of a partial."""
         return self._partial
+
+
+def _make_indices(
+    device: str | None, leaves: tuple[range, ...], nodes: tuple[plan.Node, ...]
+) -> tuple[tf.Tensor, ...]:
+    """Return the bounds of leaves, the merges inside of nodes, and what is left."""
+    roots = [start - nodes[0][0] for start, _ in nodes]
+    merges = [
+        (root + left, root + right)
+        for root, node in zip(roots, nodes, strict=True)
+        for left, right in plan.merge_order([(i, i + 1) for i in range(*node)])
+    ]
+    with tf.device(device):
+        return (
+            tf.constant([(leaf.start, leaf.stop) for leaf in leaves], tf.int64),
+            tf.constant(merges, tf.int32, [len(merges), 2]),
+            tf.constant(roots, tf.int32),
+        )
 
 
 def _first_of(error: BaseException) -> BaseException:

@@ -23,6 +23,9 @@ from ray_fed.tensorflow.graph_functions import as_pruned_graph, as_tensors
 from ray_fed.tensorflow.merge_kernels import MergeKernel, empty_array, merge_all
 from ray_fed.tensorflow.symbolic import Interpreter
 
+_CACHED_PAIRS = 64
+"""Merge trees whose pairs a graph keeps as tensors."""
+
 
 class ServerGraph:
     """The graph of a function of values at the server, without draws or effects.
@@ -55,20 +58,15 @@ class ServerGraph:
         self._device, self._merge = device, merge
         self.may_be_shared = merge is None or merge.may_be_shared
         block = None if function is None else blocks.parse_block(function)
-        if block is not None:
-            type_spec = values.function_type(block.type_signature)
-            self.result = _without_placements(type_spec.result)
-            taken = _taken_by(type_spec.parameter, num_others, merge)
-        else:
-            self.result = values.narrow(merge, MergeKernel, "a graph").partial
-            taken = []
+        self.result, taken = _types_of(block, num_others, merge)
         self._num_results = len(specs_of(self.result))  # refuses sequences
-        self._parts = [
+        divided = [
             part for index, t in enumerate(taken) for part in _parts(t, (index,))
         ]
-        signature = [spec for _, member in self._parts for spec in specs_of(member)]
+        signature = [spec for _, member in divided for spec in specs_of(member)]
         self._merged_from = len(signature)
-        signature += [] if merge is None else _merge_signature(merge)
+        self._merge_specs = [] if merge is None else _merge_signature(merge)
+        signature += self._merge_specs
         refuse_many(max(len(signature), self._num_results), "at the server")
 
         def build(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -86,7 +84,10 @@ class ServerGraph:
             return [*result, tf.reduce_any(is_empty)] if counts else result
 
         with tf.device(device):
-            self._run, self._taken = as_pruned_graph(build, signature)
+            self._run, read = as_pruned_graph(build, signature)
+        self._taken = frozenset(read)
+        self._reads = list(_reads(divided, self._taken))
+        self._pairs = functools.lru_cache(maxsize=_CACHED_PAIRS)(_make_pairs)
 
     def __call__(
         self,
@@ -102,52 +103,68 @@ class ServerGraph:
             partials: to merge, plain.
             pairs: which of these, in order; the left one takes the sum.
         """
-        taken = set(self._taken)
         with tf.device(self._device):
-            tensors = [*self._read(given, taken), *self._stack(partials, pairs, taken)]
+            tensors = [*self._read(given), *self._stack(partials, pairs)]
             ran = self._run(tensors)
         if len(ran) > self._num_results and ran.pop():
             return None
         return ran
 
-    def _read(self, given: Sequence[Any], taken: AbstractSet[int]) -> list[tf.Tensor]:
+    def _read(self, given: Sequence[Any]) -> list[tf.Tensor]:
         tensors: list[tf.Tensor] = []
-        first = 0
-        for path, member in self._parts:
-            stop = first + len(leaf_types(member))
-            if not taken.isdisjoint(range(first, stop)):
-                part = functools.reduce(operator.getitem, path, given)
-                if isinstance(part, values.StoredParts):
-                    part = parts.join(part.parts, member)
-                leaves = flatten(normal.normalise(part, member))
-                tensors += [leaves[i - first] for i in range(first, stop) if i in taken]
-            first = stop
+        for path, member, wanted in self._reads:
+            part = functools.reduce(operator.getitem, path, given)
+            if isinstance(part, values.StoredParts):
+                part = parts.join(part.parts, member)
+            leaves = flatten(normal.normalise(part, member))
+            tensors += [leaves[index] for index in wanted]
         return tensors
 
     def _stack(
-        self,
-        partials: Sequence[Any],
-        pairs: Sequence[tuple[int, int]],
-        taken: AbstractSet[int],
+        self, partials: Sequence[Any], pairs: Sequence[tuple[int, int]]
     ) -> list[tf.Tensor]:
         if self._merge is None:
             return []
         held = [plain.flatten(given, self._merge.partial) for given in partials]
         stacked = [np.stack(column) for column in zip(*held, strict=True)]
-        indices = np.reshape(np.array(pairs, np.int32), [-1, 2])
-        tensors = as_tensors([*stacked, indices], _merge_signature(self._merge))
-        return [t for i, t in enumerate(tensors, self._merged_from) if i in taken]
+        tensors = as_tensors([*stacked, self._pairs(tuple(pairs))], self._merge_specs)
+        first = self._merged_from
+        return [t for i, t in enumerate(tensors, first) if i in self._taken]
 
 
-def _taken_by(
-    parameter: fl.Type | None, num_others: int, merge: MergeKernel | None
-) -> list[fl.Type]:
-    """Return the types of the parts that a function takes, but for what is merged."""
+def _make_pairs(pairs: tuple[tuple[int, int], ...]) -> tf.Tensor:
+    return tf.constant(pairs, tf.int32, [len(pairs), 2])
+
+
+def _reads(
+    parts_taken: Sequence[tuple[plan.Path, fl.Type]], taken: AbstractSet[int]
+) -> Iterator[tuple[plan.Path, fl.Type, list[int]]]:
+    """Yield each part that a graph reads, and which of its tensors."""
+    first = 0
+    for path, member in parts_taken:
+        size = len(leaf_types(member))
+        wanted = [index for index in range(size) if first + index in taken]
+        if wanted:
+            yield path, member, wanted
+        first += size
+
+
+def _types_of(
+    block: fl.framework.ComputationBuildingBlock | None,
+    num_others: int,
+    merge: MergeKernel | None,
+) -> tuple[fl.Type, list[fl.Type]]:
+    """Return the type of a graph's result, and of what it takes beside partials."""
+    if block is None:
+        return values.narrow(merge, MergeKernel, "a graph").partial, []
+    type_spec = values.function_type(block.type_signature)
+    result, parameter = _without_placements(type_spec.result), type_spec.parameter
     if merge is None:
-        return [] if parameter is None else [parameter]
+        return result, [] if parameter is None else [parameter]
     if not num_others or parameter is None:
-        return []
-    return [e for _, e in values.struct_type(parameter).items()][:num_others]
+        return result, []
+    elements = values.struct_type(parameter).items()
+    return result, [element for _, element in elements][:num_others]
 
 
 def _merge_signature(merge: MergeKernel) -> list[tf.TensorSpec]:
