@@ -143,7 +143,8 @@ class Call:
 
     def dropped_of(self, run: int) -> tuple[int, ...]:
         """Return those of a run's clients that take no part, in order."""
-        return tuple(sorted(self.dropped.keys() & set(self.clients(run))))
+        clients = self.clients(run)
+        return tuple(sorted(client for client in self.dropped if client in clients))
 
     def leaves(self, run: int) -> tuple[range, ...]:
         """Return the clients of each leaf of a run, counted without those dropped."""

@@ -123,7 +123,8 @@ class CohortCut:
             runs = plan.cut_runs(len(leaves), policy.num_subrounds)
             sums = [float(len(run)) for run in runs]
         else:
-            of_leaf = [float(weights[leaf.start : leaf.stop].sum()) for leaf in leaves]
+            starts = [leaf.start for leaf in leaves]
+            of_leaf: list[float] = np.add.reduceat(weights, starts).tolist()
             runs = partition.cut_by_weight(of_leaf, policy.num_subrounds)
             sums = [sum(of_leaf[run.start : run.stop]) for run in runs]
         order = sorted(range(len(runs)), key=lambda run: -sums[run])

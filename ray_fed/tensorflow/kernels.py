@@ -325,7 +325,8 @@ class ClientKernel:
             laid: what `lay` returned.
         """
         kinds = laid.data.kinds[leaf.start : leaf.stop]
-        if not len(kinds) or (kinds != kinds[0]).any():
+        is_mixed = len(laid.data.shapes) > 1 and (kinds != kinds[:1]).any()
+        if not len(kinds) or is_mixed:
             return None
         shape = laid.data.shapes[kinds[0]]
         if shape is not None and shape not in self._shaped:
