@@ -1,6 +1,7 @@
 """A round goes on without clients that fail, where the settings allow it."""
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -185,16 +186,17 @@ def test_work_that_raised_holds_nothing(
     data = ClientData.from_function(range(3), load, np.int32)
     with pytest.raises(errors.ComputationError, match="no shard"):
         context.invoke(add_up, data)
+    source = weakref.ref(data.source)
     del data
 
-    def count_references() -> int:
+    def is_held() -> int:
         gc.collect()  # the error holds what this process had; its loop, it for a moment
-        return ray_memory.num_references()
+        return int(source() is not None)
 
-    count_references()
+    assert ray_memory.settle(is_held, 0) == 0
     context.invoke(add_up, [1, 2])  # workers are told what is gone
 
-    assert ray_memory.settle(count_references, 0) == 0
+    assert ray_memory.settle(ray_memory.num_references, 0) == 0
 
 
 class Seen(list[events.Event]):
