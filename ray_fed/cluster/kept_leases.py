@@ -124,8 +124,8 @@ class KeptLeases:
         """Keep the lease of a plan that is done, or give it back.
 
         It is given back where the pool might take the worker for one that hangs before
-        it is told, where someone may wait for it, and where the plan lost others: what
-        is kept has all its budgets.
+        it is told, where someone may wait for it, where the plan may have asked for a
+        second worker, and where it lost others: what is kept has all its budgets.
 
         Args:
             name: of the plan.
@@ -137,7 +137,9 @@ class KeptLeases:
         hangs_at_s = begun_s + (terms.timeout_s or math.inf)
         is_wanted = self._num_running + len(self._kept) >= self._num_workers
         found = driven.outcome
-        is_whole = driven.scope == name and not found.lost and found.attempts == 1
+        asks_at_s = terms.spare_after_s if terms.siblings else None
+        is_alone = asks_at_s is None or driven.seconds < asks_at_s
+        is_whole = is_alone and not found.lost and found.attempts == 1
         if is_wanted or not is_whole or now_s + _KEPT_S + _TELL_S >= hangs_at_s:
             self._release(name, driven.scope)
             return

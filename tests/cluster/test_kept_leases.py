@@ -84,7 +84,7 @@ def play(
 
 
 def test_next_plan_has_the_lease_and_the_pool_is_not_asked() -> None:
-    found = play(Terms(60.0, siblings="round 1"))
+    found = play(Terms(60.0, siblings="round 1", spare_after_s=10.0))
 
     assert found.lent is not None
     assert (found.lent.name, found.lent.attempt.worker) == ("first", "worker 0")
@@ -111,7 +111,17 @@ def test_lease_goes_back_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -
         pytest.param({"terms": Terms(), "num_running": 1}, "first", id="others wait"),
         pytest.param({"terms": Terms(), "attempts": 2}, "first", id="it lost another"),
         pytest.param(
-            {"terms": Terms(), "scope": "first copy"}, "first copy", id="a copy won"
+            {"terms": Terms(siblings="round 1", spare_after_s=0.05)},
+            "first",
+            id="it may have a copy",
+        ),
+        pytest.param(
+            {
+                "terms": Terms(siblings="round 1", spare_after_s=0.05),
+                "scope": "first copy",
+            },
+            "first copy",
+            id="a copy won",
         ),
     ],
 )
