@@ -158,8 +158,8 @@ class Pool:
 
     def give_back(self, worker: str) -> None:
         """Note that a subround is done with its worker."""
-        found = self._workers.get(worker)
-        if found is not None and found.state == "leased":
+        found = self._leased(worker)
+        if found is not None:
             found.state, found.subround = "idle", None
 
     def begin_use(
@@ -173,8 +173,8 @@ class Pool:
             timeout_s: see `ask`; from then on.
             siblings: see `ask`.
         """
-        found = self._workers.get(worker)
-        if found is None or found.state != "leased" or found.subround is None:
+        found = self._leased(worker)
+        if found is None or found.subround is None:
             return
         found.deadline_s = begun_s + timeout_s
         self._stragglers.forget(found.subround)
@@ -183,8 +183,8 @@ class Pool:
 
     def end_use(self, worker: str, ended_s: float) -> None:
         """Note that a leased worker is done, and is kept by who leased it."""
-        found = self._workers.get(worker)
-        if found is None or found.state != "leased" or found.subround is None:
+        found = self._leased(worker)
+        if found is None or found.subround is None:
             return
         found.deadline_s = math.inf
         self._stragglers.done(found.subround, ended_s)
@@ -194,8 +194,8 @@ class Pool:
 
         It stays leased until it is given back; if it is not by then, it is ended.
         """
-        found = self._workers.get(worker)
-        if found is not None and found.state == "leased":
+        found = self._leased(worker)
+        if found is not None:
             found.subround, found.deadline_s = None, until_s
 
     def lost(
@@ -480,6 +480,10 @@ class Pool:
     def _idle(self) -> list[str]:
         """Return the idle workers: on nodes that stay, as others were ended."""
         return [name for name, found in self._workers.items() if found.state == "idle"]
+
+    def _leased(self, worker: str) -> _Worker | None:
+        found = self._workers.get(worker)
+        return found if found is not None and found.state == "leased" else None
 
     def _hand_out(self, name: str, subround: str | None, deadline_s: float) -> None:
         worker = self._workers[name]

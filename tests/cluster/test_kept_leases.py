@@ -40,13 +40,10 @@ class FakePool:
         self.note_uses = _Verb("note_uses", self.calls)
 
     @property
-    def uses(self) -> list[tuple[str, UseBegan | UseEnded]]:
-        """What leases were used for, with the name of what the pool was told by."""
-        return [(call, use) for call, *told in self.calls for use in _uses(told)]
-
-
-def _uses(told: list[Any]) -> list[UseBegan | UseEnded]:
-    return told[0] if isinstance(told[0], list) else []
+    def uses(self) -> list[UseBegan | UseEnded]:
+        """What it was told that leases were used for."""
+        told = [args[0] for call, *args in self.calls if call == "note_uses"]
+        return [use for uses in told for use in uses]
 
 
 @dataclasses.dataclass
@@ -154,9 +151,9 @@ def test_pool_is_told_of_many_uses_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     pool = tell(num_plans=3, pause_s=0.2)
 
     assert [call for call, *_ in pool.calls] == ["note_uses"]
-    told = [getattr(use, "siblings", None) for _, use in pool.uses]
+    told = [getattr(use, "siblings", None) for use in pool.uses]
     assert told == [None, "round 0", None, "round 1", None, "round 2", None]
-    assert all(0.05 <= use.ago_s < 0.2 for _, use in pool.uses)
+    assert all(0.05 <= use.ago_s < 0.2 for use in pool.uses)
 
 
 def test_pool_is_told_before_a_plan_ends_without_a_result() -> None:
