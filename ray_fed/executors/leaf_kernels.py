@@ -47,8 +47,7 @@ class KernelRun:
     Args:
         loaded: the graph and its pace.
         inputs: zeros and constants, plain.
-        num_aggregations: how many of these are zeros.
-        call_s: see `plan.Subround`.
+        subround: whose leaves these are.
         check: called before each call; what it raises ends the run.
     """
 
@@ -56,16 +55,17 @@ class KernelRun:
         self,
         loaded: tuple[Any, Pace],
         inputs: Sequence[Any],
-        num_aggregations: int,
-        call_s: float,
+        subround: plan.Subround,
         check: Callable[[], None],
     ) -> None:
         self._graph, self._pace = loaded
+        num_aggregations = cast("plan.Kernel", subround.kernel).num_aggregations
         self._zeros = self._graph.tensors(inputs[:num_aggregations], is_partial=True)
         self._constants = self._graph.tensors(
             inputs[num_aggregations:], is_partial=False
         )
-        self._call_s = call_s
+        self._call_s = subround.call_s
+        self._leaf_size = subround.clients_per_leaf
         self._check = check
         num_bytes = self._graph.bytes_of_partial
         self._leaves_a_call = 1 if num_bytes is None else _LAID_BYTES // num_bytes or 1
@@ -105,7 +105,8 @@ class KernelRun:
             FailedLeafError: the clients' work raised.
         """
         partials: list[Partial] = []
-        shapes = [self._graph.shape_of(leaf, laid) for leaf in leaves]
+        size = self._leaf_size
+        shapes = [self._graph.shape_of(leaf, laid, size) for leaf in leaves]
         accumulators, start, done = self._zeros, leaves[0].start, 0
         while done < len(leaves):
             self._check()
@@ -236,9 +237,7 @@ async def run_kernel(
     loaded = kernels.load(kernel, merge)
     if isinstance(loaded, plan.NoKernel):
         return loaded
-    run = KernelRun(
-        loaded, list(inputs), kernel.num_aggregations, subround.call_s, check
-    )
+    run = KernelRun(loaded, list(inputs), subround, check)
     try:
         partials = await _run_groups(run, subround, data, executor.clients)
     except errors.ClusterError:

@@ -99,7 +99,7 @@ class _Timed:
         self._zeros = self.graph.tensors(inputs[:size], is_partial=True)
         self._constants = self.graph.tensors(inputs[size:], is_partial=False)
         self.values = self.graph.lay_values(data)
-        self.count = len(data[0]) if data else 1
+        self.count = self._leaf_size = len(data[0]) if data else 1
         self._laid = self.graph.lay(self.values, range(self.count))
         self._clock = clock
 
@@ -110,7 +110,7 @@ class _Timed:
         return int(others[0]) if len(others) else max(1, len(kinds))
 
     def shape(self, count: int) -> Any:
-        return self.graph.shape_of(range(count), self._laid)
+        return self.graph.shape_of(range(count), self._laid, self._leaf_size)
 
     def run(self, count: int) -> float:
         """Return the seconds that the first clients take."""

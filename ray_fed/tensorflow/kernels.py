@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import federated_language as fl
 import numpy as np
@@ -42,7 +42,7 @@ from ray_fed.tensorflow.graph_functions import (
     before,
 )
 from ray_fed.tensorflow.merge_kernels import MergeKernel, empty_array, merge_all
-from ray_fed.tensorflow.shaped_clients import ShapedClients, flatten_all
+from ray_fed.tensorflow.shaped_clients import ShapedClients, Window, flatten_all
 
 _INDEX = tf.TensorSpec([], tf.int64)
 _PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int64)}
@@ -51,6 +51,19 @@ _INDICES = tf.TensorSpec([None], tf.int32)
 _CACHED_INDICES = 64
 """Cuts of cohorts whose indices a kernel keeps as tensors."""
 Array = NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafShape:
+    """What a graph for clients of one shape is made for.
+
+    Attributes:
+        clients: shape of each.
+        window: of their rows.
+    """
+
+    clients: ClientShape
+    window: Window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +80,9 @@ class LaidClients:
     states: tf.Tensor
     states_of_clients: tf.Tensor
     data: "LaidData"
-    shape: ClientShape | None = None
+    shape: LeafShape | None = None
 
-    def of_shape(self, shape: ClientShape | None) -> "LaidClients":
+    def of_shape(self, shape: LeafShape | None) -> "LaidClients":
         """Return the same, for leaves of a shape."""
         return dataclasses.replace(self, shape=shape)
 
@@ -108,9 +121,17 @@ class _Given:
     data: Sequence[tf.Tensor]
 
 
-_Fold: TypeAlias = (
-    "Callable[[tuple[tf.Tensor, tf.Tensor], Sequence[Any], _Given], list[Any]]"
-)
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """A way to fold clients.
+
+    Attributes:
+        fold: returns accumulators, and arrays of what is kept, after some clients.
+        prepare: returns the data of all clients as that takes it, once a call.
+    """
+
+    fold: Callable[[tuple[tf.Tensor, tf.Tensor], Sequence[Any], _Given], list[Any]]
+    prepare: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = list
 
 
 class ClientKernel:
@@ -144,12 +165,12 @@ class ClientKernel:
         self._jit = kernel.jit
         self.at_once = kernel.vectorised_clients
         self.refusals: set[str] = set()
-        self._shaped: dict[ClientShape, Function | None] = {}
-        self._compiled: set[ClientShape] = set()
+        self._shaped: dict[LeafShape, Function | None] = {}
+        self._compiled: set[LeafShape] = set()
         self._work_grafts, self._fold_grafts = Grafts(), Grafts()
         self._device = device
         with tf.device(device):
-            self._function = self._trace(self._fold_any)
+            self._function = self._trace(_Way(self._fold_any))
             self._work_grafts.create()
             self._fold_grafts.create()
             self._no_states = (
@@ -184,13 +205,13 @@ class ClientKernel:
             *self._layout.specs,
         ]
 
-    def _trace(self, fold: "_Fold") -> "Function":
-        """Return the graph over leaves whose clients a function folds."""
-        return as_graph(functools.partial(self._build, fold), self._signature())
+    def _trace(self, way: _Way) -> "Function":
+        """Return the graph over leaves whose clients are folded in a way."""
+        return as_graph(functools.partial(self._build, way), self._signature())
 
     def _build(
         self,
-        fold_clients: "_Fold",
+        way: _Way,
         bounds: tf.Tensor,
         merges: tf.Tensor,
         roots: tf.Tensor,
@@ -208,14 +229,15 @@ class ClientKernel:
             states,
             states_of_clients,
             plain.pack(iter(rest[:num_constants]), self._constants),
-            rest[num_constants:],
+            way.prepare(rest[num_constants:]),
         )
+        starts, stops = tf.unstack(bounds, axis=1)
         num_leaves = tf.shape(bounds)[0]
 
         def fold(leaf: tf.Tensor, *carried: Any) -> list[Any]:
-            clients = bounds[leaf, 0], bounds[leaf, 1]
+            clients = tf.gather(starts, leaf), tf.gather(stops, leaf)
             held = [*carried[:size], *carried[2 * size :]]
-            folded = fold_clients(clients, held, given)
+            folded = way.fold(clients, held, given)
             written = [
                 array.write(leaf, tensor)
                 for array, tensor in zip(
@@ -317,29 +339,40 @@ class ClientKernel:
         """Return about how many bytes tensors that were laid hold."""
         return sum(int(tf.size(tensor)) * tensor.dtype.size for tensor in data.tensors)
 
-    def shape_of(self, leaf: range, laid: LaidClients) -> ClientShape | None:
+    def shape_of(
+        self, leaf: range, laid: LaidClients, leaf_size: int
+    ) -> LeafShape | None:
         """Return the shape of all clients of a leaf, where `run` is to know of it.
 
         Args:
             leaf: positions of its clients, all of them, among those that were laid.
             laid: what `lay` returned.
+            leaf_size: how many clients the leaves of the cohort have.
         """
         kinds = laid.data.kinds[leaf.start : leaf.stop]
         is_mixed = len(laid.data.shapes) > 1 and (kinds != kinds[:1]).any()
         if not len(kinds) or is_mixed:
             return None
-        shape = laid.data.shapes[kinds[0]]
-        if shape is not None and shape not in self._shaped:
+        of_clients = laid.data.shapes[kinds[0]]
+        if of_clients is None:
+            return None
+        shape = LeafShape(of_clients, Window.of(leaf_size))
+        if shape not in self._shaped:
             self._shaped[shape] = self._specialise(shape)
-        return None if self._shaped.get(cast("Any", shape)) is None else shape
+        return None if self._shaped[shape] is None else shape
 
-    def _specialise(self, shape: ClientShape) -> "Function | None":
+    def _specialise(self, shape: LeafShape) -> "Function | None":
         """Return the graph for leaves of clients of a shape, or None."""
         if len(self._client.kept):
             self.refusals.add("values are kept of clients")
             return None
         clients = ShapedClients(
-            self._client, self._layout, shape, at_once=self.at_once, jit=self._jit
+            self._client,
+            self._layout,
+            shape.clients,
+            window=shape.window,
+            at_once=self.at_once,
+            jit=self._jit,
         )
 
         def fold(
@@ -350,7 +383,7 @@ class ClientKernel:
 
         try:
             with tf.device(self._device):
-                return self._trace(fold)
+                return self._trace(_Way(fold, clients.prepare))
         except UnfitError as error:  # TensorFlow may put a traceback before its text
             told = str(error).rpartition(f"{UnfitError.__name__}: ")[2]
             self.refusals.add(told.strip())
@@ -439,7 +472,7 @@ class ClientKernel:
             return rows, ran[len(self._specs) :]
 
     def _call(
-        self, arguments: list[tf.Tensor], shape: ClientShape | None
+        self, arguments: list[tf.Tensor], shape: LeafShape | None
     ) -> list[tf.Tensor]:
         function = None if shape is None else self._shaped[shape]
         if shape is None or function is None:

@@ -74,19 +74,16 @@ def merge_all(
         pairs: indices of left and right, i32[pairs, 2], in order.
         partials: a TensorArray for each tensor of a partial.
     """
+    sides = tf.unstack(pairs, axis=1)
 
     def step(index: tf.Tensor, *arrays: Any) -> list[Any]:
-        left, right = (
-            [array.read(pairs[index, side]) for array in arrays] for side in (0, 1)
+        left, right = (tf.gather(side, index) for side in sides)
+        merged = merge.trace(
+            *(array.read(left) for array in arrays),
+            *(array.read(right) for array in arrays),
         )
-        merged = merge.trace(*left, *right)
-        return [
-            index + 1,
-            *(
-                array.write(pairs[index, 0], tensor)
-                for array, tensor in zip(arrays, merged, strict=True)
-            ),
-        ]
+        written = zip(arrays, merged, strict=True)
+        return [index + 1, *(array.write(left, tensor) for array, tensor in written)]
 
     _, *merged = tf.while_loop(
         before(tf.shape(pairs)[0]),

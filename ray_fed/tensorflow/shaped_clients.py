@@ -5,10 +5,11 @@ may give other bits than one client at a time. So a leaf runs here or not by wha
 it, as a whole, and the bits depend on settings and data alone.
 
     clients of a leaf      0 1 2 3 4 5 6          k = 3
-    windows of rows        [. . 0 1 2 3 4 5 6]    of a fixed number of clients
+    window of rows         [. 0 1 2 3 4 5 6]      of a fixed number of clients
     at once                (0 1 2) (3 4 5) 6      work; accumulated in order
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,8 +18,8 @@ import tensorflow as tf
 from ray_fed.tensorflow.client_data import ClientLayout, ClientShape, flatten
 from ray_fed.tensorflow.grafts import Grafts
 
-_WINDOW = 32
-"""Clients whose rows one step takes, about; XLA compiles for a fixed number."""
+_MOST_IN_WINDOW = 64
+"""Clients whose rows one step takes; XLA compiles for a fixed number."""
 
 
 class Work(Protocol):
@@ -39,6 +40,28 @@ class Work(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What one step takes.
+
+    Attributes:
+        size: in clients.
+        is_whole: whether no leaf has more.
+    """
+
+    size: int
+    is_whole: bool
+
+    @classmethod
+    def of(cls, leaf_size: int) -> "Window":
+        """Return a window for leaves of a size, those of their cohort.
+
+        A power of two, so that cohorts of about one size have one graph.
+        """
+        size = min(1 << (leaf_size - 1).bit_length(), _MOST_IN_WINDOW)
+        return cls(size, leaf_size <= size)
+
+
 class ShapedClients:
     """Folds clients of one shape, inside of a graph.
 
@@ -46,6 +69,7 @@ class ShapedClients:
         client: what is done with each.
         layout: of the data.
         shape: of each client's.
+        window: of rows that one step takes.
         at_once: how many clients' work runs vectorised.
         jit: whether XLA compiles it.
     """
@@ -56,6 +80,7 @@ class ShapedClients:
         layout: ClientLayout,
         shape: ClientShape,
         *,
+        window: Window,
         at_once: int,
         jit: bool,
     ) -> None:
@@ -64,12 +89,38 @@ class ShapedClients:
         self._shape = shape
         self._extents = layout.extents(shape)
         self._at_once = at_once
-        self._window = max(1, _WINDOW // at_once) * at_once
+        self._is_whole = window.is_whole
+        self._window = -(-window.size // at_once) * at_once
         self._run: Callable[..., Any] = self._fold_window
         if jit:
             self._run = tf.function(
                 self._fold_window, jit_compile=True, autograph=False
             )
+
+    def prepare(self, data: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the data of clients as `fold` takes it.
+
+        For each of the extents its rows, no fewer than a window has; then for each
+        where a window with a client begins; then where in that the client's rows begin.
+        Where fewer rows than a window follow a client, some come before.
+        """
+        rows: list[tf.Tensor] = []
+        begins: list[tf.Tensor] = []
+        places: list[tf.Tensor] = []
+        for extent in self._extents:
+            laid, size = data[extent.tensor], self._window * extent.num_rows
+            padded = _pad_to(laid, size)
+            last = tf.shape(padded, tf.int64)[0] - size
+            starts = (
+                tf.range(tf.shape(laid, tf.int64)[0])
+                if extent.place is None
+                else data[-1][:, extent.place, 0]
+            )
+            begin = tf.minimum(starts, last)
+            rows.append(padded)
+            begins.append(begin)
+            places.append(starts - begin)
+        return [*rows, *begins, *places]
 
     def fold(
         self,
@@ -81,49 +132,42 @@ class ShapedClients:
         """Return the accumulators after some clients.
 
         Args:
-            clients: the first of them, and one past the last, i64[].
+            clients: the first of them, and one past the last, i64[]; at least one.
             accumulators: before the first.
             constants: the same for all.
-            data: of all clients.
+            data: of all clients, prepared.
         """
         first, stop = clients
 
         def step(index: tf.Tensor, *held: tf.Tensor) -> list[tf.Tensor]:
-            count = tf.minimum(stop - index, self._window)
-            rows, starts = self._rows(data, index)
-            folded = self._run(count, held, constants, rows, starts)
+            count = stop - index
+            if not self._is_whole:
+                count = tf.minimum(count, self._window)
+            rows, places = self._rows(data, index)
+            folded = self._run(count, held, constants, rows, places)
             return [index + self._window, *folded]
 
-        def goes_on(index: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            return index < stop
-
-        shapes = [tensor.shape for tensor in accumulators]
-        _, *folded = tf.while_loop(
-            goes_on,
-            step,
-            [first, *accumulators],
-            shape_invariants=[first.shape, *shapes],
-            parallel_iterations=1,
-        )
-        return folded
+        if self._is_whole:
+            return step(first, *accumulators)[1:]
+        return _count_to(stop, step, [first, *accumulators])[1:]
 
     def _rows(
         self, data: Sequence[tf.Tensor], index: tf.Tensor
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return as many rows as a window has, and where in them a client's start.
+        """Return the rows of the window with a client, and where it begins in them.
 
-        Where fewer than these follow, some come before: a slice is no copy, where rows
-        are aligned. Fewer in all are padded.
+        Slices are no copies, where rows are aligned.
         """
-        rows: list[tf.Tensor] = []
-        starts: list[tf.Tensor] = []
-        for extent in self._extents:
-            laid, size = data[extent.tensor], self._window * extent.num_rows
-            start = index if extent.place is None else data[-1][index, extent.place, 0]
-            begin = tf.minimum(start, tf.shape(laid, tf.int64)[0] - size)
-            rows.append(_slice_or_pad(laid, begin, size))
-            starts.append(start - tf.maximum(begin, 0))
-        return rows, starts
+        size = len(self._extents)
+        begins, places = (
+            [tf.gather(tensor, index) for tensor in data[start : start + size]]
+            for start in (size, 2 * size)
+        )
+        rows = [
+            _slice(laid, begin, self._window * extent.num_rows)
+            for laid, begin, extent in zip(data, begins, self._extents, strict=False)
+        ]
+        return rows, places
 
     def _fold_window(
         self,
@@ -199,15 +243,16 @@ def _slice(rows: tf.Tensor, begin: tf.Tensor, size: int) -> tf.Tensor:
     return tf.slice(rows, tf.stack(begins), [size, *rows.shape[1:]])
 
 
-def _slice_or_pad(rows: tf.Tensor, begin: tf.Tensor, size: int) -> tf.Tensor:
-    """Return so many rows from one on; all of them and others, where that is < 0."""
+def _pad_to(rows: tf.Tensor, size: int) -> tf.Tensor:
+    """Return rows with others behind them, where they are fewer than so many."""
+    missing = size - tf.shape(rows, tf.int64)[0]
 
     def padded() -> tf.Tensor:
-        pads = [[0, -begin], *[[0, 0]] * (len(rows.shape) - 1)]
+        pads = [[0, missing], *[[0, 0]] * (len(rows.shape) - 1)]
         return tf.pad(rows, tf.convert_to_tensor(pads, tf.int64))
 
-    taken: Any = tf.cond(begin < 0, padded, lambda: _slice(rows, begin, size))
-    return tf.ensure_shape(taken, [size, *rows.shape[1:]])
+    filled: Any = tf.cond(missing > 0, padded, lambda: rows)
+    return tf.ensure_shape(filled, rows.shape)
 
 
 def _count_to(

@@ -420,9 +420,9 @@ def test_settings_of_kernels_reach_them(
     asked: list[tuple[bool, int]] = []
 
     class Noting(shaped_clients.ShapedClients):
-        def __init__(self, *args: Any, at_once: int, jit: bool) -> None:
-            asked.append((jit, at_once))
-            super().__init__(*args, at_once=at_once, jit=jit)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            asked.append((options["jit"], options["at_once"]))
+            super().__init__(*args, **options)
 
     monkeypatch.setattr(kernels, "ShapedClients", Noting)
     settings = {"jit": "on", "vectorised_clients": 2}

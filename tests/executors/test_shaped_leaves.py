@@ -126,7 +126,8 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
     "batches": (train, batches(8)),
     "a last batch that is smaller": (train_in_batches, [list(r) for r in rows(8)]),
     "tensors": (total_of_rows, rows(8)),
-    "more clients than a window": (total_of_rows, rows(40)),
+    "fewer clients than a window": (total_of_rows, rows(5)),
+    "more clients than a window": (total_of_rows, rows(80)),
 }
 
 
