@@ -187,7 +187,7 @@ class Config(_Frozen):
         workers: a `Workers`, or its count: an int or (min, max).
         subrounds: a `Subrounds`, or its count.
         clients_per_leaf: clients that are accumulated one after another before merging;
-            decides the bits of a sum. None: a sixteenth of the cohort, 1 to 32.
+            decides the bits of a sum. None: a sixteenth of the cohort, 1 to 64.
         default_num_clients: the cohort of a computation without client arguments.
         seed: of all random numbers that computations draw.
         debug: with the local backend: clients run one after another on the thread that

@@ -23,7 +23,7 @@ from ray_fed.draws import DrawKey
 from ray_fed.fingerprint import Fingerprint
 from ray_fed.notes import Note
 
-MAX_CLIENTS_PER_LEAF = 32
+MAX_CLIENTS_PER_LEAF = 64
 """A leaf is the unit of work that is repeated after a failure: keep it short."""
 
 Node = tuple[int, int]
