@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Generator
 from typing import Any
 
@@ -19,6 +20,10 @@ _TOO_DEEP = (
     " structures deep, found one that it refuses: name intermediate results in one"
     " federated_computation instead of nesting calls or structures."
 )
+
+
+_CACHED_TYPES = 1024
+"""That are kept serialised."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +110,7 @@ def deserialize_computation(serialized: bytes) -> fl.framework.ConcreteComputati
     return fl.framework.ConcreteComputation.from_building_block(block)
 
 
+@functools.lru_cache(maxsize=_CACHED_TYPES)
 def serialise_type(type_spec: fl.Type) -> bytes:
     """Return a type as bytes; Python containers are not kept."""
     return type_spec.to_proto().SerializeToString(deterministic=True)

@@ -5,6 +5,7 @@ private.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -24,6 +25,9 @@ Plain = Any
 _T = TypeVar("_T")
 MAX_SHOWN = 200
 """Characters of a value that an error message shows."""
+
+_CACHED_TYPES = 1024
+"""Of which is kept what they hold: walking through one takes longer than a call."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +104,27 @@ def is_at_clients(type_spec: fl.Type) -> bool:
 def differs_by_client(type_spec: fl.Type) -> bool:
     """Return whether values of the type are one a client, hence a list."""
     return isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal
+
+
+@functools.lru_cache(maxsize=_CACHED_TYPES)
+def holds_clients(type_spec: fl.Type) -> bool:
+    """Return whether some part of a type differs by client."""
+    return fl.framework.type_contains(type_spec, differs_by_client)
+
+
+@functools.lru_cache(maxsize=_CACHED_TYPES)
+def holds_functions(type_spec: fl.Type) -> bool:
+    """Return whether some part of a type is a function."""
+    return fl.framework.type_contains(
+        type_spec, lambda part: isinstance(part, fl.FunctionType)
+    )
+
+
+@functools.lru_cache(maxsize=_CACHED_TYPES)
+def is_placed_struct(type_spec: fl.Type) -> bool:
+    """Return whether a type is a struct with placed parts: to be taken apart."""
+    is_struct = isinstance(type_spec, fl.StructType)
+    return is_struct and fl.framework.contains_federated_types(type_spec)
 
 
 def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
@@ -234,16 +259,14 @@ def map_placed(
     Structures that hold federated types are taken apart to tuples; every other part
     is handed whole to `fn(type, part)`.
     """
-    if isinstance(type_spec, fl.StructType) and fl.framework.contains_federated_types(
-        type_spec
-    ):
-        pairs = list(type_spec.items())
+    if is_placed_struct(type_spec):
+        pairs = list(struct_type(type_spec).items())
         if type(value) is tuple and len(value) == len(pairs):  # plain: in order
             elements = zip(
                 (element_type for _, element_type in pairs), value, strict=True
             )
         else:
-            found = struct_elements(value, type_spec)
+            found = struct_elements(value, struct_type(type_spec))
             elements = ((element_type, element) for element_type, _, element in found)
         return tuple(map_placed(fn, element, e) for e, element in elements)
     return fn(type_spec, value)
@@ -366,6 +389,13 @@ def holds_stored(value: Any) -> bool:
         isinstance(element, Stored) or holds_stored(element)
         for element in cast("tuple[Any, ...]", value)
     )
+
+
+def holds_external(value: Any) -> bool:
+    """Return whether an `External` is an element of nested tuples, or the value."""
+    if isinstance(value, tuple):
+        return any(map(holds_external, cast("tuple[Any, ...]", value)))
+    return isinstance(value, External)
 
 
 def count_bytes(value: Any) -> int:

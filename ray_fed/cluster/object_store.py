@@ -181,21 +181,23 @@ class _Replacing:
     def inside(self, value: Any) -> Any:
         """Return a value with other references; lists of clients hold none."""
         match value:
-            case Stored() | StoredClients():
-                return dataclasses.replace(
-                    value, reference=self.reference(value.reference)
-                )
+            case Stored():
+                value = Stored(self.reference(value.reference), value.num_bytes)
+            case StoredClients():
+                reference = self.reference(value.reference)
+                value = StoredClients(reference, value.start, value.stop)
             case ClientRun():
-                return _replace_source(value, self.source)
+                value = _replace_source(value, self.source)
             case StoredParts():
                 if id(value) not in self.parts:
                     held = tuple(map(self.inside, value.parts))
                     self.parts[id(value)] = StoredParts(held)
-                return self.parts[id(value)]
+                value = self.parts[id(value)]
             case tuple():
-                return tuple(map(self.inside, cast("tuple[Any, ...]", value)))
+                value = tuple(map(self.inside, cast("tuple[Any, ...]", value)))
             case _:
-                return value
+                pass
+        return value
 
 
 def _replace_source(run: ClientRun, fn: Callable[[Any], Any]) -> ClientRun:

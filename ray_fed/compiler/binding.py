@@ -47,7 +47,7 @@ def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:
     if not isinstance(comp, flf.ConcreteComputation):
         return comp, arg
     parameter = comp.type_signature.parameter
-    if parameter is None or not _has_functions(parameter):
+    if parameter is None or not values.holds_functions(parameter):
         return comp, arg
     bound = _bind(arg, parameter, "the argument")
     block = values.narrow(blocks.to_block(comp), Block, "a computation")
@@ -60,15 +60,13 @@ def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:
     return flf.ConcreteComputation.from_building_block(wrapped), bound.value
 
 
-def _has_functions(type_spec: fl.Type) -> bool:
-    return flf.type_contains(type_spec, lambda t: isinstance(t, fl.FunctionType))
-
-
 def _bind(value: Any, type_spec: fl.Type, label: str) -> _Bound:
     if isinstance(type_spec, fl.FunctionType):
         function = _to_function(value, type_spec, label)
         return _Bound(None, None, lambda _: function)
-    if not isinstance(type_spec, fl.StructType) or not _has_functions(type_spec):
+    if not isinstance(type_spec, fl.StructType) or not values.holds_functions(
+        type_spec
+    ):
         return _Bound(type_spec, value, lambda source: source)
     names = [name for name, _ in type_spec.items()]
     elements = values.struct_elements(value, type_spec, label)

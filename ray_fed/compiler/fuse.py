@@ -242,7 +242,7 @@ class _Fusion:
         if path is None:
             return
         type_spec = part.type_signature
-        if flf.type_contains(type_spec, values.differs_by_client):
+        if values.holds_clients(type_spec):
             raise UnfusedError("work at the server that takes clients' values")
         if values.is_at_clients(type_spec):
             type_spec = fl.FederatedType(values.member_type(type_spec), fl.SERVER)

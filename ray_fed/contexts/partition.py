@@ -155,16 +155,15 @@ def join_results(results: list[Any], type_spec: fl.Type) -> Any:
         type_spec: of one result; values at clients are joined, of any other part the
             first is taken, as all are equal.
     """
-    if isinstance(type_spec, fl.StructType) and fl.framework.contains_federated_types(
-        type_spec
-    ):
+    if values.is_placed_struct(type_spec):
+        struct = values.struct_type(type_spec)
         columns = [
-            [values.struct_elements(result, type_spec)[index][2] for result in results]
-            for index in range(len(type_spec))
+            [values.struct_elements(result, struct)[index][2] for result in results]
+            for index in range(len(struct))
         ]
         return tuple(
             join_results(column, element)
-            for column, (_, element) in zip(columns, type_spec.items(), strict=True)
+            for column, (_, element) in zip(columns, struct.items(), strict=True)
         )
     if values.differs_by_client(type_spec):
         return [member for result in results for member in result]

@@ -152,6 +152,4 @@ class CohortCut:
 
 
 def _has_clients(parameter: fl.Type | None) -> bool:
-    return parameter is not None and fl.framework.type_contains(
-        parameter, values.differs_by_client
-    )
+    return parameter is not None and values.holds_clients(parameter)

@@ -57,7 +57,7 @@ class Rounds:
         self.num_calls = 0
         self._serialised = ComputationCache(lambda comp: blocks.serialise(_block(comp)))
         self._kernels = ComputationCache(self._plan_kernel)
-        self._decisions: dict[bytes, plan.JitDecision] = {}
+        self._decisions: dict[bytes, tuple[plan.JitDecision, plan.Kernel]] = {}
         self._deciding = asyncio.Lock()
 
     def new_call(self, *, in_parts: bool = False) -> CallSpec:
@@ -90,7 +90,7 @@ class Rounds:
                 self._policy.kept_bytes, chain.kept_member_bytes
             )
             result_type = chain.after_merge.type_signature.result
-            if not flf.type_contains(result_type, values.differs_by_client):
+            if not values.holds_clients(result_type):
                 call.max_dropped = self._policy.max_dropped_clients
             while True:
                 with contextlib.suppress(_StageAgainError):
@@ -295,11 +295,12 @@ class Rounds:
                 trial = plan.Trial(alone)
                 arg = values.slice_clients(*taken, range(len(leaf)))
                 outcome, _ = await self._invoke(trial, arg, subround_index, call)
-                self._decisions[content] = values.narrow(
+                decision: plan.JitDecision = values.narrow(
                     outcome.values[0], plan.JitDecision, "a trial"
                 )
-        call.decisions[content] = decision = self._decisions[content]
-        decided = dataclasses.replace(kernel, jit=decision.jit)
+                decided = dataclasses.replace(kernel, jit=decision.jit)
+                self._decisions[content] = decision, decided
+        call.decisions[content], decided = self._decisions[content]
         return dataclasses.replace(subround, kernel=decided)
 
     async def _finish(
@@ -353,7 +354,7 @@ class Rounds:
     ) -> Any:
         after_merge = chain.after_merge
         result_type = after_merge.type_signature.result
-        if not flf.type_contains(result_type, values.differs_by_client):
+        if not values.holds_clients(result_type):
             return await self._finish(stage, partials, after_merge, call)
         call.merged.append(await self._merge(stage, partials, call))
         outcomes = await self._run_leaves(

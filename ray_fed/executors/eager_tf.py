@@ -104,7 +104,7 @@ class EagerTFExecutor(fl.framework.Executor):
                 f"Expected a type for {values.show(value)}, found none: pass"
                 " `type_spec`."
             )
-        if isinstance(type_spec, fl.StructType) and _contains_functions(type_spec):
+        if isinstance(type_spec, fl.StructType) and values.holds_functions(type_spec):
             return await self._embed_struct(value, type_spec)
         return self._embed_plain(value, type_spec)
 
@@ -264,12 +264,6 @@ def _check_device(device: Any) -> None:
         raise errors.UnsupportedError(
             f"Expected one of the devices {names}, found `{device.name}`."
         )
-
-
-def _contains_functions(type_spec: fl.Type) -> bool:
-    return fl.framework.type_contains(
-        type_spec, lambda found: isinstance(found, fl.FunctionType)
-    )
 
 
 def _retyped(value: EagerValue, type_spec: fl.Type) -> EagerValue:

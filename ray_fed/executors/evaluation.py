@@ -96,13 +96,13 @@ class KernelRunner(abc.ABC):
 
     @abc.abstractmethod
     def run_at_server(self, function: bytes, argument: Any) -> Any:
-        """Return what a serialised function comes to as tensors in structs, or None.
+        """Return what a serialised function comes to as tensors in tuples, or None.
 
         None where only executors can do it, or are to say what it raises.
 
         Args:
             function: of values at the server.
-            argument: plain, or tensors in structs.
+            argument: plain, or tensors in tuples.
         """
 
     @abc.abstractmethod

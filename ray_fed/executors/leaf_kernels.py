@@ -347,13 +347,13 @@ def _try(graph: Any, *args: Any) -> Any:
         tensors = graph(*args)
     except Exception:  # noqa: BLE001 (the executors will say what it is)
         return None
-    return None if tensors is None else plain.pack(iter(tensors), graph.result)
+    return None if tensors is None else plain.nest(iter(tensors), graph.result)
 
 
 def _computed(value: Any) -> Any:
-    """Return tensors in structs, or an array, as a plain value."""
-    if isinstance(value, values.Struct):
-        return tuple(map(_computed, cast("Any", value)))
+    """Return tensors in tuples, or an array, as a plain value."""
+    if isinstance(value, tuple):
+        return tuple(map(_computed, cast("tuple[Any, ...]", value)))
     return value.numpy() if hasattr(value, "numpy") else value
 
 
@@ -395,13 +395,13 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
 
     @override
     def run_at_server(self, function: bytes, argument: Any) -> Any:
-        """Return what a serialised function comes to as tensors in structs, or None.
+        """Return what a serialised function comes to as tensors in tuples, or None.
 
         None where only executors can do it, or are to say what it raises.
 
         Args:
             function: of values at the server.
-            argument: plain, or tensors in structs.
+            argument: plain, or tensors in tuples.
         """
         graph = self.kernels.load_server(function)
         return _try(graph, [argument])

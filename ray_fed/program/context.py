@@ -169,9 +169,8 @@ class RayFederatedContext(fl.program.FederatedContext):
 
 
 def _check_result(type_spec: fl.Type) -> None:
-    if fl.program.contains_only_server_placed_data(
-        type_spec
-    ) and not fl.framework.type_contains(type_spec, values.differs_by_client):
+    only_server = fl.program.contains_only_server_placed_data(type_spec)
+    if only_server and not values.holds_clients(type_spec):
         return
     raise errors.UnsupportedError(
         "Expected a result of structures, tensors, sequences and values placed at the"

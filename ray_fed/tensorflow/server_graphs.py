@@ -87,6 +87,9 @@ class ServerGraph:
             self._run, read = as_pruned_graph(build, signature)
         self._taken = frozenset(read)
         self._reads = list(_reads(divided, self._taken))
+        self._read_specs = [
+            signature[index] for index in read if index < self._merged_from
+        ]
         self._pairs = functools.lru_cache(maxsize=_CACHED_PAIRS)(_make_pairs)
 
     def __call__(
@@ -99,7 +102,7 @@ class ServerGraph:
 
         Args:
             given: each part that the function takes, but for what is merged: plain, or
-                tensors in structs; those that are not read are any.
+                tensors in tuples; those that are not read are any.
             partials: to merge, plain.
             pairs: which of these, in order; the left one takes the sum.
         """
@@ -111,14 +114,16 @@ class ServerGraph:
         return ran
 
     def _read(self, given: Sequence[Any]) -> list[tf.Tensor]:
-        tensors: list[tf.Tensor] = []
+        given_read: list[Any] = []
         for path, member, wanted in self._reads:
             part = functools.reduce(operator.getitem, path, given)
             if isinstance(part, values.StoredParts):
                 part = parts.join(part.parts, member)
-            leaves = flatten(normal.normalise(part, member))
-            tensors += [leaves[index] for index in wanted]
-        return tensors
+            if values.holds_external(part):
+                part = normal.normalise(part, member)
+            leaves = plain.flatten(part, member)
+            given_read += [leaves[index] for index in wanted]
+        return as_tensors(given_read, self._read_specs)
 
     def _stack(
         self, partials: Sequence[Any], pairs: Sequence[tuple[int, int]]
@@ -190,16 +195,11 @@ def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
 
 def _parts(type_spec: fl.Type, path: plan.Path) -> Iterator[tuple[plan.Path, fl.Type]]:
     """Yield each part that a graph can be given, without its placement."""
-    if _is_divided(type_spec):
+    if values.is_placed_struct(type_spec):
         for index, (_, element) in enumerate(values.struct_type(type_spec).items()):
             yield from _parts(element, (*path, index))
     elif _is_taken(type_spec):
         yield path, _without_placements(type_spec)
-
-
-def _is_divided(type_spec: fl.Type) -> bool:
-    is_struct = isinstance(type_spec, fl.StructType)
-    return is_struct and fl.framework.contains_federated_types(type_spec)
 
 
 def _is_taken(type_spec: fl.Type) -> bool:
@@ -211,7 +211,7 @@ def _is_taken(type_spec: fl.Type) -> bool:
 
 def _fill(type_spec: fl.Type, tensors: Iterator[tf.Tensor]) -> Any:
     """Return what stands for an argument inside of a graph."""
-    if _is_divided(type_spec):
+    if values.is_placed_struct(type_spec):
         pairs = values.struct_type(type_spec).items()
         elements = [(name, _fill(element, tensors)) for name, element in pairs]
         return _struct(elements)
