@@ -14,7 +14,7 @@ Plain values pickle, need neither names nor TensorFlow, and are read-only by
 convention.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -125,7 +125,7 @@ def _plain_sequence(value: object, type_spec: fl.SequenceType, label: str) -> Pl
     length = 0
     for member in cast("Iterable[Any]", value):
         plain = to_plain(member, element, f"{label}[{length}]")
-        for column, tensor in zip(columns, flatten(plain, element), strict=True):
+        for column, tensor in zip(columns, flatten(plain), strict=True):
             column.append(tensor)
         length += 1
     laid = tuple(
@@ -162,29 +162,27 @@ def flatten_type(type_spec: fl.Type) -> list[fl.TensorType]:
             )
 
 
-def flatten(plain: Plain, type_spec: fl.Type) -> list[Any]:
+def flatten(plain: Plain) -> list[Any]:
     """Return the leaves of a plain value of structures, in the order of its type."""
-    if not isinstance(type_spec, fl.StructType):
+    if type(plain) is not tuple:
         return [plain]
-    return [
-        leaf
-        for (_, element_type), element in zip(type_spec.items(), plain, strict=True)
-        for leaf in flatten(element, element_type)
-    ]
+    elements = cast("tuple[Any, ...]", plain)
+    return [leaf for element in elements for leaf in flatten(element)]
 
 
 def pack(leaves: Iterator[Any], type_spec: fl.Type) -> Struct[Any] | Any:
-    """Return leaves in the order of their type as nested structs: undoes `flatten`."""
+    """Return leaves in the order of their type as nested structs."""
     if not isinstance(type_spec, fl.StructType):
         return next(leaves)
     return Struct((name, pack(leaves, element)) for name, element in type_spec.items())
 
 
-def nest(leaves: Iterator[Any], type_spec: fl.Type) -> Plain:
-    """Return leaves in the order of their type as a plain value: undoes `flatten`."""
+def nester(type_spec: fl.Type) -> Callable[[Iterator[Any]], Plain]:
+    """Return what turns leaves in the order of a type into plain values of it."""
     if not isinstance(type_spec, fl.StructType):
-        return next(leaves)
-    return tuple(nest(leaves, element) for _, element in type_spec.items())
+        return next
+    inside = [nester(element) for _, element in type_spec.items()]
+    return lambda leaves: tuple([nest(leaves) for nest in inside])
 
 
 def _plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plain:

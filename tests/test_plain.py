@@ -342,10 +342,16 @@ def test_flatten_type_refuses_what_is_no_tensor() -> None:
         plain.flatten_type(fl.to_type([fl.SequenceType(np.int32)]))
 
 
-def test_pack_undoes_flatten() -> None:
+def test_nester_undoes_flatten() -> None:
     value = ((1, 2.0), (3,))
 
-    packed = plain.pack(iter(plain.flatten(value, _NESTED)), _NESTED)
+    assert plain.nester(_NESTED)(iter(plain.flatten(value))) == value
+
+
+def test_pack_gives_flat_leaves_their_names() -> None:
+    value = ((1, 2.0), (3,))
+
+    packed = plain.pack(iter(plain.flatten(value)), _NESTED)
 
     assert packed == Struct(
         [("a", Struct([(None, 1), (None, 2.0)])), ("b", Struct([("c", 3)]))]

@@ -258,8 +258,7 @@ async def run_kernel(
     else:
         partials = _merge_nodes(subround.nodes, partials, merge)
         found = [
-            plain.nest(map(_computed, partial.accumulators), run.partial)
-            for partial in partials
+            loaded[0].nest(map(_computed, partial.accumulators)) for partial in partials
         ]
     return KernelRan(found, run.kept() if kernel.num_kept else [])
 
@@ -347,7 +346,7 @@ def _try(graph: Any, *args: Any) -> Any:
         tensors = graph(*args)
     except Exception:  # noqa: BLE001 (the executors will say what it is)
         return None
-    return None if tensors is None else plain.nest(iter(tensors), graph.result)
+    return None if tensors is None else graph.nest(iter(tensors))
 
 
 def _computed(value: Any) -> Any:

@@ -337,7 +337,7 @@ class ClientLayout:
         Args:
             members: plain values, in client order.
         """
-        flat = [plain.flatten(member, self._type_spec) for member in members]
+        flat = [plain.flatten(member) for member in members]
         arrays: list[Array] = []
         places: list[Array] = []
         for index, leaf in enumerate(self._leaves):

@@ -10,7 +10,7 @@ import ray_fed.blocks as blocks
 import ray_fed.plan as plan
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
-from ray_fed.plain import nest, pack
+from ray_fed.plain import nester, pack
 from ray_fed.tensorflow.client_data import ClientLayout, UnfitError, flatten, leaf_types
 from ray_fed.tensorflow.grafts import Grafts
 from ray_fed.tensorflow.symbolic import Interpreter
@@ -91,7 +91,8 @@ class ClientWork:
         for tensors in stacked:
             arrays = [tensor.numpy() for tensor in tensors]
             clients.extend(map(list, zip(*arrays, strict=True)))
-        plain = [nest(iter(leaves), self.kept) for leaves in clients]
+        nest = nester(self.kept)
+        plain = [nest(iter(leaves)) for leaves in clients]
         return [[member[k] for member in plain] for k in range(len(self.kept))]
 
 

@@ -118,7 +118,7 @@ def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
     def read() -> Any:
         for index, member in enumerate(iterable):
             checked = plain.to_plain(member, element, f"element {index}")
-            yield build(plain.flatten(checked, element), element)
+            yield build(plain.flatten(checked), element)
 
     return tf.data.Dataset.from_generator(
         read, output_signature=specs.element_spec(element)
@@ -175,7 +175,7 @@ def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:
 
 def _structured(member: Any, element: fl.Type) -> Any:
     checked: Plain = plain.to_plain(member, element)
-    return plain.pack(iter(plain.flatten(checked, element)), element)
+    return plain.pack(iter(plain.flatten(checked)), element)
 
 
 def _is_fixed(type_spec: fl.TensorType) -> bool:

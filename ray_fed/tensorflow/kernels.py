@@ -147,6 +147,7 @@ class ClientKernel:
         at_once: how many clients of a leaf of one shape work at once; a call that
             covers some of a leaf covers a multiple of these.
         refusals: why some leaves of one shape run as others do, in words.
+        nest: returns the plain value of a partial's leaves.
 
     Raises:
         UnfitError: the work needs what a kernel cannot do.
@@ -159,6 +160,7 @@ class ClientKernel:
         self.merges = merge is not None
         self._client = client = ClientWork(kernel)
         self._constants, self._partial = client.constants, client.partial
+        self.nest = plain.nester(client.partial)
         self._layout, self._specs = client.layout, client.specs
         refuse_many(len(self._specs), "to accumulate")
         self._shapes = [spec.shape for spec in self._specs]
@@ -425,7 +427,7 @@ class ClientKernel:
     def tensors(self, given: values.Plain, *, is_partial: bool) -> list[tf.Tensor]:
         """Return accumulators or constants, plain or tensors, as `run` takes them."""
         type_spec = self._partial if is_partial else self._constants
-        leaves = plain.flatten(given, type_spec)
+        leaves = plain.flatten(given)
         if all(isinstance(leaf, tf.Tensor) for leaf in leaves):
             return leaves  # of the same types: the server's graph made them
         with tf.device(self._device):
@@ -491,7 +493,7 @@ class ClientKernel:
         self._compiled.add(shape)
         return ran
 
-    @property
+    @functools.cached_property
     def bytes_of_partial(self) -> int | None:
         """Bytes of one leaf's accumulators; None where their shapes do not say."""
         if not all(shape.is_fully_defined() for shape in self._shapes):

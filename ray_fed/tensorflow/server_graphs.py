@@ -41,7 +41,7 @@ class ServerGraph:
         num_others: how many parts it takes before that.
 
     Attributes:
-        result: type of its result, placements left out.
+        nest: returns the plain value of leaves of its result.
         may_be_shared: whether several threads may run it at once.
 
     Raises:
@@ -58,8 +58,9 @@ class ServerGraph:
         self._device, self._merge = device, merge
         self.may_be_shared = merge is None or merge.may_be_shared
         block = None if function is None else blocks.parse_block(function)
-        self.result, taken = _types_of(block, num_others, merge)
-        self._num_results = len(specs_of(self.result))  # refuses sequences
+        result, taken = _types_of(block, num_others, merge)
+        self.nest = plain.nester(result)
+        self._num_results = len(specs_of(result))  # refuses sequences
         divided = [
             part for index, t in enumerate(taken) for part in _parts(t, (index,))
         ]
@@ -119,9 +120,11 @@ class ServerGraph:
             part = functools.reduce(operator.getitem, path, given)
             if isinstance(part, values.StoredParts):
                 part = parts.join(part.parts, member)
-            if values.holds_external(part):
-                part = normal.normalise(part, member)
-            leaves = plain.flatten(part, member)
+            leaves = (
+                flatten(normal.normalise(part, member))
+                if values.holds_external(part)
+                else plain.flatten(part)
+            )
             given_read += [leaves[index] for index in wanted]
         return as_tensors(given_read, self._read_specs)
 
@@ -130,7 +133,7 @@ class ServerGraph:
     ) -> list[tf.Tensor]:
         if self._merge is None:
             return []
-        held = [plain.flatten(given, self._merge.partial) for given in partials]
+        held = [plain.flatten(given) for given in partials]
         stacked = [np.stack(column) for column in zip(*held, strict=True)]
         tensors = as_tensors([*stacked, self._pairs(tuple(pairs))], self._merge_specs)
         first = self._merged_from
