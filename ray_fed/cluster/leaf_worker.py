@@ -132,9 +132,14 @@ class LeafWorker:
         created = self._run(self._executor.create_value(value, type_spec))
         self._values(scope)[key] = created
 
+    def embed_stored(self, scope: str, key: int, type_bytes: bytes, held: Any) -> None:
+        """Embed an encoded value under a key."""
+        self.embed(scope, key, object_store.decode(held), type_bytes)
+
     def embed_parts(self, scope: str, key: int, type_bytes: bytes, *held: Any) -> None:
-        """Embed a value whose parts come one by one."""
-        value = parts.join(held, blocks.parse_type(type_bytes))
+        """Embed a value whose parts come one by one, encoded."""
+        found = [object_store.decode(part) for part in held]
+        value = parts.join(found, blocks.parse_type(type_bytes))
         self.embed(scope, key, value, type_bytes)
 
     def invoke(
@@ -188,7 +193,7 @@ class LeafWorker:
         `first` is the index of the chunk's first client.
         """
         if bounds is not None:
-            members = members[bounds[0] : bounds[1]]
+            members = object_store.decode(members)[bounds[0] : bounds[1]]
         member = blocks.parse_type(type_bytes)
         work = clients.embed_members(self._executor, members, member, first)
         self._values(scope)[key] = self._run(work)
@@ -259,7 +264,7 @@ class LeafWorker:
 
     def evaluate(
         self, scope: str, work: bytes, num_sources: int, *held: Any
-    ) -> tuple[evaluation.Evaluated | plan.NoKernel, list[Note]]:
+    ) -> list[Any]:
         """Run all of a plan in one call and a scope of its own.
 
         Args:
@@ -269,7 +274,8 @@ class LeafWorker:
             *held: these, and what the other references name.
 
         Returns:
-            What it came to, or why the kernel has no result; and notes.
+            What it came to, or why the kernel has no result; and notes: see
+            `object_store.pack_result`.
         """
         self.begin(scope)
         sources = object_store.gathered(held[:num_sources])
@@ -291,7 +297,7 @@ class LeafWorker:
             ran: Any = self._run(running)
         self._scopes.pop(scope, None)
         gc.collect(_YOUNG)
-        return ran, [] if isinstance(ran, plan.NoKernel) else list(noted)
+        return object_store.pack_result(ran, list(noted))
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""

@@ -7,9 +7,12 @@ from typing import Any, TypeAlias, cast
 
 import ray
 
+import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.client_runs import ClientRun
 from ray_fed.cluster.stored_sources import StoredSource, store_run
+from ray_fed.executors.evaluation import Evaluated
+from ray_fed.notes import Note
 from ray_fed.values import Stored, StoredClients, StoredParts
 
 _INLINE_BYTES = 64 * 1024
@@ -17,6 +20,46 @@ _INLINE_BYTES = 64 * 1024
 
 _REFERENCES_TOGETHER = 256
 """In one argument of a task; Ray keeps arguments up to 100 KB in the call itself."""
+
+
+def encode(value: Any) -> Any:
+    """Return a plain value as it is returned and stored: a small one as bytes.
+
+    Those Ray passes on as they are, where its own pickler takes longer than all else
+    that is done with a small value on its way. Bytes in a store are always such ones.
+    """
+    if isinstance(value, bytes) or values.count_bytes(value) < _INLINE_BYTES:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    return value
+
+
+def decode(held: Any) -> Any:
+    """Return the plain value that `encode` was given."""
+    return pickle.loads(held) if isinstance(held, bytes) else held
+
+
+def pack_result(ran: Evaluated | plan.NoKernel, noted: Sequence[Note]) -> list[Any]:
+    """Return what a plan came to, to travel: a list, which Ray takes apart itself.
+
+    Args:
+        ran: or why a kernel has no result.
+        noted: on the way; of no interest where there is none.
+    """
+    if isinstance(ran, plan.NoKernel):
+        return [pickle.dumps((ran, []))]
+    head = dataclasses.replace(ran, values=[])
+    return [pickle.dumps((head, noted)), *map(encode, ran.values)]
+
+
+def unpack_result(
+    packed: Sequence[Any],
+) -> tuple[Evaluated | plan.NoKernel, Sequence[Note]]:
+    """Return what `pack_result` packed; values stay encoded."""
+    head, *encoded = packed
+    ran, noted = pickle.loads(head)
+    if isinstance(ran, plan.NoKernel):
+        return ran, noted
+    return dataclasses.replace(ran, values=encoded), noted
 
 
 def store(value: Any) -> tuple[Any, int]:
@@ -34,7 +77,7 @@ def store(value: Any) -> tuple[Any, int]:
     num_bytes = values.count_bytes(value)
     if num_bytes < _INLINE_BYTES or isinstance(value, Stored):
         return value, num_bytes
-    reference = ray.put(value)
+    reference = ray.put(encode(value))
     if isinstance(value, list):
         count = len(cast("list[Any]", value))
         return StoredClients(reference, 0, count), num_bytes
@@ -113,7 +156,7 @@ def unpack_resolved(
 
     Args:
         work: see `Packed`.
-        resolved: what its references name.
+        resolved: what its references name, encoded.
         sources: references still.
     """
     comp, argument = _unpack(work, resolved, sources)
@@ -148,9 +191,9 @@ def gathered(lists: Iterable[Iterable[Any]]) -> list[Any]:
 def _unstored(value: Any) -> Any:
     match value:
         case Stored():
-            return value.reference
+            return decode(value.reference)
         case StoredClients() if value.reference is not None:
-            return cast("Any", value.reference)[value.start : value.stop]
+            return decode(value.reference)[value.start : value.stop]
         case StoredParts():
             return StoredParts(tuple(map(_unstored, value.parts)))
         case tuple():

@@ -111,13 +111,11 @@ class RayFederatingStrategy(FederatingStrategy):
         found = value
         if isinstance(value, flf.ExecutorValue):
             found = await value.compute()
-        found = plain.to_plain(found, type_spec, label)
+        found, _ = object_store.store(plain.to_plain(found, type_spec, label))
         if isinstance(found, Stored):
             return await gather_by_index(
                 w.create_value(found, type_spec) for w in self._workers
             )
-        found, _ = object_store.store(found)
-        found = found.reference if isinstance(found, Stored) else found
         return [
             embedded
             if embedded is not None and w.holds(embedded)

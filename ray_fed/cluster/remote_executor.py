@@ -21,6 +21,7 @@ import ray_fed.notes as notes
 import ray_fed.plain as plain
 import ray_fed.values as values
 from ray_fed.blocks import Function
+from ray_fed.cluster import object_store
 from ray_fed.cluster.connection import Worker, WorkerConnection, has_failed
 from ray_fed.values import Stored, StoredParts
 
@@ -103,8 +104,8 @@ class RemoteValue(flf.ExecutorValue):
         return plain.to_structs(await self.fetch("compute"), self._type_signature)
 
 
-def _unwrap(value: Any) -> Any:
-    return value.reference if isinstance(value, Stored) else value
+def _encoded(value: Any) -> Any:
+    return value.reference if isinstance(value, Stored) else object_store.encode(value)
 
 
 class RemoteExecutor(flf.Executor):
@@ -133,7 +134,7 @@ class RemoteExecutor(flf.Executor):
         return RemoteValue(self._connection, key, type_spec, make)
 
     def embed(self, value: Any, type_spec: fl.Type) -> RemoteValue:
-        """Return a plain value or an object's reference, embedded when needed."""
+        """Return a plain value, embedded when needed."""
         serialised = blocks.serialise_type(type_spec)
 
         async def make(worker: Worker, key: int) -> None:
@@ -165,13 +166,14 @@ class RemoteExecutor(flf.Executor):
         self, value: Stored | StoredParts, type_spec: fl.Type
     ) -> RemoteValue:
         # References at the top level of a call: Ray brings them to the worker itself.
-        if isinstance(value, Stored):
-            return self.embed(value.reference, type_spec)
         serialised = blocks.serialise_type(type_spec)
-        held = [_unwrap(part) for part in value.parts]
+        method, parts = "embed_stored", (value,)
+        if isinstance(value, StoredParts):
+            method, parts = "embed_parts", value.parts
+        held = list(map(_encoded, parts))
 
         async def make(worker: Worker, key: int) -> None:
-            await worker.call("embed_parts", key, serialised, *held)
+            await worker.call(method, key, serialised, *held)
 
         return self.derive(type_spec, make)
 

@@ -22,7 +22,7 @@ import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.parts as parts
 import ray_fed.plan as plan
-from ray_fed.cluster import failures, leases, workers
+from ray_fed.cluster import failures, leases, object_store, workers
 from ray_fed.cluster.holders import Holders, name_clients
 from ray_fed.cluster.kept_leases import KeptLeases
 from ray_fed.cluster.leases import Terms
@@ -90,11 +90,11 @@ class RayRunner(fl.framework.AsyncContext):
         if comp.parts_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
         if comp.parts_type is None and not isinstance(comp, plan.Subround):
-            held: list[Any] = list(results)
+            held = list(map(object_store.decode, results))
         elif _stays_stored(comp):
             held = list(map(Stored, results, outcome.value_bytes))
         else:
-            held = [await ref for ref in results]
+            held = [object_store.decode(await ref) for ref in results]
         return dataclasses.replace(outcome, values=tuple(held))
 
     @property
@@ -112,7 +112,7 @@ class RayRunner(fl.framework.AsyncContext):
         return Terms(timeout_s, siblings, stragglers.min_s, prefers)
 
     async def _dispatch(self, work: workers.Work, comp: Any) -> Any:
-        """Run a plan; return what it came to, and values or references to them."""
+        """Run a plan; return what it came to, and encoded values or references."""
         if comp.parts_type is not None:
             return await self._repeat(work, comp)
         if isinstance(comp, plan.Subround):

@@ -185,7 +185,8 @@ class Session:
             return value
         try:
             reference = cast("Any", value.reference)
-            return await asyncio.wait_for(reference, self._config.subrounds.timeout_s)
+            timeout_s = self._config.subrounds.timeout_s
+            return object_store.decode(await asyncio.wait_for(reference, timeout_s))
         except TimeoutError as error:
             raise errors.DeadlineError(
                 "Expected a stored value within"

@@ -162,7 +162,7 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
 
     Returns:
         `Driven`, pickled by pickle itself, which takes a fraction of the time of Ray's
-        own pickler; then each value.
+        own pickler; then each value, encoded.
     """
     _handles.keep(pool, "", pool)
     work = Work.from_arguments(*arguments)
@@ -235,8 +235,8 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
         handles: of workers that were leased before, and of that one.
 
     Returns:
-        `Driven`, then each value. The worker is still leased: whoever has these gives
-        it back.
+        `Driven`, then each value, encoded. The worker is still leased: whoever has
+        these gives it back.
 
     Raises:
         WorkerLost: the worker died, hung or found no memory: to be run again.
@@ -294,6 +294,7 @@ async def _attempt(
 
 
 async def _evaluate(worker: Worker, work: Work) -> evaluation.Evaluated:
+    """Return what a plan came to on a worker, its values encoded."""
     ran = await _evaluate_at_once(worker, work.packed) if work.at_once else None
     if isinstance(ran, evaluation.Evaluated):
         return ran
@@ -304,7 +305,8 @@ async def _evaluate(worker: Worker, work: Work) -> evaluation.Evaluated:
     connection = WorkerConnection(_OneWorker(worker))
     found = await _evaluate_by_verbs(connection, comp, arg)
     await worker.call("end")  # what comes next may have the same scope
-    return found
+    encoded = list(map(object_store.encode, found.values))
+    return dataclasses.replace(found, values=encoded)
 
 
 async def _evaluate_at_once(
@@ -315,9 +317,10 @@ async def _evaluate_at_once(
     Returns why a kernel has no result where it has none.
     """
     sources = object_store.short_lists(packed.sources)
-    ran, noted = await worker.call(
+    found = await worker.call(
         "evaluate", packed.work, len(sources), *sources, *packed.values
     )
+    ran, noted = object_store.unpack_result(found)
     notes.note(noted)
     return ran
 

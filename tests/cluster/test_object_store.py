@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from ray_fed.cluster import object_store
+from ray_fed.executors.evaluation import Evaluated
+from ray_fed.notes import Unshaped
+from ray_fed.plan import NoKernel
 from ray_fed.values import Stored, StoredClients, StoredParts
 
 PARTS = StoredParts((Stored("e"), np.float32(1), Stored("a")))
@@ -83,3 +86,44 @@ def test_values_take_the_places_of_parts() -> None:
     _, (found,) = object_store.unpack_resolved(packed.work, ["E", "A"], [])
 
     assert found.parts == ("E", np.float32(1), "A")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"text", b"x" * 100_000, np.float32(1), (np.zeros(3), b"x"), [np.int32(1)]],
+    ids=["text", "long text", "scalar", "structure", "clients"],
+)
+def test_what_is_encoded_is_bytes_and_comes_back(value: Any) -> None:
+    encoded = object_store.encode(value)
+
+    assert isinstance(encoded, bytes)
+    np.testing.assert_equal(object_store.decode(encoded), value)
+
+
+def test_large_arrays_are_stored_as_they_are() -> None:
+    value = (np.zeros(100_000),)
+
+    assert object_store.encode(value) is value
+    assert object_store.decode(value) is value
+
+
+def test_result_of_a_plan_comes_back_with_encoded_values() -> None:
+    ran = Evaluated([np.int32(1), np.zeros(100_000)], kernel_leaves=2)
+    note = Unshaped("a reason")
+
+    found, noted = object_store.unpack_result(object_store.pack_result(ran, [note]))
+
+    assert isinstance(found, Evaluated)
+    assert found.kernel_leaves == 2
+    assert list(noted) == [note]
+    assert object_store.decode(found.values[0]) == 1
+    assert found.values[1] is ran.values[1]
+
+
+def test_reason_for_no_kernel_comes_back() -> None:
+    refused = NoKernel("a reason", leaf=1)
+
+    assert object_store.unpack_result(object_store.pack_result(refused, [])) == (
+        refused,
+        [],
+    )

@@ -133,6 +133,23 @@ def test_parts_of_aggregations_that_depend_on_one_another(
     assert fetch(context, spread, again) == (0.0, 8.0)
 
 
+@fl.federated_computation(fl.FederatedType(np.str_, fl.SERVER), AT_CLIENTS)
+def text_and_sum(text: Any, data: Any) -> Any:
+    return text, fl.federated_sum(data)
+
+
+@pytest.mark.parametrize("length", [3, 100_000])
+def test_text_of_any_length_is_kept(context: ExecutionContext, length: int) -> None:
+    text = b"x" * length
+
+    held = start(context, text_and_sum, (text, [1.0, 2.0]))
+    again = start(context, text_and_sum, (held[0], [3.0]))
+
+    assert fetch(context, text_and_sum, held) == (text, 3.0)
+    assert fetch(context, text_and_sum, again) == (text, 3.0)
+    assert context.invoke(text_and_sum, (text, [5.0])) == (text, 5.0)
+
+
 def test_result_without_parts(context: ExecutionContext) -> None:
     @fl.federated_computation
     def nothing() -> Any:
