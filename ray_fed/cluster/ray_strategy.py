@@ -112,16 +112,15 @@ class RayFederatingStrategy(FederatingStrategy):
         if isinstance(value, flf.ExecutorValue):
             found = await value.compute()
         found, _ = object_store.store(plain.to_plain(found, type_spec, label))
-        if isinstance(found, Stored):
-            return await gather_by_index(
-                w.create_value(found, type_spec) for w in self._workers
-            )
-        return [
-            embedded
-            if embedded is not None and w.holds(embedded)
-            else w.embed(found, type_spec)
-            for w in self._workers
-        ]
+
+        async def embed_on(worker: RemoteExecutor) -> RemoteValue:
+            if embedded is not None and worker.holds(embedded):
+                return embedded
+            if isinstance(found, Stored):
+                return await worker.create_value(found, type_spec)
+            return worker.embed(found, type_spec)
+
+        return await gather_by_index(embed_on(worker) for worker in self._workers)
 
     async def _on_each_chunk(
         self, work: Callable[[RemoteExecutor, int], Coroutine[Any, Any, Any]]

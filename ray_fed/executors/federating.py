@@ -131,14 +131,13 @@ class FederatingExecutor(flf.Executor):
                 )
             embedded = await self._embed_unplaced(value, type_spec.member)
             return FederatedValue(embedded, type_spec)
-        if isinstance(type_spec, fl.StructType) and flf.contains_federated_types(
-            type_spec
-        ):
-            elements = values.struct_elements(value, type_spec)
+        if values.is_placed_struct(type_spec):
+            struct = values.struct_type(type_spec)
+            elements = values.struct_elements(value, struct)
             members = await asyncio.gather(
                 *(self._embed_value(member, t) for t, _, member in elements)
             )
-            names = [name for name, _ in type_spec.items()]
+            names = [name for name, _ in struct.items()]
             return FederatedValue(
                 values.Struct(zip(names, members, strict=True)), type_spec
             )
