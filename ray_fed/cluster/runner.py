@@ -127,7 +127,10 @@ class RayRunner(fl.framework.AsyncContext):
         try:
             return pickle.loads(await refs[0]), refs[1:]
         except BaseException:  # a cancelled call ends its task too
-            ray.cancel(refs[0], force=False)
+            # Not what that waits for: workers are told by the pool. Of a call that Ray
+            # 2.60 takes back before it is sent, the actor waits for the number for
+            # ever, and so do all later calls of that process: seen 2026-11-22.
+            ray.cancel(refs[0], force=False, recursive=False)
             for ref in refs[1:]:  # they hold the same error, and Ray prints unread ones
                 ref.future().add_done_callback(_read)
             raise

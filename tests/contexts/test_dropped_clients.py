@@ -199,6 +199,21 @@ def test_work_that_raised_holds_nothing(
     assert ray_memory.settle(ray_memory.num_references, 0) == 0
 
 
+@pytest.mark.ray
+def test_subrounds_that_were_ended_leave_their_workers_at_work(
+    ray_contexts: ContextFactory,
+) -> None:
+    # Many small calls, one of which is on its way when its subround is ended. A worker
+    # that answers no more costs a round ten seconds, and is another's to replace.
+    context = ray_contexts(workers=2, kernels={"enabled": False}, clients_per_leaf=1)
+    for _ in range(30):
+        with pytest.raises(errors.ComputationError):
+            context.invoke(add_up, failing(0))
+        assert context.invoke(add_up, SOUND) == sum(SOUND)
+        lost = [a for s in context.last_report.subrounds for a in s.lost]  # pyright: ignore[reportOptionalMemberAccess]
+        assert not lost
+
+
 class Seen(list[events.Event]):
     """Keeps what happened."""
 
