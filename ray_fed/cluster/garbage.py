@@ -7,12 +7,12 @@ an idle process would keep them: references of an argument, say.
 import gc
 import threading
 
-_LEFT_S = 1.0
+LEFT_S = 1.0
 """Seconds within which Ray has passed on an error."""
 
 
 def collect_soon() -> None:
     """Collect everything, in a while, on a thread that ends then."""
-    later = threading.Timer(_LEFT_S, gc.collect)
+    later = threading.Timer(LEFT_S, gc.collect)
     later.daemon = True
     later.start()

@@ -21,7 +21,7 @@ import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.cluster import garbage, object_store
 from ray_fed.draws import DrawKey
-from ray_fed.executors import clients, evaluation, stack
+from ray_fed.executors import clients, evaluation, loops, stack
 from ray_fed.fingerprint import Versions, WorkerDescription
 from ray_fed.notes import Note
 
@@ -106,7 +106,7 @@ class LeafWorker:
 
     def _call(self, coroutine: Any) -> Any:
         try:
-            return self._loop.run_until_complete(coroutine)
+            return loops.run_alone(self._loop, coroutine)
         except errors.ComputationError as error:
             node = ray.util.get_node_ip_address()
             located = error.located(node=node)

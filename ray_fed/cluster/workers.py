@@ -10,7 +10,6 @@ whose worker dies reports that and raises `WorkerLost`, which Ray retries.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -36,7 +35,7 @@ from ray_fed.cluster.race import race
 from ray_fed.cluster.ray_strategy import RayFederatingStrategy
 from ray_fed.cluster.remote_executor import RemoteExecutor
 from ray_fed.config import Config
-from ray_fed.executors import evaluation, stack
+from ray_fed.executors import evaluation, loops, stack
 
 _T = TypeVar("_T")
 _CONTROL_THREADS = 3
@@ -201,14 +200,7 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
     As `asyncio.run`, whose handling of interrupts writes out what a task returned,
     arrays and all, and takes longer than all else that drives a small round.
     """
-    loop = _event_loop()
-    task = loop.create_task(work)
-    try:
-        return loop.run_until_complete(task)
-    finally:
-        if task.cancel():  # interrupted: Ray cancels a task so
-            with contextlib.suppress(asyncio.CancelledError):
-                loop.run_until_complete(task)
+    return loops.run_alone(_event_loop(), work)  # Ray interrupts it to cancel it
 
 
 @dataclasses.dataclass(frozen=True)

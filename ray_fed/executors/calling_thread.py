@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
 import ray_fed.errors as errors
+from ray_fed.executors import loops
 
 _T = TypeVar("_T")
 
@@ -38,10 +39,7 @@ class CallingThread:
                     " of the work of another one: call another context there."
                 )
             with _outer_loop_aside():
-                try:
-                    return self._loop.run_until_complete(coroutine)
-                finally:
-                    self._loop.run_until_complete(_cancel_others())
+                return loops.run_alone(self._loop, coroutine)
 
     def submit(
         self, coroutine: Coroutine[Any, Any, _T]
@@ -58,13 +56,6 @@ class CallingThread:
         """Close the loop."""
         with self._lock:
             self._loop.close()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 @contextlib.contextmanager

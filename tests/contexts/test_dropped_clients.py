@@ -1,6 +1,7 @@
 """A round goes on without clients that fail, where the settings allow it."""
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import tensorflow as tf
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
+from ray_fed.cluster import garbage
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.program import ClientData
@@ -194,6 +196,7 @@ def test_work_that_raised_holds_nothing(
         return int(source() is not None)
 
     assert ray_memory.settle(is_held, 0) == 0
+    time.sleep(2 * garbage.LEFT_S)  # other processes are done with it
     context.invoke(add_up, [1, 2])  # workers are told what is gone
 
     assert ray_memory.settle(ray_memory.num_references, 0) == 0
