@@ -1,6 +1,7 @@
 """Fixtures that several test modules share, and the count of tests on real Ray."""
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,6 +27,8 @@ devices.set_threads(1)  # as workers have: before any test runs TensorFlow
 
 NUM_CPUS = 4
 """More than the machine may have, so that pools of up to three workers fit."""
+
+_logger = logging.getLogger(__name__)
 
 
 @pytest.fixture(scope="session")
@@ -59,9 +62,15 @@ class RayMemory:
         return stats.store_stats.object_store_bytes_used
 
     def settle(self, measure_now: Callable[[], int], target: int) -> int:
-        """Return a measure once it is down at its target, or after a while."""
+        """Return a measure once it is down at its target, or after a while.
+
+        What Ray holds is logged then, and by which process.
+        """
         deadline = time.monotonic() + 60
-        while measure_now() > target and time.monotonic() < deadline:
+        while measure_now() > target:
+            if time.monotonic() > deadline:
+                _logger.error(internal_api.memory_summary(stats_only=False))
+                break
             time.sleep(0.1)  # Ray frees what nobody needs a little later
         return measure_now()
 
