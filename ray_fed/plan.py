@@ -1,8 +1,8 @@
 """What a subround is to run, as plain data that driver, task and worker know.
 
 The cohort is cut into leaves of contiguous clients; partials of leaves are merged
-along one binary tree. Leaf size alone decides the tree, so the bits of a result
-depend on neither workers nor subrounds:
+along one binary tree, whose halves differ by one leaf at most. The number of leaves
+alone decides the tree, so the bits of a result depend on neither workers nor subrounds:
 
     clients   0 1 | 2 3 | 4 5 | 6       clients_per_leaf = 2
     leaves     0     1     2     3
@@ -10,18 +10,24 @@ depend on neither workers nor subrounds:
                +-----------+
 
 A subround is a contiguous run of leaves. It merges inside its largest whole
-subtrees and returns one partial for each; the rest is merged once, by index.
+subtrees and returns one partial for each; the rest is merged once, by index. Half of
+the leaves are one subtree, and so are a quarter, an eighth and a sixteenth of them.
 """
 
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray_fed.draws import DrawKey
 from ray_fed.fingerprint import Fingerprint
 from ray_fed.notes import Note
+
+_LEAVES = 16
+"""A cohort has as many, or a multiple: each of so many workers, or of half as many and
+so on, has one subtree then."""
 
 MAX_CLIENTS_PER_LEAF = 64
 """A leaf is the unit of work that is repeated after a failure: keep it short."""
@@ -30,23 +36,24 @@ Node = tuple[int, int]
 """A subtree of the merge tree: first leaf, one past the last."""
 
 
-def leaf_size(num_clients: int, clients_per_leaf: int | None) -> int:
-    """Return how many clients a leaf holds: a sixteenth of the cohort by default.
+def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
+    """Cut a cohort into leaves of contiguous clients; an empty cohort is one leaf.
+
+    By default each holds a sixteenth of the cohort, as near as can be, or of a part of
+    it, where that is large; of small cohorts each client is one.
 
     Args:
         num_clients: size of the cohort, >= 0.
-        clients_per_leaf: what the configuration asks for, >= 1, or None.
+        clients_per_leaf: of each leaf but the last, >= 1; None: the default.
     """
-    if clients_per_leaf is not None:
-        return clients_per_leaf
-    return min(max(1, num_clients // 16), MAX_CLIENTS_PER_LEAF)
-
-
-def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
-    """Cut a cohort into leaves of contiguous clients; an empty cohort is one leaf."""
-    size = leaf_size(num_clients, clients_per_leaf)
-    starts = range(0, max(num_clients, 1), size)
-    return [range(start, min(start + size, num_clients)) for start in starts]
+    if clients_per_leaf is None:
+        count = num_clients
+        if num_clients >= 2 * _LEAVES:
+            count = _LEAVES * -(-num_clients // (_LEAVES * MAX_CLIENTS_PER_LEAF))
+        bounds = [num_clients * index // max(1, count) for index in range(count + 1)]
+    else:
+        bounds = [*range(0, num_clients, clients_per_leaf), num_clients]
+    return [range(*pair) for pair in itertools.pairwise(bounds)] or [range(0)]
 
 
 def cut_runs(num_items: int, num_runs: int) -> list[range]:
@@ -66,51 +73,54 @@ def cut_runs(num_items: int, num_runs: int) -> list[range]:
     return runs
 
 
-def subtrees(first: int, stop: int, num_leaves: int) -> list[Node]:
-    """Return the largest whole subtrees that cover leaves [first, stop), in order.
+def _halves(tree: Node) -> tuple[Node, Node]:
+    first, end = tree
+    middle = first + (end - first + 1) // 2
+    return (first, middle), (middle, end)
 
-    Subtrees start at a multiple of their width, a power of two; the last of a tree
-    may be cut short by the end of the leaves.
+
+def subtrees(first: int, stop: int, tree: Node) -> list[Node]:
+    """Return the largest whole subtrees that cover some leaves of a tree, in order.
+
+    Args:
+        first: of the leaves to cover.
+        stop: one past the last of them.
+        tree: the whole one, or a subtree; what lies outside of it is left out.
     """
-    nodes: list[Node] = []
-    while first < stop:
-        width = 1
-        while first % (2 * width) == 0 and (
-            first + 2 * width <= stop or stop == num_leaves > first + width
-        ):
-            width *= 2
-        end = min(first + width, num_leaves)
-        nodes.append((first, end))
-        first = end
-    return nodes
+    start, end = tree
+    if stop <= start or end <= first:
+        return []
+    if first <= start and end <= stop:
+        return [tree]
+    return [node for half in _halves(tree) for node in subtrees(first, stop, half)]
 
 
 def merge_order(nodes: Sequence[Node]) -> list[tuple[int, int]]:
     """Return the merges that turn adjacent subtrees into one, bottom up.
 
     Args:
-        nodes: whole subtrees, adjacent and in order, that cover all leaves.
+        nodes: whole subtrees of one, adjacent and in order, that cover all its leaves.
 
     Returns:
         Pairs (left, right) of positions in `nodes`; the merged partial takes the
         place of the left one, and the right one is used no more.
     """
     order: list[tuple[int, int]] = []
-    alive = [(position, node) for position, node in enumerate(nodes)]
-    width = 1
-    while len(alive) > 1:
-        kept: list[tuple[int, Node]] = []
-        for position, (start, stop) in alive:
-            if kept and start % (2 * width) == width and kept[-1][1][1] == start:
-                left, (left_start, _) = kept[-1]
-                if left_start == start - width:
-                    order.append((left, position))
-                    kept[-1] = (left, (left_start, stop))
-                    continue
-            kept.append((position, (start, stop)))
-        alive = kept
-        width *= 2
+    if nodes:
+        positions = {node: position for position, node in enumerate(nodes)}
+        _merge((nodes[0][0], nodes[-1][1]), positions, order)
     return order
+
+
+def _merge(
+    tree: Node, positions: Mapping[Node, int], order: list[tuple[int, int]]
+) -> int:
+    """Append the merges of a tree, and return where its partial is then."""
+    if tree in positions:
+        return positions[tree]
+    left, right = (_merge(half, positions, order) for half in _halves(tree))
+    order.append((left, right))
+    return left
 
 
 def pack(parts: Sequence[Any]) -> Any:

@@ -16,30 +16,53 @@ NUM_LEAVES = st.integers(1, 200)
 @pytest.mark.parametrize(
     ("num_clients", "clients_per_leaf", "expected"),
     [
-        pytest.param(0, None, 1, id="no client"),
-        pytest.param(15, None, 1, id="fewer than sixteen"),
-        pytest.param(32, None, 2, id="a sixteenth"),
-        pytest.param(47, None, 2, id="rounded down"),
-        pytest.param(10_000, None, plan.MAX_CLIENTS_PER_LEAF, id="at most"),
-        pytest.param(10_000, 500, 500, id="as configured"),
-        pytest.param(3, 7, 7, id="more than the cohort"),
+        pytest.param(0, None, [0], id="no client"),
+        pytest.param(15, None, [1] * 15, id="fewer than sixteen"),
+        pytest.param(31, None, [1] * 31, id="fewer than two sixteenths"),
+        pytest.param(32, None, [2] * 16, id="a sixteenth"),
+        pytest.param(34, None, [2] * 7 + [3] + [2] * 7 + [3], id="about a sixteenth"),
+        pytest.param(1024, None, [plan.MAX_CLIENTS_PER_LEAF] * 16, id="at most"),
+        pytest.param(1025, None, [32] * 31 + [33], id="no more than that"),
+        pytest.param(10_000, 5000, [5000, 5000], id="as configured"),
+        pytest.param(7, 3, [3, 3, 1], id="as configured, but for the last"),
+        pytest.param(3, 7, [3], id="more than the cohort"),
     ],
 )
-def test_leaf_size_follows_the_cohort_unless_configured(
-    num_clients: int, clients_per_leaf: int | None, expected: int
+def test_leaves_follow_the_cohort_unless_configured(
+    num_clients: int, clients_per_leaf: int | None, expected: list[int]
 ) -> None:
-    assert plan.leaf_size(num_clients, clients_per_leaf) == expected
+    leaves = plan.cut_leaves(num_clients, clients_per_leaf)
+
+    assert [len(leaf) for leaf in leaves] == expected
 
 
-@given(st.integers(0, 1000), st.none() | st.integers(1, 40))
+@given(st.integers(0, 3000), st.none() | st.integers(1, 40))
 def test_leaves_cover_the_cohort_in_order(
     num_clients: int, clients_per_leaf: int | None
 ) -> None:
     leaves = plan.cut_leaves(num_clients, clients_per_leaf)
 
-    size = plan.leaf_size(num_clients, clients_per_leaf)
     assert [client for leaf in leaves for client in leaf] == list(range(num_clients))
-    assert all(len(leaf) == size for leaf in leaves[:-1])
+    assert num_clients == 0 or all(leaves)
+
+
+@given(st.integers(1, 3000))
+def test_leaves_differ_by_one_client_at_most(num_clients: int) -> None:
+    sizes = {len(leaf) for leaf in plan.cut_leaves(num_clients, None)}
+
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= plan.MAX_CLIENTS_PER_LEAF
+
+
+@given(st.integers(32, 3000), st.sampled_from([1, 2, 4, 8, 16]))
+def test_each_of_a_power_of_two_of_workers_has_one_subtree(
+    num_clients: int, num_runs: int
+) -> None:
+    num_leaves = len(plan.cut_leaves(num_clients, None))
+
+    for run in plan.cut_runs(num_leaves, num_runs):
+        nodes = plan.subtrees(run.start, run.stop, (0, num_leaves))
+        assert nodes == [(run.start, run.stop)]
 
 
 def test_empty_cohort_is_one_leaf() -> None:
@@ -88,10 +111,11 @@ def test_runs_have_these_lengths(
     ("first", "stop", "num_leaves", "nodes"),
     [
         pytest.param(0, 8, 8, [(0, 8)], id="the whole tree"),
-        pytest.param(0, 5, 5, [(0, 5)], id="the whole of a tree cut short"),
+        pytest.param(0, 5, 5, [(0, 5)], id="the whole of another tree"),
+        pytest.param(0, 3, 5, [(0, 3)], id="the larger half"),
         pytest.param(1, 8, 8, [(1, 2), (2, 4), (4, 8)], id="all but the first"),
         pytest.param(0, 7, 8, [(0, 4), (4, 6), (6, 7)], id="all but the last"),
-        pytest.param(4, 7, 7, [(4, 7)], id="a last subtree cut short"),
+        pytest.param(4, 7, 7, [(4, 7)], id="the smaller half"),
         pytest.param(5, 7, 7, [(5, 6), (6, 7)], id="two leaves of different parents"),
         pytest.param(3, 3, 8, [], id="no leaf"),
     ],
@@ -99,7 +123,7 @@ def test_runs_have_these_lengths(
 def test_subtrees_are_the_largest_whole_ones(
     first: int, stop: int, num_leaves: int, nodes: list[plan.Node]
 ) -> None:
-    assert plan.subtrees(first, stop, num_leaves) == nodes
+    assert plan.subtrees(first, stop, (0, num_leaves)) == nodes
 
 
 @st.composite
@@ -113,6 +137,11 @@ def _cuts(draw: st.DrawFn) -> tuple[int, list[range]]:
     ]
 
 
+def _nodes(runs: list[range], num_leaves: int) -> list[plan.Node]:
+    tree = (0, num_leaves)
+    return [n for run in runs for n in plan.subtrees(run.start, run.stop, tree)]
+
+
 @given(_cuts())
 def test_subtrees_of_any_cut_cover_the_leaves_in_order(
     cut: tuple[int, list[range]],
@@ -120,7 +149,9 @@ def test_subtrees_of_any_cut_cover_the_leaves_in_order(
     num_leaves, runs = cut
 
     nodes = [
-        node for run in runs for node in plan.subtrees(run.start, run.stop, num_leaves)
+        node
+        for run in runs
+        for node in plan.subtrees(run.start, run.stop, (0, num_leaves))
     ]
 
     leaves = [leaf for start, stop in nodes for leaf in range(start, stop)]
@@ -128,16 +159,13 @@ def test_subtrees_of_any_cut_cover_the_leaves_in_order(
 
 
 @given(_cuts())
-def test_subtree_starts_at_a_multiple_of_its_width(
+def test_subtrees_are_those_that_their_own_leaves_give(
     cut: tuple[int, list[range]],
 ) -> None:
     num_leaves, runs = cut
 
-    for run in runs:
-        for start, stop in plan.subtrees(run.start, run.stop, num_leaves):
-            width = 1 << (stop - start - 1).bit_length()
-            assert start % width == 0
-            assert stop == start + width or stop == num_leaves
+    for node in _nodes(runs, num_leaves):
+        assert plan.subtrees(*node, (0, num_leaves)) == [node]
 
 
 def _fold(partials: list[Any], nodes: list[plan.Node]) -> Any:
@@ -164,7 +192,9 @@ def test_any_cut_into_runs_gives_the_merge_tree_of_no_cut(
 ) -> None:
     num_leaves, runs = cut
     nodes = [
-        node for run in runs for node in plan.subtrees(run.start, run.stop, num_leaves)
+        node
+        for run in runs
+        for node in plan.subtrees(run.start, run.stop, (0, num_leaves))
     ]
     partials = [_leaves(start, stop) for start, stop in nodes]
 
@@ -177,11 +207,7 @@ def test_any_cut_into_runs_gives_the_merge_tree_of_no_cut(
 def test_any_number_of_subrounds_gives_the_merge_tree_of_one(
     num_leaves: int, num_subrounds: int
 ) -> None:
-    nodes = [
-        node
-        for run in plan.cut_runs(num_leaves, num_subrounds)
-        for node in plan.subtrees(run.start, run.stop, num_leaves)
-    ]
+    nodes = _nodes(plan.cut_runs(num_leaves, num_subrounds), num_leaves)
 
     merged = _fold([_leaves(start, stop) for start, stop in nodes], nodes)
 
@@ -195,7 +221,7 @@ def test_any_number_of_subrounds_gives_the_merge_tree_of_one(
         pytest.param(2, (0, 1), id="two"),
         pytest.param(3, ((0, 1), 2), id="three"),
         pytest.param(4, ((0, 1), (2, 3)), id="four"),
-        pytest.param(5, (((0, 1), (2, 3)), 4), id="five"),
+        pytest.param(5, (((0, 1), 2), (3, 4)), id="five"),
         pytest.param(7, (((0, 1), (2, 3)), ((4, 5), 6)), id="seven"),
     ],
 )

@@ -59,7 +59,7 @@ class RayFederatingStrategy(FederatingStrategy):
         unplaced: where partials are merged; not owned.
         workers: one a chunk, at most; not owned.
         num_clients: size of the cohort.
-        clients_per_leaf: see `plan.leaf_size`.
+        clients_per_leaf: see `plan.cut_leaves`.
     """
 
     def __init__(

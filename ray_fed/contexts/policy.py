@@ -142,12 +142,17 @@ class CohortCut:
         return [end * member_bytes <= num_bytes for end in ends]
 
     @property
+    def tree(self) -> plan.Node:
+        """The whole merge tree."""
+        return 0, len(self.leaves)
+
+    @property
     def nodes(self) -> list[plan.Node]:
         """The subtrees of all runs, in order."""
         return [
             node
             for run in self.runs
-            for node in plan.subtrees(run.start, run.stop, len(self.leaves))
+            for node in plan.subtrees(run.start, run.stop, self.tree)
         ]
 
 

@@ -66,6 +66,7 @@ class KernelRun:
         )
         self._call_s = subround.call_s
         self._leaf_size = subround.clients_per_leaf
+        self._trees = subround.nodes
         self._check = check
         num_bytes = self._graph.bytes_of_partial
         self._leaves_a_call = 1 if num_bytes is None else _LAID_BYTES // num_bytes or 1
@@ -138,9 +139,11 @@ class KernelRun:
         return partials
 
     def _nodes(self, first: int, stop: int) -> list[plan.Node]:
-        if self._merges:
-            return plan.subtrees(first, stop, stop + 1)  # none cut short
-        return [(leaf, leaf + 1) for leaf in range(first, stop)]
+        if not self._merges:
+            return [(leaf, leaf + 1) for leaf in range(first, stop)]
+        return [
+            node for tree in self._trees for node in plan.subtrees(first, stop, tree)
+        ]
 
     def _run(
         self,

@@ -59,7 +59,7 @@ class LocalStrategy(FederatingStrategy):
         unplaced: where partials are merged; not owned.
         targets: one a group; owned.
         groups: the clients of each target; together the whole cohort, in order.
-        clients_per_leaf: see `plan.leaf_size`.
+        clients_per_leaf: see `plan.cut_leaves`.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ def local_stack(
         num_clients: size of the cohort.
         leaves: run the clients; a contiguous run of leaves of clients each.
         unplaced: runs everything else; may be one of `leaves`.
-        clients_per_leaf: see `plan.leaf_size`.
+        clients_per_leaf: see `plan.cut_leaves`.
     """
     cut = plan.cut_leaves(num_clients, clients_per_leaf)
     runs = plan.cut_runs(len(cut), len(leaves))

@@ -75,7 +75,7 @@ def subround(
         first_leaf=leaves.start,
         leaves=tuple(cut[index] for index in leaves),
         draw=DRAW,
-        nodes=tuple(plan.subtrees(leaves.start, leaves.stop, len(cut)))
+        nodes=tuple(plan.subtrees(leaves.start, leaves.stop, (0, len(cut))))
         if merge is not None
         else (),
     )
@@ -117,19 +117,19 @@ def run() -> Iterator[Run]:
 
 class TestSubround:
     def test_merges_leaves_inside_the_largest_whole_subtrees(self, run: Run) -> None:
-        arg = [float(n) for n in range(1, 6)]
+        arg = [float(n) for n in range(1, 7)]
 
-        partials = run(subround(total, append_digit, range(5), 9), arg)
+        partials = run(subround(total, append_digit, range(6), 9), arg)
 
-        # Leaves 0 to 3 are one subtree: (1, 2) and (3, 4), then the two.
-        assert partials == [10 * 12 + 34, 5]
+        # Leaves 0 to 4 are one subtree: 1 and 2, then 3; 4 and 5; then the two.
+        assert partials == [10 * (10 * 12 + 3) + 45, 6]
 
     def test_starts_in_the_middle_of_the_tree(self, run: Run) -> None:
-        arg = [float(n) for n in range(3, 9)]
+        arg = [float(n) for n in range(4, 8)]
 
-        partials = run(subround(total, append_digit, range(3, 9), 9), arg)
+        partials = run(subround(total, append_digit, range(4, 8), 9), arg)
 
-        assert partials == [3, 10 * 45 + 67, 8]
+        assert partials == [4, 56, 7]
 
     def test_of_all_leaves_gives_one_partial(self, run: Run) -> None:
         arg = [float(n) for n in range(1, 4)]
@@ -209,8 +209,8 @@ class TestFinish:
 
         [merged] = run(finish(append_digit, nodes), ([1.0, 2.0, 3.0, 4.0], []))
 
-        # Leaves 2 and 3 first, then with 0 and 1, then with the last.
-        assert merged == 10 * (10 * 1 + 23) + 4
+        # Leaves 0 and 1 with 2, the last two, then these.
+        assert merged == 10 * 12 + 34
 
     def test_of_one_partial_is_that_partial(self, run: Run) -> None:
         assert run(finish(add, [(0, 3)]), ([5.0], [])) == [5.0]
