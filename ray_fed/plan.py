@@ -215,7 +215,7 @@ class Subround:
     Attributes:
         computation: serialised `pb.Computation`, evaluated once a leaf.
         merge: serialised merge of two partials; None: results are not merged.
-        clients_per_leaf: of the whole cohort.
+        clients_per_leaf: of the largest leaf of the whole cohort.
         first_leaf: index among all leaves of the first of this run.
         leaves: the clients of each leaf of this run, by index in the cohort; those that
             `draw.dropped` names are not counted.

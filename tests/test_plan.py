@@ -44,6 +44,8 @@ def test_leaves_cover_the_cohort_in_order(
 
     assert [client for leaf in leaves for client in leaf] == list(range(num_clients))
     assert num_clients == 0 or all(leaves)
+    if clients_per_leaf is not None:
+        assert all(len(leaf) == clients_per_leaf for leaf in leaves[:-1])
 
 
 @given(st.integers(1, 3000))
@@ -148,11 +150,7 @@ def test_subtrees_of_any_cut_cover_the_leaves_in_order(
 ) -> None:
     num_leaves, runs = cut
 
-    nodes = [
-        node
-        for run in runs
-        for node in plan.subtrees(run.start, run.stop, (0, num_leaves))
-    ]
+    nodes = _nodes(runs, num_leaves)
 
     leaves = [leaf for start, stop in nodes for leaf in range(start, stop)]
     assert leaves == list(range(num_leaves))
@@ -191,11 +189,7 @@ def test_any_cut_into_runs_gives_the_merge_tree_of_no_cut(
     cut: tuple[int, list[range]],
 ) -> None:
     num_leaves, runs = cut
-    nodes = [
-        node
-        for run in runs
-        for node in plan.subtrees(run.start, run.stop, (0, num_leaves))
-    ]
+    nodes = _nodes(runs, num_leaves)
     partials = [_leaves(start, stop) for start, stop in nodes]
 
     merged = _fold(partials, nodes)

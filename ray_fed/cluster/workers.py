@@ -16,8 +16,7 @@ import gc
 import os
 import pickle
 import time
-from collections.abc import Coroutine
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import ray
 from ray._private import worker as ray_worker  # no public name
@@ -37,7 +36,6 @@ from ray_fed.cluster.remote_executor import RemoteExecutor
 from ray_fed.config import Config
 from ray_fed.executors import evaluation, loops, stack
 
-_T = TypeVar("_T")
 _CONTROL_THREADS = 3
 
 _YOUNG = 1
@@ -168,7 +166,9 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
     if _is_repeated():  # what it was given is gone, or another process had it
         work = dataclasses.replace(work, given=None)
     try:
-        driven, *found = _run(drive_plan(pool, work, _handles))
+        driven, *found = loops.run_alone(
+            _event_loop(), drive_plan(pool, work, _handles)
+        )
         return pickle.dumps(driven), *found
     except BaseException:
         garbage.collect_soon()
@@ -191,16 +191,12 @@ def _is_repeated() -> bool:
 
 @functools.cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    return asyncio.new_event_loop()
+    """Return the event loop of this process, which Ray interrupts to cancel a task.
 
-
-def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Return the result of a coroutine, on the event loop of this process.
-
-    As `asyncio.run`, whose handling of interrupts writes out what a task returned,
-    arrays and all, and takes longer than all else that drives a small round.
+    Not that of `asyncio.run`, whose handling of interrupts writes out what a task
+    returned, arrays and all, and takes longer than all else that drives a small round.
     """
-    return loops.run_alone(_event_loop(), work)  # Ray interrupts it to cancel it
+    return asyncio.new_event_loop()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -91,7 +91,7 @@ class CohortCut:
     Attributes:
         leaves: the clients of each leaf.
         runs: the leaves of each subround.
-        size: clients a leaf.
+        size: clients of the largest leaf.
         heaviest_first: indices of the runs, in the order to begin them.
     """
 
@@ -141,19 +141,14 @@ class CohortCut:
         ends = [self.leaves[run[-1]].stop for run in self.runs]
         return [end * member_bytes <= num_bytes for end in ends]
 
-    @property
-    def tree(self) -> plan.Node:
-        """The whole merge tree."""
-        return 0, len(self.leaves)
+    def subtrees(self, run: range) -> list[plan.Node]:
+        """Return the subtrees of a run of leaves, in order."""
+        return plan.subtrees(run.start, run.stop, (0, len(self.leaves)))
 
     @property
     def nodes(self) -> list[plan.Node]:
         """The subtrees of all runs, in order."""
-        return [
-            node
-            for run in self.runs
-            for node in plan.subtrees(run.start, run.stop, self.tree)
-        ]
+        return [node for run in self.runs for node in self.subtrees(run)]
 
 
 def _has_clients(parameter: fl.Type | None) -> bool:

@@ -189,7 +189,7 @@ class Rounds:
                     raise _StageAgainError
 
         async def run_once(index: int, leaves: range) -> tuple[object, ...]:
-            whole = plan.subtrees(leaves.start, leaves.stop, call.cut.tree)
+            whole = call.cut.subtrees(leaves)
             kept = keeping if call.keeps[index] else None
             work = comp if kept is None else kept.computation
             subround = plan.Subround(
