@@ -25,10 +25,12 @@ from numpy.typing import NDArray
 
 import ray_fed.plain as plain
 import ray_fed.rows as rows
+import ray_fed.tensorflow.copies as copies
 import ray_fed.tensorflow.specs as specs
 from ray_fed.values import Plain, Struct
 
 Array = NDArray[Any]
+Parts = Sequence[Array]
 
 
 class UnfitError(Exception):
@@ -132,22 +134,22 @@ class TensorLayout:
         self.specs = [lead_spec(type_spec, is_stacked=not self._has_splits)]
         self.num_places = 2 if self._has_splits else 0
 
-    def lay(self, members: Sequence[Plain]) -> tuple[list[Array], list[Array]]:
+    def lay(self, members: Sequence[Plain]) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places."""
         dtype = plain.storage_dtype(self._type_spec)
         column = rows.lay_rows(members, dtype, self._type_spec.shape)
         if column.splits is None:
-            return [column.rows], []
-        return [column.rows], [column.splits[:-1], column.splits[1:]]
+            return [[column.rows]], []
+        return [[column.rows]], [column.splits[:-1], column.splits[1:]]
 
-    def sizes(self, laid: Sequence[Array], places: Array) -> Array | None:
+    def sizes(self, laid: Sequence[tf.Tensor], places: Array) -> Array | None:
         """Return what of each client's shape the type does not say; None for strings.
 
         Args:
             laid: as `specs` says.
             places: i64[clients, places].
         """
-        if laid[0].dtype == object:
+        if laid[0].dtype == tf.string:
             return None
         if not self._has_splits:
             return np.empty((len(laid[0]), 0), np.int64)
@@ -190,9 +192,9 @@ class SequenceLayout:
             self.specs.extend([_SPLITS] * splits)
         self.num_places = 5 + 2 * sum(self._have_splits)
 
-    def lay(self, members: Sequence[rows.Rows]) -> tuple[list[Array], list[Array]]:
+    def lay(self, members: Sequence[rows.Rows]) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places."""
-        laid: list[Array] = []
+        laid: list[Parts] = []
         lengths = np.array([member.length for member in members], np.int64)
         elements = _bounds(lengths.tolist())
         shift = np.arange(len(members))  # a split more than elements
@@ -200,14 +202,14 @@ class SequenceLayout:
         places = [lengths, *elements, *of_splits]
         for index, type_spec in enumerate(self._types):
             columns = [member.columns[index] for member in members]
-            laid.append(_concatenate([column.rows for column in columns], type_spec))
+            laid.append([column.rows for column in columns] or [_no_rows(type_spec)])
             if self._have_splits[index]:
                 splits = [c.splits for c in columns if c.splits is not None]
-                laid.append(np.concatenate([np.empty(0, np.int64), *splits]))
+                laid.append([np.empty(0, np.int64), *splits])
                 places.extend(_bounds([len(column.rows) for column in columns]))
         return laid, places
 
-    def sizes(self, laid: Sequence[Array], places: Array) -> Array | None:
+    def sizes(self, laid: Sequence[tf.Tensor], places: Array) -> Array | None:
         """Return the length of each client's sequence, and its elements' dimensions.
 
         Those are -1 where its elements differ. None for strings.
@@ -216,17 +218,16 @@ class SequenceLayout:
             laid: as `specs` says.
             places: i64[clients, places].
         """
-        if any(array.dtype == object for array in laid):
+        if any(tensor.dtype == tf.string for tensor in laid):
             return None
         lengths = places[:, :1]
-        found, arrays, place = [lengths], iter(laid), 5
+        found, tensors, place = [lengths], iter(laid), 5
         for has_own_splits in self._have_splits:
-            next(arrays)
+            next(tensors)
             if has_own_splits:
+                splits = next(tensors).numpy()
                 num_rows = places[:, place + 1] - places[:, place]
-                found.append(
-                    _batch_sizes(next(arrays), places[:, 3], num_rows, lengths)
-                )
+                found.append(_batch_sizes(splits, places[:, 3], num_rows, lengths))
                 place += 2
         return np.concatenate(found, axis=1)
 
@@ -298,9 +299,7 @@ def _batch_sizes(
     return sizes[:, np.newaxis]
 
 
-def _concatenate(arrays: list[Array], type_spec: fl.TensorType) -> Array:
-    if arrays:
-        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+def _no_rows(type_spec: fl.TensorType) -> Array:
     shape = [size for size in type_spec.shape or () if size is not None]
     return np.empty((0, *shape), plain.storage_dtype(type_spec))
 
@@ -338,17 +337,17 @@ class ClientLayout:
             members: plain values, in client order.
         """
         flat = [plain.flatten(member) for member in members]
-        arrays: list[Array] = []
+        found: list[Parts] = []
         places: list[Array] = []
         for index, leaf in enumerate(self._leaves):
             laid, where = leaf.lay([leaves[index] for leaves in flat])
-            arrays += laid
+            found += laid
             places += where
         if places:
-            arrays.append(np.stack(places, axis=1)[:, :, np.newaxis])
+            found.append([np.stack(places, axis=1)[:, :, np.newaxis]])
         return [
-            tf.constant(array, spec.dtype)
-            for array, spec in zip(arrays, self.specs, strict=True)
+            copies.concatenate(parts, spec.dtype)
+            for parts, spec in zip(found, self.specs, strict=True)
         ]
 
     def shapes(
@@ -358,12 +357,13 @@ class ClientLayout:
 
         None stands for a client without one. Nothing at all where none can have one.
         """
-        arrays = [tensor.numpy() for tensor in tensors]
-        places = arrays[-1][:, :, 0] if self._num_places else np.empty((0, 0), np.int64)
+        places = np.empty((0, 0), np.int64)
+        if self._num_places:
+            places = tensors[-1].numpy()[:, :, 0]
         found: list[Array] = []
         tensor, place = 0, 0
         for leaf in self._leaves:
-            laid = arrays[tensor : tensor + len(leaf.specs)]
+            laid = tensors[tensor : tensor + len(leaf.specs)]
             sizes = leaf.sizes(laid, places[:, place : place + leaf.num_places])
             if sizes is None:
                 return [], np.empty(0, np.intp)

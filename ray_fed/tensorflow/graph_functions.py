@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+import ray_fed.tensorflow.copies as copies
 import ray_fed.tensorflow.frames as frames
 import ray_fed.tensorflow.loader as loader
 
@@ -111,7 +112,7 @@ def as_tensors(
 ) -> list[tf.Tensor]:
     """Return tensors, or arrays of the same types, as a graph takes them."""
     return [
-        value if isinstance(value, tf.Tensor) else tf.constant(value, spec.dtype)
+        value if isinstance(value, tf.Tensor) else copies.as_tensor(value, spec.dtype)
         for value, spec in zip(given, signature, strict=True)
     ]
 

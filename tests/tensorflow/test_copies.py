@@ -1,0 +1,98 @@
+"""Arrays as tensors: the same values in memory of their own, freed with the tensor."""
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed.tensorflow import copies
+
+SHAPES = [(), (3,), (0, 2), (2, 0), (5, 7)]
+DTYPES = [
+    *(tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint64),
+    *(tf.float16, tf.float32, tf.float64, tf.complex64, tf.bfloat16),
+]
+
+
+def address_of(tensor: Any) -> int:
+    """Return where a tensor's values lie."""
+    return np.asarray(memoryview(tensor)).__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_an_array_becomes_a_tensor_of_the_same(
+    dtype: tf.DType, shape: tuple[int, ...]
+) -> None:
+    array = np.arange(np.prod(shape), dtype=np.int64).reshape(shape) % 2
+    array = array.astype(dtype.as_numpy_dtype)
+
+    found = copies.as_tensor(array, dtype)
+
+    assert found.dtype == dtype
+    assert found.shape == shape
+    assert (found.numpy() == array).all()
+
+
+def test_scalars_and_strings_become_tensors() -> None:
+    assert copies.as_tensor(np.float32(2.5), tf.float32).numpy() == np.float32(2.5)
+    assert copies.as_tensor(b"one", tf.string).numpy() == b"one"
+    words = [np.array([b"one"], object), np.array([b"two", b""], object)]
+    found = copies.concatenate(words, tf.string)
+    assert found.numpy().tolist() == [b"one", b"two", b""]
+
+
+def test_arrays_are_laid_end_to_end() -> None:
+    parts = [np.full([rows, 3], rows, np.float32) for rows in (2, 0, 1)]
+
+    found = copies.concatenate(parts, tf.float32)
+
+    assert found.numpy().tolist() == [[2.0] * 3, [2.0] * 3, [1.0] * 3]
+
+
+def test_views_of_any_layout_are_copied() -> None:
+    array = np.arange(24, dtype=np.float32).reshape(4, 6)
+    array.setflags(write=False)
+
+    for view in (array.T, array[::2, 1:], array[::-1]):
+        assert (copies.as_tensor(view, tf.float32).numpy() == view).all()
+        assert (copies.concatenate([view], tf.float32).numpy() == view).all()
+
+
+def test_a_tensor_does_not_see_what_is_written_later() -> None:
+    array = np.zeros(1000, np.float32)
+    one, whole = (
+        copies.as_tensor(array, tf.float32),
+        copies.concatenate([array], tf.float32),
+    )
+
+    array[:] = 1
+
+    assert not one.numpy().any()
+    assert not whole.numpy().any()
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000, 100_000])
+def test_memory_is_aligned_as_tensorflow_wants_it(size: int) -> None:
+    held = [copies.as_tensor(np.zeros(size, np.int8), tf.int8) for _ in range(20)]
+
+    assert {address_of(tensor) % 64 for tensor in held} == {0}
+
+
+def test_memory_is_freed_with_the_tensor() -> None:
+    part = np.ones([1000, 1000], np.float32)
+    tracemalloc.start()
+    try:
+        tensor = copies.concatenate([part, part], tf.float32)
+        held = tracemalloc.get_traced_memory()[0]
+        total = float(tf.reduce_sum(tensor))
+        del tensor
+        left = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+    assert total == 2e6
+    assert held > 2 * part.nbytes
+    assert left < part.nbytes / 100
