@@ -26,12 +26,10 @@ import ray_fed.notes as notes
 import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.tensorflow.normal as normal
-import ray_fed.values as values
 from ray_fed.tensorflow.client_data import (
     ClientShape,
     UnfitError,
     flatten,
-    leaf_types,
 )
 from ray_fed.tensorflow.client_work import ClientWork, refuse_many, specs_of
 from ray_fed.tensorflow.grafts import Grafts
@@ -50,6 +48,9 @@ _INDICES = tf.TensorSpec([None], tf.int32)
 
 _CACHED_INDICES = 64
 """Cuts of cohorts whose indices a kernel keeps as tensors."""
+_OF_TYPE = tf.Tensor, np.ndarray, np.generic
+"""Plain values of tensors, which were checked against their types before."""
+
 Array = NDArray[Any]
 
 
@@ -163,6 +164,7 @@ class ClientKernel:
         self.nest = plain.nester(client.partial)
         self._layout, self._specs = client.layout, client.specs
         refuse_many(len(self._specs), "to accumulate")
+        self._constant_specs = specs_of(client.constants)
         self._shapes = [spec.shape for spec in self._specs]
         self._jit = kernel.jit
         self.at_once = kernel.vectorised_clients
@@ -203,7 +205,7 @@ class ClientKernel:
         of_clients = tf.TensorSpec([None, None, draws.STATE_SIZE], tf.int64)
         return [
             *(_PAIRS[tf.int64], _PAIRS[tf.int32], _INDICES, states, of_clients),
-            *(*self._specs, *self._specs, *specs_of(self._constants)),
+            *(*self._specs, *self._specs, *self._constant_specs),
             *self._layout.specs,
         ]
 
@@ -224,7 +226,7 @@ class ClientKernel:
         """Fold leaf after leaf, merge what is to be merged, return what is left."""
         size = len(self._specs)
         begun, zeros = tensors[:size], tensors[size : 2 * size]
-        num_constants = len(leaf_types(self._constants))
+        num_constants = len(self._constant_specs)
         rest = tensors[2 * size :]
         given = _Given(
             bounds[0, 0],
@@ -424,13 +426,15 @@ class ClientKernel:
                 states[index] = draws.state(site.content, site.path)
         return states
 
-    def tensors(self, given: values.Plain, *, is_partial: bool) -> list[tf.Tensor]:
+    def tensors(self, given: Sequence[Any], *, is_partial: bool) -> list[tf.Tensor]:
         """Return accumulators or constants, plain or tensors, as `run` takes them."""
-        type_spec = self._partial if is_partial else self._constants
-        leaves = plain.flatten(given)
-        if all(isinstance(leaf, tf.Tensor) for leaf in leaves):
-            return leaves  # of the same types: the server's graph made them
+        type_spec, specs = self._constants, self._constant_specs
+        if is_partial:
+            type_spec, specs = self._partial, self._specs
+        leaves = plain.flatten(tuple(given))
         with tf.device(self._device):
+            if all(isinstance(leaf, _OF_TYPE) for leaf in leaves):
+                return as_tensors(leaves, specs)
             return flatten(normal.normalise(given, type_spec))
 
     def run(
