@@ -59,11 +59,7 @@ class KernelRun:
         check: Callable[[], None],
     ) -> None:
         self._graph, self._pace = loaded
-        num_aggregations = cast("plan.Kernel", subround.kernel).num_aggregations
-        self._zeros = self._graph.tensors(inputs[:num_aggregations], is_partial=True)
-        self._constants = self._graph.tensors(
-            inputs[num_aggregations:], is_partial=False
-        )
+        self._zeros, self._constants = self._graph.inputs(inputs)
         self._call_s = subround.call_s
         self._leaf_size = subround.clients_per_leaf
         self._trees = subround.nodes

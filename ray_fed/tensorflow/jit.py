@@ -95,9 +95,7 @@ class _Timed:
         clock: Callable[[], float],
     ) -> None:
         self.graph = ClientKernel(kernel, None, device)
-        size = kernel.num_aggregations
-        self._zeros = self.graph.tensors(inputs[:size], is_partial=True)
-        self._constants = self.graph.tensors(inputs[size:], is_partial=False)
+        self._zeros, self._constants = self.graph.inputs(inputs)
         self.values = self.graph.lay_values(data)
         self.count = self._leaf_size = len(data[0]) if data else 1
         self._laid = self.graph.lay(self.values, range(self.count))

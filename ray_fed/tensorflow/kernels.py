@@ -165,6 +165,8 @@ class ClientKernel:
         self._layout, self._specs = client.layout, client.specs
         refuse_many(len(self._specs), "to accumulate")
         self._constant_specs = specs_of(client.constants)
+        given = [*client.partial.items(), *client.constants.items()]
+        self._given = fl.StructType([type_spec for _, type_spec in given])
         self._shapes = [spec.shape for spec in self._specs]
         self._jit = kernel.jit
         self.at_once = kernel.vectorised_clients
@@ -426,16 +428,21 @@ class ClientKernel:
                 states[index] = draws.state(site.content, site.path)
         return states
 
-    def tensors(self, given: Sequence[Any], *, is_partial: bool) -> list[tf.Tensor]:
-        """Return accumulators or constants, plain or tensors, as `run` takes them."""
-        type_spec, specs = self._constants, self._constant_specs
-        if is_partial:
-            type_spec, specs = self._partial, self._specs
+    def inputs(self, given: Sequence[Any]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return zeros and constants, plain or tensors, as `run` takes them.
+
+        Args:
+            given: what `server` of the kernel returned: the zero of each aggregation,
+                then what is the same for all clients.
+        """
         leaves = plain.flatten(tuple(given))
         with tf.device(self._device):
             if all(isinstance(leaf, _OF_TYPE) for leaf in leaves):
-                return as_tensors(leaves, specs)
-            return flatten(normal.normalise(given, type_spec))
+                tensors = as_tensors(leaves, [*self._specs, *self._constant_specs])
+            else:
+                tensors = flatten(normal.normalise(given, self._given))
+        size = len(self._specs)
+        return tensors[:size], tensors[size:]
 
     def run(
         self,
