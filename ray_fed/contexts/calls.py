@@ -122,17 +122,16 @@ class Call:
             return
         dropped = [client - clients.start for client in self.dropped_of(run)]
 
-        def store(part_type: fl.Type, part: Any) -> Any:
+        def cut(part_type: fl.Type, part: Any) -> Any:
             if not values.differs_by_client(part_type):
                 return part
-            stored, num_bytes = self.store(part)
+            inside = part[clients.start : clients.stop]
+            stored, num_bytes = self.store(partition.drop_clients(inside, dropped))
             self.bytes_sliced[run] += num_bytes
             return stored
 
         (argument,) = self.argument
-        sliced = values.slice_clients(argument, self.parameter, clients)
-        sliced = partition.drop_clients(sliced, self.parameter, dropped)
-        self.of_runs[run] = [values.map_placed(store, sliced, self.parameter)]
+        self.of_runs[run] = [values.map_placed(cut, argument, self.parameter)]
 
     def clients(self, run: int) -> range:
         """Return the clients of a run, by index in the cohort."""

@@ -115,25 +115,18 @@ def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
     return runs
 
 
-def drop_clients(arg: Any, type_spec: fl.Type | None, dropped: Sequence[int]) -> Any:
-    """Return an argument without the values of some clients.
+def drop_clients(clients: Sequence[Any], dropped: Sequence[int]) -> Sequence[Any]:
+    """Return values of clients, a list or a run of them, without those of some.
 
     Args:
-        arg: of `type_spec`; values of clients are lists, or runs of clients.
-        type_spec: None for a computation without an argument.
-        dropped: positions of those clients, in order.
+        clients: in order.
+        dropped: positions of those that are left out, in order.
     """
-    if type_spec is None or not dropped:
-        return arg
-
-    def drop(part_type: fl.Type, part: Any) -> Any:
-        if not values.differs_by_client(part_type):
-            return part
-        if isinstance(part, ClientRun):
-            return part.without(dropped)
-        return [member for i, member in enumerate(part) if i not in dropped]
-
-    return values.map_placed(drop, arg, type_spec)
+    if not dropped:
+        return clients
+    if isinstance(clients, ClientRun):
+        return clients.without(dropped)
+    return [member for i, member in enumerate(clients) if i not in dropped]
 
 
 def without_clients(arg: Any, type_spec: fl.Type) -> Any:
