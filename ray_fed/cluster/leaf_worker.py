@@ -61,6 +61,7 @@ class LeafWorker:
         self._loop = asyncio.new_event_loop()
         self._scopes: dict[str, dict[int, Any]] = {}
         self._freed: collections.deque[str] = collections.deque(maxlen=_FREED_SCOPES)
+        self._ended: collections.deque[str] = collections.deque(maxlen=_FREED_SCOPES)
 
     @ray.method(concurrency_group="control")
     def ping(self) -> WorkerDescription:
@@ -82,7 +83,13 @@ class LeafWorker:
         """Return once all work that was begun before has ended."""
 
     def begin(self, scope: str) -> None:
-        """Open a scope, empty."""
+        """Open a scope, empty.
+
+        Raises:
+            _Cancelled: it was freed for good.
+        """
+        if scope in self._ended:
+            raise _cancelled(scope)
         if scope in self._freed:
             self._freed.remove(scope)
         self._scopes[scope] = {}
@@ -92,8 +99,13 @@ class LeafWorker:
         self._scopes.pop(scope, None)
 
     @ray.method(concurrency_group="control")
-    def free(self, scope: str) -> None:
-        """Drop the values of a scope; work of it that still runs ends soon."""
+    def free(self, scope: str, for_good: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Drop the values of a scope; work of it that still runs ends soon.
+
+        Where that is for good, so does work of it that is yet to come.
+        """
+        if for_good:
+            self._ended.append(scope)
         self._freed.append(scope)
         self._scopes.pop(scope, None)
 
@@ -121,9 +133,7 @@ class LeafWorker:
 
     def _values(self, scope: str) -> dict[int, Any]:
         if scope in self._freed or scope not in self._scopes:
-            raise _Cancelled(
-                f"Expected the scope `{scope}` to be open, found it freed."
-            )
+            raise _cancelled(scope)
         return self._scopes[scope]
 
     def embed(self, scope: str, key: int, value: Any, type_bytes: bytes | None) -> None:
@@ -302,6 +312,10 @@ class LeafWorker:
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""
         return [self._fetch(member) for member in self._values(scope)[key]]
+
+
+def _cancelled(scope: str) -> _Cancelled:
+    return _Cancelled(f"Expected the scope `{scope}` to be open, found it freed.")
 
 
 def _chunk_arg(held: Mapping[int, Any], arg: Any) -> Any:

@@ -1,6 +1,7 @@
 """The light actor that hosts the pool: performs what the pool decides."""
 
 import asyncio
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -38,6 +39,11 @@ None stands for a handle that the caller has."""
 
 _ABANDONED_S = 30.0
 """How long work that nobody waits for may keep its worker before it is ended."""
+
+_ENDED = 1024
+"""How many subrounds are remembered that have ended, for whoever still drives one."""
+
+_CANCELLED = "The subround was cancelled."
 
 
 class Cluster(Protocol):
@@ -95,6 +101,7 @@ class PoolHost:
         self._fingerprint: Fingerprint | None = None
         self._waiting: dict[int, tuple[str, asyncio.Future[_Lease]]] = {}
         self._leased: dict[str, str] = {}  # the worker of each subround that runs
+        self._ended: collections.deque[str] = collections.deque(maxlen=_ENDED)
         self._log = AttemptLog()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -139,9 +146,12 @@ class PoolHost:
             prefers: the worker to have, where that is idle.
 
         Raises:
-            RetryBudgetError: the subround failed too often, or no worker starts.
+            RetryBudgetError: the subround failed too often, or was ended; or no worker
+                starts.
             DeadlineError: it hung too often.
         """
+        if subround in self._ended:
+            raise errors.RetryBudgetError(_CANCELLED, "fatal")
         if self._withdraw(subround) or subround in self._leased:
             detail = "the process that drove it is gone"
             self._pool.failed(subround, "crash", detail)
@@ -235,16 +245,14 @@ class PoolHost:
         self._pool.forget(subround)
 
     async def end(self, subround: str) -> None:
-        """Take back what a subround still has, and forget it."""
-        self._take_back(subround)
+        """Take back what a subround still has, for good, and forget it."""
+        self._ended.append(subround)
+        for name in (subround, subround + COPY):
+            self._withdraw(name)
+            self._abandon(name, None, for_good=True)
         self._pool.forget(subround)
         self._log.forget(subround)
         self._act()
-
-    def _take_back(self, subround: str) -> None:
-        for name in (subround, subround + COPY):
-            self._withdraw(name)
-            self._abandon(name, None)
 
     def _withdraw(self, subround: str) -> bool:
         """Refuse what a subround waits for; return whether it did wait."""
@@ -253,16 +261,18 @@ class PoolHost:
             self._pool.withdraw(ticket)
             _, future = self._waiting.pop(ticket)
             if not future.done():
-                cancelled = "The subround was cancelled."
-                future.set_exception(errors.RetryBudgetError(cancelled, "fatal"))
+                future.set_exception(errors.RetryBudgetError(_CANCELLED, "fatal"))
         return bool(found)
 
-    def _abandon(self, subround: str, failure: Failure | None) -> None:
+    def _abandon(
+        self, subround: str, failure: Failure | None, *, for_good: bool = False
+    ) -> None:
         """Take back a worker that may still be at work: once it has ended that.
 
         Args:
             subround: that has it, if it has one.
             failure: why, for its log; None where it is no failure.
+            for_good: whether nobody will have the name again.
         """
         worker = self._leased.pop(subround, None)
         if worker not in self._handles:
@@ -272,12 +282,13 @@ class PoolHost:
         else:
             self._log.lost(worker, failure, time.monotonic())
         self._pool.abandon(worker, time.monotonic() + _ABANDONED_S)
-        self._spawn(self._settle(worker, subround))
+        self._spawn(self._settle(worker, subround, for_good=for_good))
 
-    async def _settle(self, worker: str, subround: str) -> None:
+    async def _settle(self, worker: str, subround: str, *, for_good: bool) -> None:
         handle = self._handles[worker]
         with contextlib.suppress(ray.exceptions.RayError):  # `_start` sees it, too
-            await handle.free.remote(subround)  # before anyone has that name again
+            # Before anyone has that name again.
+            await handle.free.remote(subround, for_good)
             await handle.settle.remote()
             self._pool.give_back(worker)
             self._act()

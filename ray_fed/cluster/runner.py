@@ -126,13 +126,11 @@ class RayRunner(fl.framework.AsyncContext):
         refs: list[Any] = task.remote(self._pool, *work.as_arguments())
         try:
             return pickle.loads(await refs[0]), refs[1:]
-        except BaseException:  # a cancelled call ends its task too
-            # Not what that waits for: workers are told by the pool. Of a call that Ray
-            # 2.60 takes back before it is sent, the actor waits for the number for
-            # ever, and so do all later calls of that process: seen 2026-11-22.
-            ray.cancel(refs[0], force=False, recursive=False)
-            for ref in refs[1:]:  # they hold the same error, and Ray prints unread ones
-                ref.future().add_done_callback(_read)
+        except BaseException:
+            # Not `ray.cancel`: where that meets the task's answer, Ray 2.60 ends this
+            # process (a failed check, seen 2026-11-22). The pool ends what it does.
+            while refs:  # the error refers to this frame, which is to hold none
+                _read_once_done(refs.pop())
             raise
 
     async def _drive(self, work: workers.Work) -> Any:
@@ -175,6 +173,11 @@ def _task(kind: str, num_returns: int, max_retries: int) -> Any:
         retry_exceptions=[errors.WorkerLost],
         name=f"ray_fed {kind}",
     )
+
+
+def _read_once_done(ref: Any) -> None:
+    """Read an error, as Ray prints those that nobody read."""
+    ref.future().add_done_callback(_read)
 
 
 def _read(future: concurrent.futures.Future[Any]) -> None:

@@ -152,6 +152,15 @@ def test_freed_scope_ends_a_run(
 
 
 @pytest.mark.parametrize("comp", [doubled, without_kernel], ids=["kernel", "none"])
+def test_scope_freed_for_good_begins_no_run(handle: FakeHandle, comp: Any) -> None:
+    actor: Any = handle._actor
+    actor.free("scope", for_good=True)
+
+    with pytest.raises(Exception, match="found it freed"):
+        work(handle, subround_of(comp), DATA)
+
+
+@pytest.mark.parametrize("comp", [doubled, without_kernel], ids=["kernel", "none"])
 def test_work_travels_as_arguments_of_a_task(comp: Any) -> None:
     subround = dataclasses.replace(subround_of(comp), computation=b"interpreted")
     sent = workers.Work.of("a subround", Terms(3.0), subround, DATA)

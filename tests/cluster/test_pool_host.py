@@ -9,6 +9,7 @@ import pytest
 
 import ray_fed
 import ray_fed.plan as plan
+from ray_fed import errors
 from ray_fed.cluster import pool_host
 from ray_fed.cluster.actions import Size, UseBegan, UseEnded
 from ray_fed.cluster.failures import Failure
@@ -38,8 +39,12 @@ class Worker:
             fields = {field.name: None for field in dataclasses.fields(fingerprint)}
             return WorkerDescription(1, node, node, DRIVER, fingerprint(**fields))
 
+        async def nothing() -> None:
+            pass
+
         self.ping = Method(describe)
         self.hold = Method(asyncio.Event().wait)
+        self.free = self.settle = Method(nothing)
 
 
 class Played:
@@ -130,6 +135,24 @@ def test_lease_that_is_kept_is_nobody_elses_before_it_is_released() -> None:
 
     assert len(set(names)) == 1
     assert attempts == [1, 1]
+
+
+async def ask_after_the_end(size: Size) -> str:
+    """Return who has the worker after a subround was ended that asks once more."""
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=1))
+    await host.begin_round()
+    await host.lease("ended")
+    await host.end("ended")
+    with pytest.raises(errors.RetryBudgetError, match="was cancelled"):
+        await host.lease("ended")
+    found, _, _ = await host.lease("next")
+    return found.worker
+
+
+def test_subround_that_was_ended_is_given_no_worker_any_more() -> None:
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+    assert asyncio.run(ask_after_the_end(size)) == "worker 0"
 
 
 async def lose_at_second_use(size: Size) -> tuple[str, plan.Attempt, plan.Attempt]:

@@ -204,7 +204,7 @@ def test_work_that_raised_holds_nothing(
 
 @pytest.mark.ray
 def test_subrounds_that_were_ended_leave_their_workers_at_work(
-    ray_contexts: ContextFactory,
+    ray_contexts: ContextFactory, ray_memory: Any
 ) -> None:
     # Many small calls, one of which is on its way when its subround is ended. A worker
     # that answers no more costs a round ten seconds, and is another's to replace.
@@ -215,6 +215,8 @@ def test_subrounds_that_were_ended_leave_their_workers_at_work(
         assert context.invoke(add_up, SOUND) == sum(SOUND)
         lost = [a for s in context.last_report.subrounds for a in s.lost]  # pyright: ignore[reportOptionalMemberAccess]
         assert not lost
+
+    assert ray_memory.settle(ray_memory.num_references, 0) == 0
 
 
 class Seen(list[events.Event]):
