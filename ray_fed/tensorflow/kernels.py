@@ -48,6 +48,7 @@ _INDICES = tf.TensorSpec([None], tf.int32)
 
 _CACHED_INDICES = 64
 """Cuts of cohorts whose indices a kernel keeps as tensors."""
+
 _OF_TYPE = tf.Tensor, np.ndarray, np.generic
 """Plain values of tensors, which were checked against their types before."""
 
