@@ -362,12 +362,18 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
         target_executor: of the stack; owned.
         device: name of its device; None leaves it to TensorFlow.
         client_bytes: of clients' data that is kept between rounds.
+        num_beside: leaf stacks that work in this process at once, this one included.
     """
 
     def __init__(
-        self, target_executor: flf.Executor, device: str | None, client_bytes: int
+        self,
+        target_executor: flf.Executor,
+        device: str | None,
+        client_bytes: int,
+        num_beside: int,
     ) -> None:
         super().__init__(target_executor)
+        self._num_beside = num_beside
         self.kernels = KernelCache(device)
         self.clients = ClientStore(client_bytes)
         self._blocks: collections.OrderedDict[bytes, flf.ComputationBuildingBlock]
@@ -423,7 +429,8 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
         from ray_fed.tensorflow.jit import measure_jit
 
         read = [self.clients.read_all(members) for members in data]
-        return measure_jit(kernel, list(inputs), read, self.kernels.device)
+        device, num_beside = self.kernels.device, self._num_beside
+        return measure_jit(kernel, list(inputs), read, device, num_beside)
 
     @override
     async def run_kernel(

@@ -32,17 +32,21 @@ CLIENT_BYTES = 2**30
 """Of clients' data that a stack keeps between rounds, where nobody says another."""
 
 
-def leaf_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> LeafStack:
+def leaf_stack(
+    device: Any = None, client_bytes: int = CLIENT_BYTES, num_beside: int = 1
+) -> LeafStack:
     """Return a stack that runs all unplaced work, and kernels of client work.
 
     Args:
         device: a `tf.config.LogicalDevice`, or None.
         client_bytes: of clients' data that is kept between rounds.
+        num_beside: such stacks that work in this process at once, this one included.
     """
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
     name = None if device is None else device.name
-    return LeafStack(SequenceExecutor(EagerTFExecutor(device)), name, client_bytes)
+    target = SequenceExecutor(EagerTFExecutor(device))
+    return LeafStack(target, name, client_bytes, num_beside)
 
 
 def threaded_leaves(
@@ -50,7 +54,9 @@ def threaded_leaves(
 ) -> list[ThreadedLeaf]:
     """Return leaf stacks, each on a thread of its own; see `leaf_stack`."""
     return [
-        ThreadedLeaf(leaf_stack(None, client_bytes), f"ray_fed leaf {index}")
+        ThreadedLeaf(
+            leaf_stack(None, client_bytes, num_threads), f"ray_fed leaf {index}"
+        )
         for index in range(num_threads)
     ]
 

@@ -4,7 +4,9 @@ The decision is part of what decides bits: whoever asks keeps it, tells it to al
 workers, and records it.
 """
 
+import concurrent.futures
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,10 +22,14 @@ _MOST_SHAPES = 4
 """Each shape is compiled by itself."""
 
 _HOPELESS = 2.0
-"""XLA that takes so many times longer on one client is not measured on more: on a CPU,
-convolutions take 25 times as long."""
+_MOST_TRIAL_S = 5.0
+"""XLA that takes so many times longer on one client is not measured on more, where that
+would take longer than this: on a CPU, convolutions take 25 times as long. One client
+alone says little: its run pays for what all share."""
 
-_REPEATS = 3
+_LEAST_RUNS, _MOST_RUNS = 3, 30
+_ENOUGH_S = 0.5
+"""Of each, more runs than the least as long as all take no longer than this."""
 
 
 def measure_jit(
@@ -31,6 +37,7 @@ def measure_jit(
     inputs: Sequence[Any],
     data: Sequence[Sequence[Any]],
     device: str | None,
+    num_beside: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> plan.JitDecision:
     """Return whether XLA pays, from clients run with and without it.
@@ -38,11 +45,17 @@ def measure_jit(
     Nothing of it depends on the number of workers or subrounds; but it measures time,
     so ask once.
 
+    What XLA compiles for a CPU runs on TensorFlow's threads for one op. Those are one
+    executor's, so that bits are equal on every backend; executors that share a process
+    wait for each other there. So the work is measured as they will do it, beside each
+    other.
+
     Args:
         kernel: what the compiler planned.
         inputs: zeros and constants, plain: what its `server` returned.
         data: for each of `data` of the kernel the plain values of some clients.
         device: name of the device to run on; None leaves it to TensorFlow.
+        num_beside: executors that do such work in this process at once.
         clock: in seconds.
 
     Raises:
@@ -54,13 +67,13 @@ def measure_jit(
         for jit in (False, True)
     )
     try:
-        return _decide(plain, compiled)
+        return _decide(plain, compiled, num_beside)
     finally:
         plain.graph.close()
         compiled.graph.close()
 
 
-def _decide(plain: "_Timed", compiled: "_Timed") -> plan.JitDecision:
+def _decide(plain: "_Timed", compiled: "_Timed", num_beside: int) -> plan.JitDecision:
     num_shapes = len(compiled.values.shapes)
     if num_shapes > _MOST_SHAPES:
         return plan.JitDecision(jit=False, reason=f"data of {num_shapes} shapes")
@@ -75,12 +88,30 @@ def _decide(plain: "_Timed", compiled: "_Timed") -> plan.JitDecision:
         return plan.JitDecision(jit=False, reason=reason, compile_s=first_s)
     plain.run(1)
     seconds = plain.run(1), compiled.run(1)
-    if seconds[1] <= _HOPELESS * seconds[0]:
-        seconds = plain.best() / plain.count, compiled.best() / compiled.count
+    is_long = seconds[1] * compiled.count * _LEAST_RUNS > _MOST_TRIAL_S
+    if not is_long or seconds[1] <= _HOPELESS * seconds[0]:
+        seconds = _best_of(plain, compiled, num_beside)
     gain = seconds[0] / max(seconds[1], 1e-9)
     return plan.JitDecision(
         gain >= _LEAST_GAIN, f"{gain:.2f} times as quick", *seconds, compile_s=first_s
     )
+
+
+def _best_of(
+    plain: "_Timed", compiled: "_Timed", num_beside: int
+) -> tuple[float, float]:
+    """Return the least seconds that a client takes of each, all beside each other."""
+    runs: list[tuple[float, float]] = []
+    with concurrent.futures.ThreadPoolExecutor(num_beside) as threads:
+        while len(runs) < _LEAST_RUNS or (
+            len(runs) < _MOST_RUNS and sum(map(sum, runs)) < _ENOUGH_S
+        ):
+            of_plain, of_jit = (
+                timed.run_beside(threads, num_beside) for timed in (plain, compiled)
+            )
+            runs.append((of_plain, of_jit))
+    plain_s, jit_s = map(min, zip(*runs, strict=True))
+    return plain_s / plain.count, jit_s / compiled.count
 
 
 class _Timed:
@@ -112,12 +143,21 @@ class _Timed:
 
     def run(self, count: int) -> float:
         """Return the seconds that the first clients take."""
-        laid = self._laid.of_shape(self.shape(count))
+        run = self._prepare(count)
         started = self._clock()
-        self.graph.run(
-            [range(count)], [(0, 1)], self._zeros, self._zeros, self._constants, laid
-        )
+        run()
         return self._clock() - started
 
-    def best(self) -> float:
-        return min(self.run(self.count) for _ in range(_REPEATS))
+    def run_beside(self, threads: concurrent.futures.Executor, number: int) -> float:
+        """Return the seconds that all clients take, so many times at once."""
+        run = self._prepare(self.count)
+        started = self._clock()
+        for ran in [threads.submit(run) for _ in range(number)]:
+            ran.result()
+        return self._clock() - started
+
+    def _prepare(self, count: int) -> Callable[[], object]:
+        laid = self._laid.of_shape(self.shape(count))
+        begin, constants = self._zeros, self._constants
+        arguments = [range(count)], [(0, 1)], begin, begin, constants, laid
+        return functools.partial(self.graph.run, *arguments)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import threading
 from typing import Any
 
 import federated_language as fl
@@ -12,6 +13,7 @@ import tensorflow as tf
 from ray_fed import plan
 from ray_fed import tensorflow as rtf
 from ray_fed.tensorflow import jit
+from ray_fed.tensorflow.kernels import ClientKernel
 from tests.stages import kernel_of, summed
 
 ROWS = fl.TensorType(np.float32, [None, 3])
@@ -53,10 +55,10 @@ COMPILE, PLAIN_FIRST = 1.0, 1.0
 )
 def test_decides_by_the_gain(plain_s: float, jit_s: float, *, expected: bool) -> None:
     one = (COMPILE, PLAIN_FIRST, plain_s, jit_s)
-    clock = Clock(*one, *[plain_s] * 3, *[jit_s] * 3)
+    clock = Clock(*one, *[plain_s, jit_s] * 3)
 
     found = jit.measure_jit(
-        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock
+        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock=clock
     )
 
     gain = f"{plain_s / jit_s:.2f} times as quick"
@@ -69,15 +71,45 @@ def test_hopeless_work_runs_for_one_client_only() -> None:
     clock = Clock(COMPILE, PLAIN_FIRST, 1.0, 25.0)
 
     found = jit.measure_jit(
-        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock
+        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock=clock
     )
 
     assert (found.jit, found.plain_s, found.jit_s) == (False, 1.0, 25.0)
 
 
+def test_slow_work_is_measured_where_that_is_quick() -> None:
+    clock = Clock(COMPILE, PLAIN_FIRST, 0.2, 0.7, *[0.4, 0.2] * 3)
+
+    found = jit.measure_jit(
+        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock=clock
+    )
+
+    assert (found.jit, found.reason) == (True, "2.00 times as quick")
+
+
+def test_work_is_measured_beside_as_much_as_it_will_run_beside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at_work = threading.Barrier(3)
+    run = ClientKernel.run
+
+    def meet(self: Any, leaves: Any, *rest: Any) -> Any:
+        if len(leaves[0]) == 2:  # what is measured, and no client alone
+            at_work.wait(timeout=10)
+        return run(self, leaves, *rest)
+
+    monkeypatch.setattr(ClientKernel, "run", meet)
+    found = jit.measure_jit(
+        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, num_beside=3
+    )
+
+    assert found.plain_s is not None
+    assert not at_work.broken
+
+
 def test_what_takes_long_to_compile_is_off() -> None:
     found = jit.measure_jit(
-        kernel_of(summed(total)), ZEROS, [clients(2)], None, Clock(11.0)
+        kernel_of(summed(total)), ZEROS, [clients(2)], None, clock=Clock(11.0)
     )
 
     assert found == plan.JitDecision(
