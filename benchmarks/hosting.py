@@ -1,6 +1,6 @@
 """What is measured, each in a process of its own that does one thing when told.
 
-So they can take turns, round by round, and a busy machine hurts all alike; and the
+So they can take turns, and a busy machine hurts all alike; and the
 memory of one is not that of another.
 """
 

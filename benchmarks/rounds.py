@@ -4,14 +4,15 @@
 
 Plain TensorFlow loops over all clients in one graph, in as many processes of one thread
 as there are workers, with XLA if that is faster; its data lie in tensors before, and
-those of ray_fed where its workers keep them. Those that are measured take turns, round
-by round; rounds of ten clients, which show what a round itself costs, follow one
-another, as in a program. The command fails where results differ, or where the
-interpreter ran what a kernel should.
+those of ray_fed where its workers keep them. Those that are measured take turns of five
+rounds after two to warm up, which follow one another as in a program; ray_fed also with
+ten clients, which shows what a round itself costs. The command fails where results
+differ, or where the interpreter ran what a kernel should.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import json
 import statistics
@@ -24,7 +25,12 @@ import numpy as np
 from benchmarks.hosting import Hosted, MemoryWatch, keep_to_cpu, read_status
 from benchmarks.subjects import Backend, PlainTensorFlow
 
-WARM_UP = 2
+_WARM_UP = 2
+"""Rounds at the begin of a turn that do not count."""
+
+_IN_A_ROW = 5
+"""Rounds of a turn that count."""
+
 _FIXED = ("tiny", 10)
 """Workload and clients of the rounds that show what a round itself costs."""
 
@@ -41,7 +47,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workload", choices=("tiny", "mlp", "cnn"), default="tiny")
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=10, help="after two to warm up")
+    parser.add_argument("--rounds", type=int, default=10, help="that count")
     parser.add_argument(
         "--distinct",
         type=int,
@@ -75,22 +81,45 @@ def _choose_plain(plain: PlainTensorFlow) -> tuple[dict[str, bool], dict[str, fl
     return forms, seconds
 
 
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """Rounds of one that took turns with others.
+
+    Attributes:
+        first_s: what the first of all took.
+        seconds: of each that counts.
+        weights: that the last one came to.
+    """
+
+    first_s: float
+    seconds: list[float]
+    weights: list[Any]
+
+    @property
+    def median_s(self) -> float:
+        """The median of the rounds that count."""
+        return statistics.median(self.seconds)
+
+
 def take_turns(
     runs: Mapping[str, Callable[[], Any]], num_rounds: int
-) -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
-    """Return the seconds of all rounds, the first ones too, and the last results.
+) -> dict[str, Timed]:
+    """Return the rounds of all, by name.
 
     Args:
         runs: by name; each returns the seconds that it took, and its weights.
-        num_rounds: that count, after two to warm up.
+        num_rounds: that count.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    results: dict[str, list[Any]] = {}
-    for _ in range(WARM_UP + num_rounds):
+    timed: dict[str, Timed] = {}
+    for begun in range(0, num_rounds, _IN_A_ROW):
+        count = min(_IN_A_ROW, num_rounds - begun)
         for name, run in runs.items():
-            took, results[name] = run()
-            seconds[name].append(took)
-    return seconds, results
+            ran = [run() for _ in range(_WARM_UP + count)]
+            seconds, weights = zip(*ran, strict=True)
+            before = timed.get(name, Timed(seconds[0], [], []))
+            counted = [*before.seconds, *seconds[_WARM_UP:]]
+            timed[name] = Timed(before.first_s, counted, weights[-1])
+    return timed
 
 
 def agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
@@ -102,7 +131,7 @@ def agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def check_results(
-    results: dict[str, list[Any]], *, same_bits: bool = True
+    results: Mapping[str, Sequence[Any]], *, same_bits: bool = True
 ) -> list[str]:
     """Return what is wrong with the results, in words.
 
@@ -144,19 +173,17 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
                     num_distinct=distinct,
                     data=options.data,
                 )
-        timed, one_client_s = _choose_plain(plain)
+        forms, one_client_s = _choose_plain(plain)
         runs: dict[str, Callable[[], Any]] = {
             name: functools.partial(plain.run, jit_compile=jit)
-            for name, jit in timed.items()
+            for name, jit in forms.items()
         }
         watches = {backend: MemoryWatch(host.pid) for backend, host in hosts.items()}
         for watch in watches.values():
             stack.enter_context(watch)
         runs |= rounds_of(hosts, "cohort")
-        seconds, results = take_turns(runs, options.rounds)
-        fixed: dict[str, list[float]] = {}
-        for backend, run in rounds_of(hosts, "fixed").items():
-            fixed |= take_turns({backend: run}, options.rounds)[0]
+        cohorts = take_turns(runs, options.rounds)
+        fixed = take_turns(rounds_of(hosts, "fixed"), options.rounds)
         facts = {backend: host.call("facts") for backend, host in hosts.items()}
         memory = _describe_memory(hosts, watches)
         memory["plain"] = {"worker_peak_mb": plain.peak_mb()}
@@ -164,8 +191,9 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         memory[backend]["worker_peak_mb"] = told.pop("worker_peak_mb")
     decisions = [told["xla"] for told in facts.values()]
     same_bits = decisions.count(decisions[0]) == len(decisions)
+    results = {name: timed.weights for name, timed in cohorts.items()}
     wrong = check_results(results, same_bits=same_bits) + check_kernels(facts)
-    figures = summarise(options.clients, seconds, fixed)
+    figures = summarise(options.clients, cohorts, fixed)
     figures["one_client_s"] = {k: round(v, 5) for k, v in one_client_s.items()}
     return {**vars(options), **figures, "memory": memory, "kernels": facts}, wrong
 
@@ -214,19 +242,16 @@ def check_kernels(facts: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def summarise(
-    num_clients: int,
-    seconds: Mapping[str, Sequence[float]],
-    fixed: Mapping[str, Sequence[float]],
+    num_clients: int, cohorts: Mapping[str, Timed], fixed: Mapping[str, Timed]
 ) -> dict[str, Any]:
-    """Return the figures of these rounds, the first two of each left out.
+    """Return the figures of these rounds.
 
     Args:
-        num_clients: of a round of `seconds`.
-        seconds: of each round, by who ran it.
+        num_clients: of a round of `cohorts`.
+        cohorts: rounds by who ran them.
         fixed: the same, of rounds that are small.
     """
-    medians = {name: statistics.median(s[WARM_UP:]) for name, s in seconds.items()}
-    rates = {name: num_clients / median for name, median in medians.items()}
+    rates = {name: num_clients / timed.median_s for name, timed in cohorts.items()}
     best = max(rate for name, rate in rates.items() if name.startswith("plain"))
     return {
         "clients_per_s": {name: round(rate, 2) for name, rate in rates.items()},
@@ -236,10 +261,11 @@ def summarise(
             if not name.startswith("plain")
         },
         "fixed_ms": {
-            name: round(1000 * statistics.median(s[WARM_UP:]), 2)
-            for name, s in fixed.items()
+            name: round(1000 * timed.median_s, 2) for name, timed in fixed.items()
         },
-        "first_round_s": {name: round(s[0], 3) for name, s in seconds.items()},
+        "first_round_s": {
+            name: round(timed.first_s, 3) for name, timed in cohorts.items()
+        },
     }
 
 

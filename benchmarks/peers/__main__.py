@@ -15,7 +15,6 @@ import functools
 import json
 import math
 import pathlib
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -166,15 +165,13 @@ def compare(
         same = _agree_by_norm if options.workload == "cnn" else rounds.agree
         if not same(process.weights(), expected):
             raise PeerFailure("its weights after a round are not plain TensorFlow's")
-        seconds, results = rounds.take_turns(
-            {name: process.run, **backends}, options.rounds
-        )
+        timed = rounds.take_turns({name: process.run, **backends}, options.rounds)
     for backend in backends:
-        if not rounds.agree(results[backend], expected):
+        if not rounds.agree(timed[backend].weights, expected):
             raise RuntimeError(
                 f"Expected the weights of plain TensorFlow, `{backend}` differs."
             )
-    figures = summarise(options.clients, name, seconds)
+    figures = summarise(options.clients, name, timed)
     tried_rates = {
         k: v if isinstance(v, str) else round(options.clients / v, 2)
         for k, v in tried.items()
@@ -196,12 +193,10 @@ def _agree_by_norm(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def summarise(
-    num_clients: int, name: str, seconds: dict[str, list[float]]
+    num_clients: int, name: str, timed: dict[str, rounds.Timed]
 ) -> dict[str, Any]:
     """Return clients a second of all, and how many times the peer's that is."""
-    medians = {
-        who: statistics.median(took[rounds.WARM_UP :]) for who, took in seconds.items()
-    }
+    medians = {who: of.median_s for who, of in timed.items()}
     return {
         "clients_per_s": {
             who: round(num_clients / median, 2) for who, median in medians.items()

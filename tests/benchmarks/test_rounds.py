@@ -63,10 +63,36 @@ def test_results_that_differ_are_named(results: Any, named: list[str]) -> None:
         assert name in message
 
 
-def test_medians_leave_out_the_rounds_that_warm_up() -> None:
-    seconds = {"plain": [9.0, 9.0, 2.0], "plain_xla": [9.0, 9.0, 1.0], "ray": [8, 9, 4]}
+class Rounds:
+    """Takes the seconds that are said, and remembers when."""
 
-    figures = rounds.summarise(8, seconds, {"ray": [9.0, 9.0, 0.005]})
+    def __init__(self, name: str, seconds: list[float], log: list[str]) -> None:
+        self._name, self._seconds, self._log = name, iter(seconds), log
+
+    def __call__(self) -> tuple[float, list[int]]:
+        self._log.append(self._name)
+        return next(self._seconds), [len(self._log)]
+
+
+def test_turns_follow_one_another_and_begin_with_two_that_do_not_count() -> None:
+    log: list[str] = []
+    a = Rounds("a", [9.0, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 7.0, 6.0], log)
+    b = Rounds("b", [7.0] * 10, log)
+
+    timed = rounds.take_turns({"a": a, "b": b}, 6)
+
+    assert "".join(log) == "aaaaaaabbbbbbbaaabbb"
+    assert timed["a"] == rounds.Timed(9.0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [17])
+
+
+def test_figures_are_of_medians() -> None:
+    timed = {
+        "plain": rounds.Timed(9.0, [1.0, 2.0, 9.0], []),
+        "plain_xla": rounds.Timed(9.0, [1.0], []),
+        "ray": rounds.Timed(8.0, [4.0], []),
+    }
+
+    figures = rounds.summarise(8, timed, {"ray": rounds.Timed(9.0, [0.005], [])})
 
     assert figures["clients_per_s"] == {"plain": 4.0, "plain_xla": 8.0, "ray": 2.0}
     assert figures["ratio_to_plain"] == {"ray": 0.25}
