@@ -5,8 +5,8 @@
 Plain TensorFlow loops over all clients in one graph, in as many processes of one thread
 as there are workers, with XLA if that is faster; its data lie in tensors before, and
 those of ray_fed where its workers keep them. Those that are measured take turns of five
-rounds after two to warm up, which follow one another as in a program; ray_fed also with
-ten clients, which shows what a round itself costs. The command fails where results
+rounds after two to warm up, which follow one another as in a program; so do all rounds
+of ten clients, which show what a round itself costs. The command fails where results
 differ, or where the interpreter ran what a kernel should.
 """
 
@@ -183,7 +183,9 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
             stack.enter_context(watch)
         runs |= rounds_of(hosts, "cohort")
         cohorts = take_turns(runs, options.rounds)
-        fixed = take_turns(rounds_of(hosts, "fixed"), options.rounds)
+        fixed: dict[str, Timed] = {}
+        for backend, run in rounds_of(hosts, "fixed").items():
+            fixed |= take_turns({backend: run}, options.rounds)
         facts = {backend: host.call("facts") for backend, host in hosts.items()}
         memory = _describe_memory(hosts, watches)
         memory["plain"] = {"worker_peak_mb": plain.peak_mb()}

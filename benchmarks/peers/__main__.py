@@ -3,10 +3,10 @@
     python -m benchmarks.peers --workload tiny --clients 1000 --workers 2
 
 Each peer is installed into an environment of its own, under --cache. It runs with all
-of its settings for a moment; with the fastest it takes turns with ray_fed, round by
-round, on the same data, from the same weights, to the same result: a peer whose weights
-after a round differ from plain TensorFlow's is not compared. What does not install or
-run is named under `failed`, with the last line it said.
+of its settings for a moment; with the fastest it takes turns with ray_fed, on the same
+data, from the same weights, to the same result: a peer whose weights after a round
+differ from plain TensorFlow's is not compared. What does not install or run is named
+under `failed`, with the last line it said.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workload", choices=("tiny", "mlp", "cnn"), default="tiny")
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=2, help="of ray_fed")
-    parser.add_argument("--rounds", type=int, default=10, help="after two to warm up")
+    parser.add_argument("--rounds", type=int, default=10, help="that count")
     parser.add_argument(
         "--peers", nargs="+", choices=tuple(PEERS), default=tuple(PEERS), metavar="PEER"
     )

@@ -1,11 +1,11 @@
 """Which worker has which clients laid out: the one that ran them last."""
 
-import collections
 import hashlib
 from collections.abc import Iterator
 from typing import Any, cast
 
 from ray_fed.client_runs import ClientRun
+from ray_fed.recent import Recent
 
 
 class Holders:
@@ -16,8 +16,7 @@ class Holders:
     """
 
     def __init__(self, limit: int = 1024) -> None:
-        self._limit = limit
-        self._workers: collections.OrderedDict[bytes, str] = collections.OrderedDict()
+        self._workers: Recent[bytes, str] = Recent(limit)
 
     def find(self, clients: bytes) -> str:
         """Return the name of the worker that ran some clients last, or an empty one.
@@ -25,15 +24,12 @@ class Holders:
         Args:
             clients: what `name_clients` returned.
         """
-        return self._workers.get(clients, "")
+        return self._workers.find(clients) or ""
 
     def note(self, clients: bytes, worker: str) -> None:
         """Note that a worker ran some clients; an empty name of these is no one's."""
         if clients:
-            self._workers[clients] = worker
-            self._workers.move_to_end(clients)
-            if len(self._workers) > self._limit:
-                self._workers.popitem(last=False)
+            self._workers.keep(clients, worker)
 
 
 def name_clients(argument: Any) -> bytes:

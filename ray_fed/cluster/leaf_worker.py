@@ -30,7 +30,7 @@ _YOUNG = 1
 arrays that the object store may not free before. Collecting it takes no time."""
 
 _FREED_SCOPES = 256
-"""How many ended scopes a worker remembers, to end work of them that still runs."""
+"""How many freed scopes a worker remembers, to end work of them that still runs."""
 
 
 class _Cancelled(errors.ClusterError):
@@ -60,8 +60,8 @@ class LeafWorker:
         self._executor = stack.leaf_stack(device, client_bytes)
         self._loop = asyncio.new_event_loop()
         self._scopes: dict[str, dict[int, Any]] = {}
-        self._freed: collections.deque[str] = collections.deque(maxlen=_FREED_SCOPES)
-        self._ended: collections.deque[str] = collections.deque(maxlen=_FREED_SCOPES)
+        self._freed: collections.OrderedDict[str, bool]  # whether for good
+        self._freed = collections.OrderedDict()
 
     @ray.method(concurrency_group="control")
     def ping(self) -> WorkerDescription:
@@ -88,10 +88,9 @@ class LeafWorker:
         Raises:
             _Cancelled: it was freed for good.
         """
-        if scope in self._ended:
+        if self._freed.get(scope):
             raise _cancelled(scope)
-        if scope in self._freed:
-            self._freed.remove(scope)
+        self._freed.pop(scope, None)
         self._scopes[scope] = {}
 
     def end(self, scope: str) -> None:
@@ -99,14 +98,14 @@ class LeafWorker:
         self._scopes.pop(scope, None)
 
     @ray.method(concurrency_group="control")
-    def free(self, scope: str, for_good: bool = False) -> None:  # noqa: FBT001, FBT002
+    def free(self, scope: str, *, for_good: bool = False) -> None:
         """Drop the values of a scope; work of it that still runs ends soon.
 
         Where that is for good, so does work of it that is yet to come.
         """
-        if for_good:
-            self._ended.append(scope)
-        self._freed.append(scope)
+        self._freed[scope] = self._freed.pop(scope, False) or for_good
+        if len(self._freed) > _FREED_SCOPES:
+            self._freed.popitem(last=False)
         self._scopes.pop(scope, None)
 
     def _run(self, coroutine: Any) -> Any:

@@ -1,7 +1,6 @@
 """Ask the pool for a worker, and tell it of a loss."""
 
 import asyncio
-import collections
 import dataclasses
 import math
 import time
@@ -16,6 +15,7 @@ import ray_fed.plan as plan
 from ray_fed.cluster import failures
 from ray_fed.cluster.connection import LostWorkerError, Worker
 from ray_fed.cluster.pool import COPY
+from ray_fed.recent import Recent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +64,7 @@ class Handles:
     """
 
     def __init__(self, limit: int = 64) -> None:
-        self._limit = limit
-        self._kept: collections.OrderedDict[tuple[Any, str], Any]
-        self._kept = collections.OrderedDict()
+        self._kept: Recent[tuple[Any, str], Any] = Recent(limit)
 
     def of(self, pool: Any) -> dict[str, Any]:
         """Return those of the workers of a pool, by name."""
@@ -76,10 +74,7 @@ class Handles:
     def keep(self, pool: Any, name: str, handle: Any) -> None:
         """Keep the handle of a worker of a pool, or of the pool itself, unnamed."""
         key = (pool._actor_id, name)  # noqa: SLF001
-        self._kept[key] = handle
-        self._kept.move_to_end(key)
-        if len(self._kept) > self._limit:
-            self._kept.popitem(last=False)
+        self._kept.keep(key, handle)
 
 
 async def resumed(

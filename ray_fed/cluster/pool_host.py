@@ -288,7 +288,7 @@ class PoolHost:
         handle = self._handles[worker]
         with contextlib.suppress(ray.exceptions.RayError):  # `_start` sees it, too
             # Before anyone has that name again.
-            await handle.free.remote(subround, for_good)
+            await handle.free.remote(subround, for_good=for_good)
             await handle.settle.remote()
             self._pool.give_back(worker)
             self._act()

@@ -7,7 +7,6 @@ it is asked for: leaves of one subround share them.
 """
 
 import asyncio
-import collections
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeAlias
 
@@ -23,6 +22,7 @@ import ray_fed.values as values
 from ray_fed.blocks import Function
 from ray_fed.cluster import object_store
 from ray_fed.cluster.connection import Worker, WorkerConnection, has_failed
+from ray_fed.recent import Recent
 from ray_fed.values import Stored, StoredParts
 
 flf = fl.framework
@@ -117,8 +117,7 @@ class RemoteExecutor(flf.Executor):
 
     def __init__(self, connection: WorkerConnection) -> None:
         self._connection = connection
-        self._shared: collections.OrderedDict[Any, RemoteValue]
-        self._shared = collections.OrderedDict()
+        self._shared: Recent[Any, RemoteValue] = Recent(_SHARED_VALUES)
 
     @override
     def close(self) -> None:
@@ -192,13 +191,7 @@ class RemoteExecutor(flf.Executor):
 
     async def _share(self, name: Any, build: Callable[[], RemoteValue]) -> RemoteValue:
         """Return the value that is shared under a name; build it if there is none."""
-        if name not in self._shared:
-            self._shared[name] = build()
-        shared = self._shared[name]
-        self._shared.move_to_end(name)
-        if len(self._shared) > _SHARED_VALUES:
-            self._shared.popitem(last=False)
-        return await shared.ready()
+        return await self._shared.get(name, build).ready()
 
     def _own(self, value: object) -> RemoteValue:
         found = values.narrow(value, RemoteValue, _NAME)

@@ -161,13 +161,13 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
         `Driven`, pickled by pickle itself, which takes a fraction of the time of Ray's
         own pickler; then each value, encoded.
     """
-    _handles.keep(pool, "", pool)
+    _handles().keep(pool, "", pool)
     work = Work.from_arguments(*arguments)
     if _is_repeated():  # what it was given is gone, or another process had it
         work = dataclasses.replace(work, given=None)
     try:
         driven, *found = loops.run_alone(
-            _event_loop(), drive_plan(pool, work, _handles)
+            _event_loop(), drive_plan(pool, work, _handles())
         )
         return pickle.dumps(driven), *found
     except BaseException:
@@ -179,8 +179,10 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
         gc.collect(_YOUNG)
 
 
-_handles = leases.Handles()
-"""Of the workers that this process drove."""
+@functools.cache
+def _handles() -> leases.Handles:
+    """Return those of the workers that this process drove."""
+    return leases.Handles()
 
 
 def _is_repeated() -> bool:

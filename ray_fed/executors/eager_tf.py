@@ -6,9 +6,7 @@ placements nor lambdas. A value is normalised once, when it is embedded, to the 
 that `tensorflow.normal` describes; results of calls are in that form already.
 """
 
-import collections
 import hashlib
-import threading
 from typing import Any, cast
 
 import federated_language as fl
@@ -24,6 +22,7 @@ import ray_fed.tensorflow.operators as operators
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
 from ray_fed.executors.embedded_value import EmbeddedValue
+from ray_fed.recent import Recent
 from ray_fed.tensorflow.normal import Executable, Normal
 
 _CACHED_FUNCTIONS = 512
@@ -64,14 +63,11 @@ class EagerTFExecutor(fl.framework.Executor):
         if device is not None:
             _check_device(device)
         self._device = device.name if device is not None else None
-        self._functions: collections.OrderedDict[bytes, Executable]
-        self._functions = collections.OrderedDict()
-        self._lock = threading.Lock()
+        self._functions: Recent[bytes, Executable] = Recent(_CACHED_FUNCTIONS)
 
     @override
     def close(self) -> None:
-        with self._lock:
-            self._functions.clear()
+        self._functions.clear()
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> EagerValue:
@@ -151,18 +147,12 @@ class EagerTFExecutor(fl.framework.Executor):
             )
         content = proto.SerializeToString(deterministic=True)  # holds the type
         key = hashlib.sha256(content).digest()
-        with self._lock:
-            if key in self._functions:
-                self._functions.move_to_end(key)
-                return self._functions[key]
-        function = functions.load_function(
-            proto.tensorflow, block.type_signature, self._device
+        return self._functions.get(
+            key,
+            lambda: functions.load_function(
+                proto.tensorflow, block.type_signature, self._device
+            ),
         )
-        with self._lock:
-            self._functions[key] = function
-            if len(self._functions) > _CACHED_FUNCTIONS:
-                self._functions.popitem(last=False)
-        return function
 
     def _operate(self, block: fl.framework.Intrinsic) -> Executable:
         type_spec = cast("fl.FunctionType", block.type_signature)

@@ -1,11 +1,11 @@
 """Graphs that a worker has built, by what they compute."""
 
-import collections
 import threading
 from collections.abc import Callable
 from typing import Any, cast
 
 import ray_fed.plan as plan
+from ray_fed.recent import Recent
 
 _CACHED_KERNELS = 64
 """Graphs that one worker keeps; one of a small model holds a few MB."""
@@ -36,21 +36,18 @@ class _SharedKernels:
     """Graphs without state: one for all threads of a process, and for its contexts."""
 
     def __init__(self) -> None:
-        self._kernels: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._kernels: Recent[bytes, Any] = Recent(_CACHED_KERNELS)
         self._lock = threading.Lock()
 
     def get(self, key: bytes, make: Callable[[], Any]) -> Any:
         """Return the graph of a key; make it, and share it, if there is none."""
         with self._lock:  # who else wants it waits, and need not build it too
-            if key not in self._kernels:
-                made = make()
-                if not made.may_be_shared:
-                    return made
-                self._kernels[key] = made
-                if len(self._kernels) > _CACHED_KERNELS:
-                    self._kernels.popitem(last=False)
-            self._kernels.move_to_end(key)
-            return self._kernels[key]
+            found = self._kernels.find(key)
+            if found is None:
+                found = make()
+                if found.may_be_shared:
+                    self._kernels.keep(key, found)
+            return found
 
 
 _SHARED = _SharedKernels()
@@ -68,7 +65,7 @@ class KernelCache:
 
     def __init__(self, device: str | None) -> None:
         self.device = device
-        self._kernels: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._kernels: Recent[bytes, Any] = Recent(_CACHED_KERNELS, _close)
 
     def load(
         self, kernel: plan.Kernel, merge: Any
@@ -138,13 +135,7 @@ class KernelCache:
         return _SHARED.get(repr(self.device).encode() + key, make)
 
     def _load(self, key: bytes, build: Callable[[], Any]) -> Any:
-        if key not in self._kernels:
-            self._kernels[key] = self._build(build)
-            if len(self._kernels) > _CACHED_KERNELS:
-                _, dropped = self._kernels.popitem(last=False)
-                _close(dropped)
-        self._kernels.move_to_end(key)
-        return self._kernels[key]
+        return self._kernels.get(key, lambda: self._build(build))
 
     def _build(self, build: Callable[[], Any]) -> Any:
         from ray_fed.tensorflow.client_data import UnfitError
@@ -159,8 +150,6 @@ class KernelCache:
 
     def close(self) -> None:
         """Drop all kernels."""
-        for loaded in self._kernels.values():
-            _close(loaded)
         self._kernels.clear()
 
 

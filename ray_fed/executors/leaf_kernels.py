@@ -4,7 +4,6 @@ Where this runs is where TensorFlow is: on a thread of this process, or in an ac
 """
 
 import asyncio
-import collections
 import dataclasses
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -31,6 +30,7 @@ from ray_fed.executors.kernel_cache import KernelCache, Pace
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.executors.threads import ThreadDelegatingExecutor
+from ray_fed.recent import Recent
 
 flf = fl.framework
 _T = TypeVar("_T")
@@ -376,8 +376,8 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
         self._num_beside = num_beside
         self.kernels = KernelCache(device)
         self.clients = ClientStore(client_bytes)
-        self._blocks: collections.OrderedDict[bytes, flf.ComputationBuildingBlock]
-        self._blocks = collections.OrderedDict()
+        self._blocks: Recent[bytes, flf.ComputationBuildingBlock]
+        self._blocks = Recent(_CACHED_BLOCKS)
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
@@ -390,12 +390,7 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
     @override
     def parse(self, serialised: bytes) -> flf.ComputationBuildingBlock:
         """Return the block of a serialised computation, parsed when first asked for."""
-        if serialised not in self._blocks:
-            self._blocks[serialised] = blocks.parse_block(serialised)
-            if len(self._blocks) > _CACHED_BLOCKS:
-                self._blocks.popitem(last=False)
-        self._blocks.move_to_end(serialised)
-        return self._blocks[serialised]
+        return self._blocks.get(serialised, lambda: blocks.parse_block(serialised))
 
     @override
     def run_at_server(self, function: bytes, argument: Any) -> Any:

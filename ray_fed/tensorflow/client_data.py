@@ -31,6 +31,7 @@ from ray_fed.values import Plain, Struct
 
 Array = NDArray[Any]
 Parts = Sequence[Array]
+"""What is to lie end to end in one tensor, client after client."""
 
 
 class UnfitError(Exception):

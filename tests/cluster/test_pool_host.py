@@ -26,7 +26,7 @@ class Method:
 
     answer: Callable[[], Any]
 
-    def remote(self, *_: Any) -> Any:
+    def remote(self, *_: Any, **__: Any) -> Any:
         return asyncio.ensure_future(self.answer())
 
 

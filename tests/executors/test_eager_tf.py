@@ -756,9 +756,10 @@ class TestCache:
 
     @pytest.mark.claim("semantics.10")
     def test_is_bounded_and_keeps_what_was_used_last(
-        self, executor: EagerTFExecutor, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(eager_tf, "_CACHED_FUNCTIONS", 3)
+        executor = EagerTFExecutor()
         comps = [self.add(number) for number in range(4)]
         first, second, _ = [embed(executor, comp).reference for comp in comps[:3]]
 

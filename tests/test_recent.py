@@ -1,0 +1,81 @@
+"""What is kept, what is dropped, and when."""
+
+import threading
+
+import pytest
+
+from ray_fed.recent import Recent
+
+
+@pytest.fixture
+def dropped() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def recent(dropped: list[str]) -> Recent[int, str]:
+    """Return two values, of 1 and 2, in room for two."""
+    found = Recent[int, str](2, dropped.append)
+    found.keep(1, "one")
+    found.keep(2, "two")
+    return found
+
+
+def test_least_recently_used_is_dropped(
+    recent: Recent[int, str], dropped: list[str]
+) -> None:
+    recent.find(1)
+    recent.keep(3, "three")
+
+    assert dropped == ["two"]
+    assert recent.items() == [(1, "one"), (3, "three")]
+
+
+def test_makes_what_is_not_there_once(recent: Recent[int, str]) -> None:
+    made = iter(["three"])
+
+    assert [recent.get(3, lambda: next(made)) for _ in range(2)] == ["three"] * 2
+    assert recent.find(1) is None
+
+
+def test_value_in_place_of_another_drops_no_third(
+    recent: Recent[int, str], dropped: list[str]
+) -> None:
+    recent.keep(1, "uno")
+
+    assert recent.items() == [(2, "two"), (1, "uno")]
+    assert dropped == []
+
+
+def test_clear_drops_all(recent: Recent[int, str], dropped: list[str]) -> None:
+    recent.clear()
+
+    assert sorted(dropped) == ["one", "two"]
+    assert recent.find(1) is None
+
+
+def test_what_cannot_be_made_is_not_there(recent: Recent[int, str]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        recent.get(3, lambda: str(1 // 0))
+
+    assert recent.items() == [(1, "one"), (2, "two")]
+
+
+def test_threads_may_share_one() -> None:
+    recent = Recent[int, int](3)
+    wrong: list[int] = []
+
+    def use(start: int) -> None:
+        for index in range(start, start + 20_000):
+            key = index % 7
+            if recent.get(key, lambda key=key: key) != key:
+                wrong.append(key)
+
+    threads = [threading.Thread(target=use, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not wrong
+    assert len(recent.items()) == 3
