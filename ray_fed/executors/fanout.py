@@ -26,10 +26,18 @@ async def gather_by_index(
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end(tasks)
         raise
+    finally:
+        # What is raised refers to this frame, which is to hold nobody's result.
+        begun.clear()
+        tasks.clear()
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def run_in_order(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

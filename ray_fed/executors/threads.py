@@ -99,6 +99,8 @@ def wait_for(thread: LoopThread, coroutine: Coroutine[Any, Any, _T]) -> _T:
             thread.cancel(tasks[0])
             ended.wait(_JOIN_TIMEOUT_S)
         raise
+    finally:
+        tasks.clear()  # what is raised refers to this frame, and a task to that
 
 
 class ThreadDelegatingExecutor(fl.framework.Executor):

@@ -1,6 +1,7 @@
 """Results by index, and nothing left behind."""
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -57,6 +58,26 @@ def test_a_failure_cancels_the_rest_and_waits_for_it() -> None:
     num_tasks = asyncio.run(act())
 
     assert (sorted(ended), num_tasks) == ([0, 1, 2, 3], 1)
+
+
+def test_a_failure_holds_no_result_of_others() -> None:
+    class Result:
+        pass
+
+    results: list[weakref.ref[Result]] = []
+
+    async def work(index: int) -> Result:
+        if not index:
+            await asyncio.sleep(0.02)
+            raise KeyError("mine")
+        results.append(weakref.ref(result := Result()))
+        return result
+
+    with pytest.raises(KeyError, match="mine") as raised:
+        asyncio.run(gather_by_index(work(index) for index in range(3)))
+
+    assert raised.value.__traceback__ is not None
+    assert [result() for result in results] == [None, None]
 
 
 def test_a_cancelled_caller_cancels_all() -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,6 +106,28 @@ class TestWaitFor:
     def test_raises_what_the_coroutine_raises(self, loop: LoopThread) -> None:
         with pytest.raises(KeyError, match="mine"):
             wait_for(loop, fail())
+
+    def test_what_it_raises_is_freed_without_the_collector(
+        self, loop: LoopThread
+    ) -> None:
+        class MineError(Exception):
+            pass
+
+        async def raise_mine() -> None:
+            raise MineError
+
+        raised: list[weakref.ref[MineError]] = []
+        gc.disable()
+        try:
+            try:
+                wait_for(loop, raise_mine())
+            except MineError as error:
+                raised.append(weakref.ref(error))
+            wait_for(loop, name_of_thread())  # the loop is done with the former
+
+            assert [error() for error in raised] == [None]
+        finally:
+            gc.enable()
 
     def test_refuses_a_closed_loop(self, loop: LoopThread) -> None:
         loop.close()
