@@ -182,8 +182,9 @@ class JitDecision:
     Attributes:
         jit: for `Kernel.jit`.
         reason: in a few words.
-        plain_s: seconds a client without XLA; None where it was not measured.
-        jit_s: seconds a client with it; None where it was not measured.
+        plain_s: seconds a client without XLA, beside as many others as executors share
+            a process; None where it was not measured.
+        jit_s: the same with it.
         compile_s: seconds of the first call with it, for one client.
     """
 

@@ -22,14 +22,18 @@ _MOST_SHAPES = 4
 """Each shape is compiled by itself."""
 
 _HOPELESS = 2.0
+"""XLA that takes so many times longer on one client is not measured on more, if that
+would take long: on a CPU, convolutions take 25 times as long."""
+
 _MOST_TRIAL_S = 5.0
-"""XLA that takes so many times longer on one client is not measured on more, where that
-would take longer than this: on a CPU, convolutions take 25 times as long. One client
-alone says little: its run pays for what all share."""
+"""What takes longer is long. One client alone says little: its run pays for what all
+share."""
 
 _LEAST_RUNS, _MOST_RUNS = 3, 30
+"""Of each way."""
+
 _ENOUGH_S = 0.5
-"""Of each, more runs than the least as long as all take no longer than this."""
+"""After so much of both ways there is no further run than the least."""
 
 
 def measure_jit(
@@ -42,13 +46,13 @@ def measure_jit(
 ) -> plan.JitDecision:
     """Return whether XLA pays, from clients run with and without it.
 
-    Nothing of it depends on the number of workers or subrounds; but it measures time,
-    so ask once.
+    It measures time, so ask once. And it depends on how many executors share a process:
+    on Ray one, locally as many as there are workers.
 
     What XLA compiles for a CPU runs on TensorFlow's threads for one op. Those are one
     executor's, so that bits are equal on every backend; executors that share a process
-    wait for each other there. So the work is measured as they will do it, beside each
-    other.
+    wait for each other there. So the work is measured beside as much as it may run
+    beside.
 
     Args:
         kernel: what the compiler planned.
@@ -88,7 +92,8 @@ def _decide(plain: "_Timed", compiled: "_Timed", num_beside: int) -> plan.JitDec
         return plan.JitDecision(jit=False, reason=reason, compile_s=first_s)
     plain.run(1)
     seconds = plain.run(1), compiled.run(1)
-    is_long = seconds[1] * compiled.count * _LEAST_RUNS > _MOST_TRIAL_S
+    num_clients = compiled.count * num_beside * _LEAST_RUNS
+    is_long = seconds[1] * num_clients > _MOST_TRIAL_S
     if not is_long or seconds[1] <= _HOPELESS * seconds[0]:
         seconds = _best_of(plain, compiled, num_beside)
     gain = seconds[0] / max(seconds[1], 1e-9)
@@ -106,9 +111,8 @@ def _best_of(
         while len(runs) < _LEAST_RUNS or (
             len(runs) < _MOST_RUNS and sum(map(sum, runs)) < _ENOUGH_S
         ):
-            of_plain, of_jit = (
-                timed.run_beside(threads, num_beside) for timed in (plain, compiled)
-            )
+            of_plain = plain.run_beside(threads, num_beside)
+            of_jit = compiled.run_beside(threads, num_beside)
             runs.append((of_plain, of_jit))
     plain_s, jit_s = map(min, zip(*runs, strict=True))
     return plain_s / plain.count, jit_s / compiled.count

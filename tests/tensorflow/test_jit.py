@@ -87,6 +87,16 @@ def test_slow_work_is_measured_where_that_is_quick() -> None:
     assert (found.jit, found.reason) == (True, "2.00 times as quick")
 
 
+def test_slow_work_that_many_would_do_at_once_is_not_measured() -> None:
+    clock = Clock(COMPILE, PLAIN_FIRST, 0.2, 0.7)
+
+    found = jit.measure_jit(
+        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, 2, clock
+    )
+
+    assert (found.jit, found.plain_s, found.jit_s) == (False, 0.2, 0.7)
+
+
 def test_work_is_measured_beside_as_much_as_it_will_run_beside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
