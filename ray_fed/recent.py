@@ -16,11 +16,11 @@ def _ignore(value: object) -> None:
 class Recent(Generic[_Key, _Value]):
     """Values by key, so many of them; the least recently used is dropped beyond.
 
-    Several threads may use it.
+    No value is None. Several threads may use it.
 
     Args:
         limit: how many are kept, >= 1.
-        on_drop: called with a value that is dropped to make room, or by `clear`.
+        on_drop: called with each value that is kept no more.
     """
 
     def __init__(
@@ -29,18 +29,24 @@ class Recent(Generic[_Key, _Value]):
         self._limit = limit
         self._on_drop = on_drop
         self._held: dict[_Key, _Value] = {}  # the least recently used first
-        # What Python frees inside may come back here.
+        # One thread may have it twice: what Python frees inside may come back here.
         self._lock = threading.RLock()
 
     def get(self, key: _Key, make: Callable[[], _Value]) -> _Value:
         """Return the value of a key; make it, and keep it, if there is none.
 
-        Threads that ask for it at once may each make one.
+        Threads that ask for it at once may each make one; the first counts.
         """
         found = self.find(key)
-        if found is None:
-            found = make()
-            self.keep(key, found)
+        if found is not None:
+            return found
+        made = make()
+        with self._lock:
+            found = self.find(key)
+            if found is None:
+                self.keep(key, made)
+                return made
+        self._on_drop(made)
         return found
 
     def find(self, key: _Key) -> _Value | None:
@@ -54,12 +60,13 @@ class Recent(Generic[_Key, _Value]):
     def keep(self, key: _Key, value: _Value) -> None:
         """Keep a value, in place of the one that its key had."""
         with self._lock:
-            self._held.pop(key, None)
+            dropped = [self._held.pop(key, None)]
             self._held[key] = value
-            if len(self._held) <= self._limit:
-                return
-            dropped = self._held.pop(next(iter(self._held)))
-        self._on_drop(dropped)
+            if len(self._held) > self._limit:
+                dropped.append(self._held.pop(next(iter(self._held))))
+        for former in dropped:
+            if former is not None and former is not value:
+                self._on_drop(former)
 
     def items(self) -> list[tuple[_Key, _Value]]:
         """Return keys with their values, the least recently used first."""

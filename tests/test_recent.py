@@ -38,13 +38,25 @@ def test_makes_what_is_not_there_once(recent: Recent[int, str]) -> None:
     assert recent.find(1) is None
 
 
-def test_value_in_place_of_another_drops_no_third(
+def test_value_in_place_of_another_drops_that_alone(
     recent: Recent[int, str], dropped: list[str]
 ) -> None:
     recent.keep(1, "uno")
+    recent.keep(1, "uno")
 
     assert recent.items() == [(2, "two"), (1, "uno")]
-    assert dropped == []
+    assert dropped == ["one"]
+
+
+def test_of_two_that_were_made_at_once_the_first_counts(
+    recent: Recent[int, str], dropped: list[str]
+) -> None:
+    def make() -> str:
+        assert recent.get(3, lambda: "three") == "three"  # meanwhile
+        return "another"
+
+    assert recent.get(3, make) == "three"
+    assert dropped == ["one", "another"]
 
 
 def test_clear_drops_all(recent: Recent[int, str], dropped: list[str]) -> None:

@@ -30,7 +30,7 @@ def test_made_once_for_the_same_object_and_for_equal_ones() -> None:
 
 def test_the_oldest_is_made_again_once_there_are_many() -> None:
     made: list[Any] = []
-    cache = ComputationCache(made.append)
+    cache = ComputationCache(lambda comp: made.append(comp) or len(made))
     comps = [computation(value) for value in range(129)]
     for comp in comps:
         cache.get(comp)
