@@ -62,6 +62,7 @@ class LeafWorker:
         self._scopes: dict[str, dict[int, Any]] = {}
         self._freed: collections.OrderedDict[str, bool]  # whether for good
         self._freed = collections.OrderedDict()
+        self._freeing = threading.Lock()
 
     @ray.method(concurrency_group="control")
     def ping(self) -> WorkerDescription:
@@ -88,10 +89,11 @@ class LeafWorker:
         Raises:
             _Cancelled: it was freed for good.
         """
-        if self._freed.get(scope):
-            raise _cancelled(scope)
-        self._freed.pop(scope, None)
-        self._scopes[scope] = {}
+        with self._freeing:
+            if self._freed.get(scope):
+                raise _cancelled(scope)
+            self._freed.pop(scope, None)
+            self._scopes[scope] = {}
 
     def end(self, scope: str) -> None:
         """Drop the values of a scope whose work is done, after all calls before."""
@@ -103,10 +105,12 @@ class LeafWorker:
 
         Where that is for good, so does work of it that is yet to come.
         """
-        self._freed[scope] = self._freed.pop(scope, False) or for_good
-        if len(self._freed) > _FREED_SCOPES:
-            self._freed.popitem(last=False)
-        self._scopes.pop(scope, None)
+        with self._freeing:
+            self._freed[scope] = self._freed.pop(scope, False) or for_good
+            if len(self._freed) > _FREED_SCOPES:
+                self._freed.popitem(last=False)
+            dropped = self._scopes.pop(scope, None)
+        del dropped  # not inside: what it holds may take a while to end
 
     def _run(self, coroutine: Any) -> Any:
         try:

@@ -181,7 +181,10 @@ def run_plan(pool: Any, *arguments: Any) -> Any:
 
 @functools.cache
 def _handles() -> leases.Handles:
-    """Return those of the workers that this process drove."""
+    """Return those of the workers that this process drove.
+
+    No variable of the module: Ray pickles those with the task that uses them.
+    """
     return leases.Handles()
 
 

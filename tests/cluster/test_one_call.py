@@ -155,6 +155,7 @@ def test_freed_scope_ends_a_run(
 def test_scope_freed_for_good_begins_no_run(handle: FakeHandle, comp: Any) -> None:
     actor: Any = handle._actor
     actor.free("scope", for_good=True)
+    actor.free("scope")
 
     with pytest.raises(Exception, match="found it freed"):
         work(handle, subround_of(comp), DATA)
