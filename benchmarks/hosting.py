@@ -1,7 +1,7 @@
 """What is measured, each in a process of its own that does one thing when told.
 
-So they can take turns, and a busy machine hurts all alike; and the
-memory of one is not that of another.
+So they can take turns, and a busy machine hurts all alike; and the memory of one is not
+that of another.
 """
 
 import contextlib

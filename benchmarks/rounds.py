@@ -122,10 +122,19 @@ def take_turns(
     return timed
 
 
-def agree(found: Sequence[Any], expected: Sequence[Any]) -> bool:
-    """Return whether weights are the same up to the order of sums."""
+def _is_close(found: Any, expected: Any) -> bool:
+    """Return whether a tensor is the same up to the order of sums."""
+    return np.allclose(found, expected, _RELATIVE, _ABSOLUTE)
+
+
+def agree(
+    found: Sequence[Any],
+    expected: Sequence[Any],
+    is_close: Callable[[Any, Any], bool] = _is_close,
+) -> bool:
+    """Return whether weights are of the same shapes, and each close to the other."""
     return len(found) == len(expected) and all(
-        np.shape(a) == np.shape(b) and np.allclose(a, b, _RELATIVE, _ABSOLUTE)
+        np.shape(a) == np.shape(b) and is_close(a, b)
         for a, b in zip(found, expected, strict=True)
     )
 

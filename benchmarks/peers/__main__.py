@@ -185,11 +185,12 @@ def compare(
 
 
 def _agree_by_norm(found: Sequence[Any], expected: Sequence[Any]) -> bool:
-    return len(found) == len(expected) and all(
-        np.shape(a) == np.shape(b)
-        and bool(np.linalg.norm(np.subtract(a, b)) <= _CONVOLVED * np.linalg.norm(b))
-        for a, b in zip(found, expected, strict=True)
-    )
+    return rounds.agree(found, expected, _is_close_by_norm)
+
+
+def _is_close_by_norm(found: Any, expected: Any) -> bool:
+    distance = np.linalg.norm(np.subtract(found, expected))
+    return bool(distance <= _CONVOLVED * np.linalg.norm(expected))
 
 
 def summarise(
