@@ -3,7 +3,8 @@
 # pyright: reportUnknownLambdaType=false
 
 import collections
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import attrs
@@ -32,6 +33,7 @@ class Record:
 
 NAMED = fl.StructType([("z", np.int32), ("a", np.int32)])
 BATCH = fl.TensorType(np.float32, (None, 2))
+PAIR = fl.TensorType(np.float32, (2,))
 
 
 def rows_of(elements: list[Any], element: fl.Type) -> rows.Rows:
@@ -53,6 +55,76 @@ def sliced(value: Any) -> Any:
 
 def number_of(dataset: Any) -> list[Any]:
     return [listed(tf.nest.flatten(e)) for e in dataset.as_numpy_iterator()]
+
+
+def filled(*shape: int) -> Any:
+    return np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+
+
+READ: dict[str, tuple[Callable[[], Any], fl.Type]] = {
+    "scalars": (lambda: sliced(np.array([3, 1, 2], np.int32)), fl.TensorType(np.int32)),
+    "vectors": (lambda: sliced(filled(3, 2)), PAIR),
+    "strings": (lambda: sliced([b"a\0", b""]), fl.TensorType(np.str_)),
+    "bfloat16": (
+        lambda: sliced(tf.constant([1, 2], tf.bfloat16)),
+        fl.TensorType(ml_dtypes.bfloat16),
+    ),
+    "named, in another order": (lambda: sliced({"a": [1, 2], "z": [3, 4]}), NAMED),
+    "batches": (lambda: sliced(filled(4, 2)).batch(2, drop_remainder=True), BATCH),
+    "a ragged last batch": (lambda: sliced(filled(5, 2)).batch(2), BATCH),
+    "none": (lambda: sliced(filled(3, 2)).take(0), PAIR),
+    "none that pass": (
+        lambda: sliced([1, 2]).filter(lambda x: x > 2),
+        fl.TensorType(np.int32),
+    ),
+    "two unknown dimensions": (
+        lambda: sliced(filled(2, 3, 2)),
+        fl.TensorType(np.float32, (None, None)),
+    ),
+}
+
+
+class TestToRows:
+    """Read at once or one by one: the same rows."""
+
+    @pytest.mark.parametrize("case", READ)
+    def test_dataset_has_the_rows_of_its_elements(self, case: str) -> None:
+        make, element = READ[case]
+        dataset = make()
+
+        read = plain.to_plain(dataset, fl.SequenceType(element))
+
+        expected = rows_of(list(dataset.as_numpy_iterator()), element)
+        assert read.length == expected.length
+        for column, other in zip(read.columns, expected.columns, strict=True):
+            assert column.rows.dtype == other.rows.dtype
+            assert list(map(listed, column.rows)) == list(map(listed, other.rows))
+            assert (column.splits is None) == (other.splits is None)
+            if column.splits is not None:
+                assert listed(column.splits) == listed(other.splits)
+
+    @pytest.mark.parametrize("case", ["vectors", "strings", "batches"])
+    def test_elements_of_one_shape_are_read_at_once(
+        self, case: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        make, element = READ[case]
+        dataset = make()
+        monkeypatch.delattr(tf.data.Dataset, "__iter__")
+        monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", None)
+
+        assert len(plain.to_plain(dataset, fl.SequenceType(element))) > 0
+
+    def test_element_of_another_type_is_named(self) -> None:
+        dataset = sliced({"a": [1], "z": np.array([3])})
+
+        with pytest.raises(errors.ValueMismatchError, match=r"value\[0\].z .*int64"):
+            plain.to_plain(dataset, fl.SequenceType(NAMED))
+
+    def test_dataset_without_end_is_refused(self) -> None:
+        dataset = sliced([1]).repeat()
+
+        with pytest.raises(errors.ValueMismatchError, match="without end: take"):
+            plain.to_plain(dataset, fl.SequenceType(np.int32))
 
 
 class TestFromRows:
