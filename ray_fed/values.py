@@ -186,14 +186,14 @@ def struct_elements(
     """
     names = [name for name, _ in type_spec.items()]
     found_names, found = _container_items(value, type_spec, label)
+    if isinstance(value, Mapping) and set(found_names) != set(names):
+        raise _names_error(label, names, found_names)
     if len(found) != len(names):
         raise errors.ValueMismatchError(
             f"Expected {label} to have {len(names)} elements as in `{type_spec}`,"
             f" found {len(found)}."
         )
     if isinstance(value, Mapping):
-        if set(found_names) != set(names):
-            raise _names_error(label, names, found_names)
         by_name = dict(zip(found_names, found, strict=True))
         found = [by_name[name] for name in names]
     elif any(f is not None and f != n for f, n in zip(found_names, names, strict=True)):
@@ -259,7 +259,8 @@ def map_placed(
     Structures that hold federated types are taken apart to tuples; every other part
     is handed whole to `fn(type, part)`.
     """
-    if is_placed_struct(type_spec):
+    # Types hash by all that they hold: those that cannot be are told apart before.
+    if isinstance(type_spec, fl.StructType) and is_placed_struct(type_spec):
         pairs = list(struct_type(type_spec).items())
         if type(value) is tuple and len(value) == len(pairs):  # plain: in order
             elements = zip(

@@ -222,7 +222,7 @@ def test_container_becomes_a_tuple_in_the_order_of_its_type(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        pytest.param({"x": 1}, "2 elements", id="one missing"),
+        pytest.param({"x": 1}, r"\['x'\]", id="one missing"),
         pytest.param({"x": 1, "z": 2.0}, r"\['x', 'z'\]", id="another name"),
         pytest.param((1, 2.0, 3), "found 3", id="one more"),
         pytest.param(Struct([("y", 1), ("x", 2.0)]), "named", id="names in disorder"),

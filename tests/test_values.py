@@ -154,6 +154,16 @@ def test_struct_elements_of_a_mapping_need_names() -> None:
         values.struct_elements({"x": 1}, fl.StructType([np.int32]))
 
 
+@pytest.mark.parametrize("found", [["x"], ["x", "y", "z"]], ids=["missing", "more"])
+def test_struct_elements_of_a_mapping_names_what_it_has(found: list[str]) -> None:
+    type_spec = fl.StructType([("x", np.int32), ("y", np.int32)])
+
+    with pytest.raises(errors.ValueMismatchError) as caught:
+        values.struct_elements(dict.fromkeys(found, 1), type_spec)
+
+    assert f"elements named ['x', 'y'], found {found}" in str(caught.value)
+
+
 def test_struct_elements_of_a_class_is_no_container() -> None:
     @dataclasses.dataclass
     class Point:
