@@ -75,6 +75,8 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
 
     Raises:
         ConfigError: `cohort_size` or `seed` is out of its range.
+        Exception: what a round raised. It counts clients by their place in the cohort;
+            a note says which of `clients` these are.
     """
     num_clients = len(clients)
     sampler = CohortSampler(num_clients, cohort_size or num_clients, seed)
@@ -84,7 +86,11 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         round_index = int(state.round_index)
         cohort = sampler.sample(round_index)
         started = time.monotonic()
-        state, training = process.next(state, [clients[index] for index in cohort])
+        try:
+            state, training = process.next(state, [clients[index] for index in cohort])
+        except Exception as error:
+            _say_who(error, cohort)
+            raise
         seconds = time.monotonic() - started
         evaluation = None if evaluate is None else evaluate(state)
         record = RoundRecord(round_index, tuple(cohort), training, evaluation, seconds)
@@ -92,3 +98,12 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         if on_round is not None:
             on_round(state, record)
     return TrainingResult(state, tuple(records))
+
+
+def _say_who(error: Exception, cohort: Sequence[int]) -> None:
+    """Note which clients the places in an error are: it knows of the cohort alone."""
+    place = getattr(getattr(error, "location", None), "client_index", None)
+    if place is None:
+        error.add_note(f"The cohort is, in order, `clients[i]` for i in {[*cohort]}.")
+    else:
+        error.add_note(f"Client {place} of the cohort is `clients[{cohort[place]}]`.")

@@ -119,3 +119,31 @@ def test_resumed_training_has_the_same_bits(
         whole.state.weights.trainable, rest.state.weights.trainable, strict=True
     ):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (ValueError("data[0]"), "The cohort is, in order, `clients[i]` for i in {}."),
+        (
+            errors.ComputationError("no", errors.Location(client_index=1)),
+            "Client 1 of the cohort is `clients[{[1]}]`.",
+        ),
+    ],
+    ids=["no place", "a place"],
+)
+def test_error_of_a_round_says_which_clients_its_cohort_has(
+    error: Exception, note: str
+) -> None:
+    def fail(state: Counter, data: list[Any]) -> Any:
+        del state, data
+        raise error
+
+    process = LearningProcess(lambda: Counter(0, ()), fail)
+
+    with pytest.raises(type(error)) as caught:
+        run(process, CLIENTS, num_rounds=1, cohort_size=3, seed=9)
+
+    cohort = CohortSampler(6, 3, 9).sample(0)
+    expected = note.replace("{[1]}", str(cohort[1])).replace("{}", str(cohort))
+    assert caught.value.__notes__ == [expected]
