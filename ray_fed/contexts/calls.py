@@ -1,7 +1,6 @@
 """What one call has so far: its argument by runs, what was merged, what is kept."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,7 +37,6 @@ class Call:
         next_index: of the next subround.
         notes: what its work told.
         decisions: about XLA, by the content of kernels that it runs.
-        started: by the monotonic clock.
     """
 
     spec: CallSpec
@@ -64,7 +62,6 @@ class Call:
     decisions: dict[bytes, plan.JitDecision] = dataclasses.field(
         default_factory=dict[bytes, plan.JitDecision]
     )
-    started: float = dataclasses.field(default_factory=time.monotonic)
 
     def take_indices(self, count: int) -> int:
         """Return the first of so many new subround indices."""

@@ -1,8 +1,10 @@
 """The context that `init` and `create_context` build, on either backend."""
 
 import concurrent.futures
+import dataclasses
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self
 
@@ -137,6 +139,7 @@ class ExecutionContext(flf.SyncContext):
             DeadlineError: they hung more often than that.
             ContextStateError: the context was closed.
         """
+        started = time.monotonic()  # it may take longer to read an argument than to run
         thread = self._open_thread()
         type_spec = comp.type_signature
         if not isinstance(type_spec, fl.FunctionType):
@@ -147,7 +150,7 @@ class ExecutionContext(flf.SyncContext):
         parameter, argument = comp.type_signature.parameter, None
         if parameter is not None:
             argument = plain.to_plain(arg, parameter, "the argument")
-        spec = self._rounds.new_call()
+        spec = self._rounds.new_call(started=started)
         result = _wait_for(thread, self._invoke(comp, argument, spec))
         return plain.from_plain(result, type_spec.result)
 
@@ -176,7 +179,9 @@ class ExecutionContext(flf.SyncContext):
         spec = self._rounds.new_call(in_parts=True)
 
         async def run() -> None:
-            deliver(await self._invoke(comp, await prepare(), spec))
+            argument = await prepare()  # may wait for the call before
+            begun = dataclasses.replace(spec, started=time.monotonic())
+            deliver(await self._invoke(comp, argument, begun))
 
         return thread.submit(run())
 

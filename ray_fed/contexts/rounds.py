@@ -60,11 +60,17 @@ class Rounds:
         self._decisions: dict[bytes, tuple[plan.JitDecision, plan.Kernel]] = {}
         self._deciding = asyncio.Lock()
 
-    def new_call(self, *, in_parts: bool = False) -> CallSpec:
-        """Number a call; those of several threads in the order in which they ask."""
+    def new_call(
+        self, *, in_parts: bool = False, started: float | None = None
+    ) -> CallSpec:
+        """Number a call; those of several threads in the order in which they ask.
+
+        It has `started` now, unless that is said, by the monotonic clock.
+        """
+        started = time.monotonic() if started is None else started
         with self._lock:
             self.num_calls += 1
-            return CallSpec(self.num_calls - 1, in_parts)
+            return CallSpec(self.num_calls - 1, in_parts, started)
 
     async def run_chain(
         self, chain: MergeableCompChain, arg: Any, spec: CallSpec
@@ -118,7 +124,7 @@ class Rounds:
     async def _round(
         self, spec: CallSpec, num_clients: int, cut: CohortCut
     ) -> AsyncGenerator[Call]:
-        call, started = Call(spec, cut, self._policy.store), time.monotonic()
+        call = Call(spec, cut, self._policy.store)
         round_index = spec.round_index
         self._emit(
             events.RoundStarted(
@@ -130,7 +136,7 @@ class Rounds:
             self._emit(events.of_note(note, round_index))
         for decision in call.decisions.values():
             self._emit(events.JitDecided(round_index, decision))
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - spec.started
         self._emit(
             events.RoundFinished(
                 round_index,
@@ -398,7 +404,7 @@ class Rounds:
                 subround_index=subround_index,
                 num_clients=sum(len(leaf) for leaf in leaves),
                 attempts=outcome.attempts,
-                started_s=started - call.started,
+                started_s=started - call.spec.started,
                 seconds=time.monotonic() - started,
                 worker=outcome.worker,
                 worker_pid=outcome.worker_pid,

@@ -323,6 +323,26 @@ def test_error_of_a_client_names_it_and_is_not_retried(
     assert context.invoke(checked_sum, [1.0, 2.0]) == 3.0
 
 
+def test_report_counts_the_seconds_that_an_argument_takes_to_read(
+    local_contexts: ContextFactory,
+) -> None:
+    context = local_contexts(workers=2)
+
+    class SlowData:
+        def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> Any:
+            time.sleep(0.3)
+            return np.ones(50, dtype)
+
+    started = time.monotonic()
+    context.invoke(one_round, [[SlowData(), SlowData()], MODEL])
+    seconds = time.monotonic() - started
+
+    report = context.last_report
+    assert report is not None
+    assert 0.6 <= report.seconds <= seconds
+    assert report.clients_per_second <= 2 / 0.6
+
+
 @pytest.mark.ray
 def test_worker_that_dies_between_rounds_costs_no_bit(
     ray_contexts: ContextFactory,
