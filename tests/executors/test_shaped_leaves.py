@@ -320,6 +320,16 @@ def test_work_that_cannot_be_is_refused_with_the_reason(
     assert noted == {notes.Unshaped(told)}
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_leaf_of_clients_of_several_shapes_is_told_of(
+    leaf: LeafStack, way: str
+) -> None:
+    with notes.noting() as noted:
+        run(leaf, prepare(total_of_rows, 4, 4, **WAYS[way]), [*rows(2), *rows(2, 7)])
+
+    assert noted == {notes.Unshaped("clients of a leaf have data of several shapes")}
+
+
 COMPILED = """
 import federated_language as fl
 import numpy as np
