@@ -110,7 +110,8 @@ def demo(  # noqa: PLR0913, PLR0917 (one parameter an option)
     print(
         f"test accuracy {result.accuracy:.4f}, loss {result.loss:.4f} after"
         f" {result.rounds} rounds; {result.retries} retries, {result.seconds:.1f} s"
-        f" with start and evaluation, {result.clients_per_second:.0f} clients/s once warm"
+        " with start and evaluation,"
+        f" {result.clients_per_second:.0f} clients/s once warm"
     )
 
 
