@@ -125,7 +125,7 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
         session.close()
 
 
-@pytest.fixture(scope="session", params=[1, 3, 2])
+@pytest.fixture(scope="session", params=[pytest.param(1, marks=pytest.mark.slow), 3, 2])
 def num_workers(request: pytest.FixtureRequest) -> int:
     """Sizes of pools; pytest runs the tests of one size together, over one pool."""
     return request.param
