@@ -121,10 +121,13 @@ def holds_functions(type_spec: fl.Type) -> bool:
 
 
 @functools.lru_cache(maxsize=_CACHED_TYPES)
+def _holds_placed(type_spec: fl.StructType) -> bool:
+    return fl.framework.contains_federated_types(type_spec)
+
+
 def is_placed_struct(type_spec: fl.Type) -> bool:
     """Return whether a type is a struct with placed parts: to be taken apart."""
-    is_struct = isinstance(type_spec, fl.StructType)
-    return is_struct and fl.framework.contains_federated_types(type_spec)
+    return isinstance(type_spec, fl.StructType) and _holds_placed(type_spec)
 
 
 def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
@@ -259,8 +262,7 @@ def map_placed(
     Structures that hold federated types are taken apart to tuples; every other part
     is handed whole to `fn(type, part)`.
     """
-    # Types hash by all that they hold: those that cannot be are told apart before.
-    if isinstance(type_spec, fl.StructType) and is_placed_struct(type_spec):
+    if is_placed_struct(type_spec):
         pairs = list(struct_type(type_spec).items())
         if type(value) is tuple and len(value) == len(pairs):  # plain: in order
             elements = zip(
