@@ -1,7 +1,6 @@
 """How rounds are cut and carried: what a context decides once for all its calls."""
 
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
@@ -71,14 +70,14 @@ class CallSpec:
 
     Attributes:
         round_index: calls before this one; keys its random numbers.
+        started: by the monotonic clock.
         in_parts: whether the result is returned part by part, each kept where runners
             store values, instead of whole.
-        started: by the monotonic clock.
     """
 
     round_index: int
+    started: float
     in_parts: bool = False
-    started: float = dataclasses.field(default_factory=time.monotonic)
 
     def parts_type(self, result: fl.Type) -> bytes | None:
         """Return what a plan says of the parts of a result."""

@@ -70,7 +70,7 @@ class Rounds:
         started = time.monotonic() if started is None else started
         with self._lock:
             self.num_calls += 1
-            return CallSpec(self.num_calls - 1, in_parts, started)
+            return CallSpec(self.num_calls - 1, started, in_parts)
 
     async def run_chain(
         self, chain: MergeableCompChain, arg: Any, spec: CallSpec
