@@ -359,10 +359,10 @@ class ClientKernel:
         kinds = laid.data.kinds[leaf.start : leaf.stop]
         is_mixed = len(laid.data.shapes) > 1 and (kinds != kinds[:1]).any()
         if is_mixed:
-            notes.note(
-                [notes.Unshaped("clients of a leaf have data of several shapes")]
-            )
-        if not len(kinds) or is_mixed:
+            reason = "clients of a leaf have data of several shapes"
+            notes.note([notes.Unshaped(reason)])
+            return None
+        if not len(kinds):
             return None
         of_clients = laid.data.shapes[kinds[0]]
         if of_clients is None:
