@@ -357,8 +357,10 @@ def test_worker_that_dies_between_rounds_costs_no_bit(
         found.append(bits(context.invoke(one_round, [client_data(), MODEL])))
 
     assert found[1] == found[0] == found[2]
-    assert context.last_report is not None
-    assert context.last_report.num_retries <= 2
+    last = context.last_report
+    assert last is not None
+    assert last.num_retries <= 2
+    assert last.retries.keys() <= {"crash"}  # none where the pool saw the death first
 
 
 @pytest.mark.ray
@@ -488,25 +490,6 @@ def test_more_than_the_cluster_has_is_refused_at_once(
 ) -> None:
     with pytest.raises(errors.ResourceError, match=message):
         ray_contexts(workers=workers)
-
-
-@pytest.mark.ray
-def test_killed_worker_costs_a_retry_and_no_bit(
-    ray_contexts: ContextFactory, expected_bits: dict[str, bytes]
-) -> None:
-    context = ray_contexts(workers=2, subrounds=4)
-    context.invoke(one_round, [client_data(), MODEL])
-    report = context.last_report
-    assert report is not None
-    os.kill(report.subrounds[0].worker_pid, 9)
-
-    result = context.invoke(one_round, [client_data(), MODEL])
-
-    assert bits(result) == expected_bits
-    report = context.last_report
-    assert report is not None
-    assert report.num_retries >= 1
-    assert report.retries == {"crash": report.num_retries}
 
 
 @pytest.mark.ray
