@@ -10,7 +10,9 @@ takes through three ops in each iteration, which counts where iterations are sho
     w, n    Enter, once
 
 A node of a frame whose inputs all come from outside would also run in the iteration
-that only finds that the loop has ended: such nodes wait for one that does not.
+that only finds that the loop has ended: such nodes wait for a variable that the
+condition reads, so what nothing else reads, TensorFlow's own count of iterations, is
+left out.
 """
 
 import collections
@@ -88,6 +90,16 @@ def _origin(body: bodies.Body, result: str) -> str:
     return result
 
 
+def _arguments_read(body: bodies.Body) -> set[int]:
+    """Return the indices of the arguments that the results of a body are made of."""
+    read = bodies.needed(body.nodes, map(bodies.node_of, body.results))
+    sources = {
+        s for name in read for s in map(bodies.tensor_of, body.nodes[name].input)
+    }
+    sources.update(body.results)
+    return {i for i, name in enumerate(body.arguments) if name in sources}
+
+
 def _rewired(source: str, renamed: Mapping[str, str]) -> str:
     if source.startswith("^"):
         return renamed.get(source, source)
@@ -125,6 +137,7 @@ class _Frame:
         self._types = loop.attr["T"].list.type
         self._steady = steady
         self._changing = [index for index, s in enumerate(steady) if not s]
+        self._pivot = self._changing[0]
         self._outer: set[str] = set()
 
     def write(self, condition: bodies.Body, body: bodies.Body) -> "_Frame":
@@ -134,6 +147,8 @@ class _Frame:
             CannotLower: there are frames in a function of the loop.
         """
         taken = [source for source in self._loop.input if not source.startswith("^")]
+        read = _arguments_read(condition)
+        self._pivot = next((i for i in self._changing if i in read), self._pivot)
         held = self._enter(taken)
         switched = self._test(condition, held)
         self._iterate(body, held, switched)
@@ -161,7 +176,7 @@ class _Frame:
 
     def _test(self, condition: bodies.Body, held: Sequence[str]) -> dict[int, str]:
         """Return the names of the switches of the variables that change."""
-        pivot = held[self._changing[0]]
+        pivot = held[self._pivot]
         [goes_on], last = self._copy(condition, "cond", held, pivot)
         sources = self._waiting([goes_on, *last], pivot)
         test = self._add("LoopCond", "goes_on", sources)
@@ -179,7 +194,7 @@ class _Frame:
         for index, switch in switched.items():
             node = self._add("Identity", f"body_{index}", [f"{switch}:1"], index)
             inside[index] = f"{node.name}:0"
-        pivot = inside[self._changing[0]]
+        pivot = inside[self._pivot]
         results, last = self._copy(body, "body", inside, pivot)
         for index in self._changing:
             sources = self._waiting([results[index], *last], pivot)
@@ -190,7 +205,7 @@ class _Frame:
         for index, switch in switched.items():
             left = self._add("Exit", f"exit_{index}", [switch], index)
             self.renamed[f"{name}:{index}"] = f"{left.name}:0"
-        done = f"^{name}/exit_{self._changing[0]}"
+        done = f"^{name}/exit_{self._pivot}"
         self.renamed[f"^{name}"] = done
         for index, source in enumerate(taken):
             if self._steady[index]:
