@@ -68,22 +68,24 @@ class KernelCache:
         self._kernels: Recent[bytes, Any] = Recent(_CACHED_KERNELS, _close)
 
     def load(
-        self, kernel: plan.Kernel, merge: Any
+        self, kernel: plan.Kernel, merge: Any, *, one_a_leaf: bool = False
     ) -> "tuple[Any, Pace] | plan.NoKernel":
         """Return a kernel's graph and its pace, built when first asked for.
 
         Args:
             kernel: what the compiler planned.
             merge: what `load_merge` returned for its partials.
+            one_a_leaf: whether each of the leaves that are to run has one client.
         """
         graph = None if isinstance(merge, plan.NoKernel) else merge
         content = kernel.content + (b"" if graph is None else graph.content)
+        content += b"one" if one_a_leaf else b""
 
         def build() -> Any:
             from ray_fed.tensorflow.kernels import ClientKernel
 
             def make() -> ClientKernel:
-                return ClientKernel(kernel, graph, self.device)
+                return ClientKernel(kernel, graph, self.device, one_a_leaf=one_a_leaf)
 
             return self._share(content, make), Pace()
 

@@ -114,7 +114,8 @@ class KernelRun:
                 for leaf in leaves[done : _end_of_run(shapes, done)]
                 if leaf.stop <= start + count
             ]
-            taken = fitting[: self._leaves_a_call]
+            goes_on = start > leaves[done].start
+            taken = fitting[: 1 if goes_on else self._leaves_a_call]
             alike = laid.of_shape(shapes[done])
             if taken:
                 taken[0] = range(start, taken[0].stop)
@@ -152,7 +153,7 @@ class KernelRun:
         started = time.monotonic()
         try:
             found, stacked = self._graph.run(
-                leaves, nodes, accumulators, self._zeros, self._constants, laid
+                leaves, nodes, accumulators, self._constants, laid
             )
         except Exception as error:
             raise FailedLeafError(self._find_failed(leaves, laid, index)) from error
@@ -170,9 +171,7 @@ class KernelRun:
             return index
         for failed, leaf in enumerate(leaves, index):
             try:
-                self._graph.run(
-                    [leaf], [(0, 1)], self._zeros, self._zeros, self._constants, laid
-                )
+                self._graph.run([leaf], [(0, 1)], self._zeros, self._constants, laid)
             except Exception:  # noqa: BLE001 (as it did before)
                 return failed
         return None
@@ -233,7 +232,8 @@ async def run_kernel(
     kernel = cast("plan.Kernel", subround.kernel)
     kernels = executor.kernels
     merge = kernels.load_merge(cast("bytes", subround.merge))
-    loaded = kernels.load(kernel, merge)
+    one_a_leaf = subround.clients_per_leaf == 1 and all(map(len, subround.leaves))
+    loaded = kernels.load(kernel, merge, one_a_leaf=one_a_leaf)
     if isinstance(loaded, plan.NoKernel):
         return loaded
     run = KernelRun(loaded, list(inputs), subround, check)

@@ -162,6 +162,5 @@ class _Timed:
 
     def _prepare(self, count: int) -> Callable[[], object]:
         laid = self._laid.of_shape(self.shape(count))
-        begin, constants = self._zeros, self._constants
-        arguments = [range(count)], [(0, 1)], begin, begin, constants, laid
+        arguments = [range(count)], [(0, 1)], self._zeros, self._constants, laid
         return functools.partial(self.graph.run, *arguments)

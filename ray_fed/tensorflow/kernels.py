@@ -1,6 +1,6 @@
 """A leaf's client work and accumulation as one graph that loops over clients.
 
-    for each leaf                begins at zero; the first may go on from another call
+    for each leaf                begins at zero; a lone one may go on from another call
         for each of its clients  data sliced: no padding, no second trace
             work, accumulate     constants are the same for all, outside of the loops
     for each pair                merge, as the tree of leaves has it
@@ -128,7 +128,8 @@ class _Way:
     """A way to fold clients.
 
     Attributes:
-        fold: returns accumulators, and arrays of what is kept, after some clients.
+        fold: returns accumulators, and arrays of what is kept, after some clients;
+            before them what the next leaf waits for.
         prepare: returns the data of all clients as that takes it, once a call.
     """
 
@@ -143,6 +144,7 @@ class ClientKernel:
         kernel: what the compiler planned.
         merge: of two partials; None: none are merged here.
         device: name of the device to run on; None leaves it to TensorFlow.
+        one_a_leaf: whether each leaf is of one client, which spares the inner loop.
 
     Attributes:
         merges: whether it merges partials.
@@ -156,7 +158,12 @@ class ClientKernel:
     """
 
     def __init__(
-        self, kernel: plan.Kernel, merge: "MergeKernel | None", device: str | None
+        self,
+        kernel: plan.Kernel,
+        merge: "MergeKernel | None",
+        device: str | None,
+        *,
+        one_a_leaf: bool = False,
     ) -> None:
         self._merge = merge
         self.merges = merge is not None
@@ -177,7 +184,8 @@ class ClientKernel:
         self._work_grafts, self._fold_grafts = Grafts(), Grafts()
         self._device = device
         with tf.device(device):
-            self._function = self._trace(_Way(self._fold_any))
+            fold = self._fold_one if one_a_leaf else self._fold_any
+            self._function = self._trace(_Way(fold))
             self._work_grafts.create()
             self._fold_grafts.create()
             self._no_states = (
@@ -208,7 +216,7 @@ class ClientKernel:
         of_clients = tf.TensorSpec([None, None, draws.STATE_SIZE], tf.int64)
         return [
             *(_PAIRS[tf.int64], _PAIRS[tf.int32], _INDICES, states, of_clients),
-            *(*self._specs, *self._specs, *self._constant_specs),
+            *(*self._specs, *self._constant_specs),
             *self._layout.specs,
         ]
 
@@ -228,9 +236,8 @@ class ClientKernel:
     ) -> list[tf.Tensor]:
         """Fold leaf after leaf, merge what is to be merged, return what is left."""
         size = len(self._specs)
-        begun, zeros = tensors[:size], tensors[size : 2 * size]
+        zeros, rest = tensors[:size], tensors[size:]
         num_constants = len(self._constant_specs)
-        rest = tensors[2 * size :]
         given = _Given(
             bounds[0, 0],
             states,
@@ -243,37 +250,32 @@ class ClientKernel:
 
         def fold(leaf: tf.Tensor, *carried: Any) -> list[Any]:
             clients = tf.gather(starts, leaf), tf.gather(stops, leaf)
-            held = [*carried[:size], *carried[2 * size :]]
-            folded = way.fold(clients, held, given)
+            end, *folded = way.fold(clients, [*zeros, *carried[size:]], given)
             written = [
                 array.write(leaf, tensor)
-                for array, tensor in zip(
-                    carried[size : 2 * size], folded[:size], strict=True
-                )
+                for array, tensor in zip(carried[:size], folded[:size], strict=True)
             ]
-            return [leaf + 1, *zeros, *written, *folded[size:]]
+            with tf.control_dependencies([end]):
+                return [leaf + 1, *written, *folded[size:]]
 
         partials = [empty_array(spec, num_leaves) for spec in self._specs]
         kept = self._kept_arrays(bounds[-1, 1] - given.first)
-        kept_shapes = [array.flow.shape for array in kept]
         _, *held = tf.while_loop(
             before(num_leaves),
             fold,
-            [tf.constant(0), *begun, *partials, *kept],
+            [tf.constant(0), *partials, *kept],
             shape_invariants=[
                 tf.TensorShape([]),
-                *self._shapes,
-                *(array.flow.shape for array in partials),
-                *kept_shapes,
+                *(array.flow.shape for array in [*partials, *kept]),
             ],
             parallel_iterations=1,
         )
-        partials = held[size : 2 * size]
+        partials = held[:size]
         if self._merge is not None:
             partials = merge_all(self._merge, merges, partials)
         return [
             *(array.gather(roots) for array in partials),
-            *(array.stack() for array in held[2 * size :]),
+            *(array.stack() for array in held[size:]),
         ]
 
     def _fold_any(
@@ -289,19 +291,27 @@ class ClientKernel:
 
         kept_shapes = [array.flow.shape for array in held[len(self._specs) :]]
         first, stop = clients
-        _, *folded = tf.while_loop(
+        return tf.while_loop(
             before(stop),
             step,
             [first, *held],
             shape_invariants=[_INDEX.shape, *self._shapes, *kept_shapes],
             parallel_iterations=1,
         )
-        return folded
+
+    def _fold_one(
+        self,
+        clients: tuple[tf.Tensor, tf.Tensor],
+        held: Sequence[Any],
+        given: "_Given",
+    ) -> list[Any]:
+        """Do what `_fold_any` does, for exactly one client."""
+        return self._step(clients[0], held, given)
 
     def _step(
         self, index: tf.Tensor, carried: Sequence[Any], given: "_Given"
     ) -> list[Any]:
-        """Run one client and accumulate what it comes to."""
+        """Run one client, accumulate what it comes to; the index of the next, first."""
         size = len(self._specs)
         accumulators, arrays = carried[:size], carried[size:]
         self._work_grafts.ends = []
@@ -390,7 +400,7 @@ class ClientKernel:
             inside: tuple[tf.Tensor, tf.Tensor], held: Sequence[Any], given: _Given
         ) -> list[Any]:
             constants = flatten(given.constants)
-            return clients.fold(inside, held, constants, given.data)
+            return [inside[1], *clients.fold(inside, held, constants, given.data)]
 
         try:
             with tf.device(self._device):
@@ -454,7 +464,6 @@ class ClientKernel:
         leaves: Sequence[range],
         nodes: Sequence[plan.Node],
         accumulators: Sequence[Any],
-        zeros: Sequence[tf.Tensor],
         constants: Sequence[tf.Tensor],
         laid: LaidClients,
     ) -> tuple[list[list[Any]], list[tf.Tensor]]:
@@ -467,9 +476,8 @@ class ClientKernel:
         Args:
             leaves: positions of each leaf's clients among these; adjacent.
             nodes: the subtrees to return, by index among all leaves.
-            accumulators: before the first client of the first leaf: tensors, or what
-                this returned.
-            zeros: before that of every other one.
+            accumulators: before the first client of each leaf: tensors, or what this
+                returned.
             constants: the same for all.
             laid: what `lay` returned, of the shape that all of the leaves have.
         """
@@ -479,7 +487,6 @@ class ClientKernel:
                 *self._indices(tuple(leaves), tuple(nodes)),
                 *(laid.states, laid.states_of_clients),
                 *as_tensors(accumulators, self._specs),
-                *zeros,
                 *constants,
                 *laid.data.tensors,
             ]

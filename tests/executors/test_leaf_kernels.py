@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed import blocks, errors, plan
+from ray_fed import blocks, draws, errors, plan
 from ray_fed import tensorflow as rtf
 from ray_fed.draws import DrawKey
 from ray_fed.executors import kernel_cache, leaf_kernels, stack
@@ -32,6 +32,16 @@ def double(x: Any) -> Any:
 def check(x: Any) -> Any:
     with tf.control_dependencies([tf.debugging.assert_non_negative(x)]):
         return tf.identity(x)
+
+
+@rtf.computation(np.int32)
+def draw(x: Any) -> Any:
+    return x + tf.random.uniform([], maxval=2**20, dtype=tf.int32)
+
+
+@fl.federated_computation(AT_CLIENTS)
+def drawn(data: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(draw, data))
 
 
 @fl.federated_computation(AT_CLIENTS)
@@ -206,6 +216,27 @@ class TestRunKernel:
         ran = asyncio.run(self.run(leaf, work, data))
 
         assert ran == plan.NoKernel("InvalidArgumentError in a kernel", 3)
+
+    @pytest.mark.parametrize("comp", [doubled, drawn, checked])
+    def test_leaves_of_one_client_have_the_bits_of_any(
+        self, leaf: LeafStack, comp: Any
+    ) -> None:
+        leaves = [range(i, i + 1) for i in range(5)]
+        work = subround(kernel_of(comp), leaves)
+        by_one = dataclasses.replace(work, clients_per_leaf=1)
+        last_dropped = dataclasses.replace(
+            by_one, leaves=(*leaves, range(5, 5)), nodes=((0, 6),)
+        )
+        data = [[np.int32(10**i) for i in range(5)]]
+
+        with draws.using(work.draw):
+            found = [
+                asyncio.run(self.run(leaf, cut, data))
+                for cut in (work, by_one, last_dropped)
+            ]
+
+        assert found[0] == found[1] == found[2]
+        assert found[0][0][0] >= 11111
 
     @pytest.mark.parametrize("laid_bytes", [1, 8, 2**20], ids="{} bytes laid".format)
     def test_subtrees_are_merged_whatever_a_call_covers(
