@@ -2,8 +2,10 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
+import functools
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import federated_language as fl
@@ -40,23 +42,91 @@ class LoopThread:
         Raises:
             ContextStateError: the thread was closed.
         """
+        self._refuse_closed(coroutine)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine on the thread and return its result, to another event loop.
+
+        Quicker than a future of `submit` that is wrapped, which is two futures. Who is
+        cancelled here cancels it there.
+
+        Raises:
+            ContextStateError: the thread was closed.
+            Exception: what the coroutine raised.
+        """
+        self._refuse_closed(coroutine)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_T] = loop.create_future()
+        tell = functools.partial(_tell, loop, answer)
+        tasks: list[asyncio.Task[_T]] = []
+        self._loop.call_soon_threadsafe(self._start, coroutine, tell, tasks)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._call_soon(lambda: [task.cancel() for task in tasks])
+            raise
+        except BaseException:
+            tasks.clear()  # what is raised refers to this frame, and these to that
+            raise
+        finally:
+            del answer, tell
+
+    def _start(
+        self,
+        coroutine: Coroutine[Any, Any, _T],
+        tell: "Callable[[asyncio.Task[_T]], object]",
+        tasks: "list[asyncio.Task[_T]]",
+    ) -> None:
+        """Start a coroutine, on the thread; its task goes to a list."""
+        task = self._loop.create_task(coroutine)
+        task.add_done_callback(tell)
+        tasks.append(task)
+
+    def _refuse_closed(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         if not self._thread.is_alive():
             coroutine.close()
             raise errors.ContextStateError(
                 f"Expected the thread `{self._thread.name}` to run, found it closed."
             )
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _call_soon(self, call: Callable[[], object]) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(call)
 
     def cancel(self, task: "asyncio.Task[Any] | None") -> None:
         """Cancel a task of the thread's loop, without waiting for its end."""
-        if task is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(task.cancel)
+        if task is not None:
+            self._call_soon(task.cancel)
 
     def close(self) -> None:
         """Cancel what still runs, stop the loop and join the thread."""
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
             self._thread.join(_JOIN_TIMEOUT_S)
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop,
+    answer: "asyncio.Future[_T]",
+    task: "asyncio.Task[_T]",
+) -> None:
+    """Let a loop's future end as a task of another loop did."""
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+        loop.call_soon_threadsafe(_end_as, answer, task)
+
+
+def _end_as(answer: "asyncio.Future[_T]", task: "asyncio.Task[_T]") -> None:
+    if task.cancelled():
+        answer.cancel()
+        return
+    error = task.exception()
+    if answer.cancelled():
+        return
+    if error is None:
+        answer.set_result(task.result())
+    else:
+        answer.set_exception(error)
 
 
 async def _cancel_all() -> None:
@@ -126,7 +196,7 @@ class ThreadDelegatingExecutor(fl.framework.Executor):
         self._thread.close()
 
     async def _delegate(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return await asyncio.wrap_future(self._thread.submit(coroutine))
+        return await self._thread.run(coroutine)
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import signal
 import threading
@@ -97,6 +98,32 @@ class TestLoopThread:
 
         with pytest.raises(errors.ContextStateError, match=f"`{NAME}` to run"):
             loop.submit(name_of_thread())
+
+    def test_what_a_run_raises_is_freed_without_the_collector(
+        self, loop: LoopThread
+    ) -> None:
+        class MineError(Exception):
+            pass
+
+        async def raise_mine() -> None:
+            raise MineError
+
+        raised: list[weakref.ref[MineError]] = []
+
+        async def act() -> None:
+            try:
+                await loop.run(raise_mine())
+            except MineError as error:
+                raised.append(weakref.ref(error))
+            await loop.run(name_of_thread())  # the thread is done with the former
+
+        gc.disable()
+        try:
+            asyncio.run(act())
+
+            assert [error() for error in raised] == [None]
+        finally:
+            gc.enable()
 
 
 class TestWaitFor:
@@ -268,6 +295,37 @@ class TestThreadDelegatingExecutor:
 
         with pytest.raises(errors.ContextStateError, match="found it closed"):
             asyncio.run(executor.create_value(1))
+
+    def test_close_ends_who_waits(self) -> None:
+        executor: Any = ThreadDelegatingExecutor(SleepingExecutor(), NAME)
+
+        async def act() -> None:
+            waiting = asyncio.ensure_future(executor.create_value(1))
+            await asyncio.sleep(0.05)
+            executor.close()
+            await waiting
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(act())
+
+    def test_cancelling_a_caller_at_once_leaves_nothing_to_await(
+        self, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        executor: Any = ThreadDelegatingExecutor(RecordingExecutor(), NAME)
+
+        async def act() -> None:
+            for _ in range(50):
+                call = asyncio.ensure_future(executor.create_value(1))
+                await asyncio.sleep(0)
+                call.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await call
+
+        asyncio.run(act())
+        executor.close()
+        gc.collect()
+
+        assert [str(warning.message) for warning in recwarn] == []
 
     def test_cancelling_a_caller_cancels_on_the_thread(self) -> None:
         executor: Any = ThreadDelegatingExecutor(SleepingExecutor(), NAME)
