@@ -39,6 +39,19 @@ def concatenate(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
     return _share(owned)
 
 
+def stack(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
+    """Return an eager tensor of arrays of its dtype and of one shape; at least one.
+
+    Raises:
+        ValueError: their shapes differ.
+    """
+    if not _is_shared(dtype):
+        return tf.constant(np.stack(arrays), dtype)
+    owned = _empty((len(arrays), *np.shape(arrays[0])), dtype)
+    np.stack(arrays, out=owned)
+    return _share(owned)
+
+
 def _empty(shape: tuple[int, ...], dtype: tf.DType) -> NDArray[Any]:
     kind = np.dtype(dtype.as_numpy_dtype)
     size = math.prod(shape) * kind.itemsize

@@ -7,13 +7,13 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 import federated_language as fl
-import numpy as np
 import tensorflow as tf
 
 import ray_fed.blocks as blocks
 import ray_fed.parts as parts
 import ray_fed.plain as plain
 import ray_fed.plan as plan
+import ray_fed.tensorflow.copies as copies
 import ray_fed.tensorflow.normal as normal
 import ray_fed.values as values
 from ray_fed.tensorflow.client_data import UnfitError, flatten, leaf_types
@@ -134,8 +134,9 @@ class ServerGraph:
         if self._merge is None:
             return []
         held = [plain.flatten(given) for given in partials]
-        stacked = [np.stack(column) for column in zip(*held, strict=True)]
-        tensors = as_tensors([*stacked, self._pairs(tuple(pairs))], self._merge_specs)
+        columns = zip(zip(*held, strict=True), self._merge_specs[:-1], strict=True)
+        stacked = [copies.stack(column, spec.dtype) for column, spec in columns]
+        tensors = [*stacked, self._pairs(tuple(pairs))]
         first = self._merged_from
         return [t for i, t in enumerate(tensors, first) if i in self._taken]
 

@@ -52,6 +52,22 @@ def test_arrays_are_laid_end_to_end() -> None:
     assert found.numpy().tolist() == [[2.0] * 3, [2.0] * 3, [1.0] * 3]
 
 
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16, tf.bool])
+def test_arrays_and_scalars_are_stacked(dtype: tf.DType) -> None:
+    arrays = [np.full([2, 3], i % 2, dtype.as_numpy_dtype) for i in range(3)]
+    scalars = [array[0, 0] for array in arrays]
+
+    for parts in (arrays, scalars, [array.T for array in arrays]):
+        found = copies.stack(parts, dtype)
+        assert (found.dtype, found.shape) == (dtype, np.shape(parts))
+        assert (found.numpy() == np.stack(parts)).all()
+
+
+def test_arrays_of_other_shapes_are_not_stacked() -> None:
+    with pytest.raises(ValueError, match="same shape"):
+        copies.stack([np.zeros([3]), np.zeros([1])], tf.float64)
+
+
 def test_views_of_any_layout_are_copied() -> None:
     array = np.arange(24, dtype=np.float32).reshape(4, 6)
     array.setflags(write=False)
