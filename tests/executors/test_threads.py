@@ -37,6 +37,14 @@ async def name_of_thread() -> str:
     return threading.current_thread().name
 
 
+class MineError(Exception):
+    """An exception that can be referred to weakly."""
+
+
+async def raise_mine() -> None:
+    raise MineError
+
+
 async def fail() -> None:
     raise KeyError("mine")
 
@@ -102,12 +110,6 @@ class TestLoopThread:
     def test_what_a_run_raises_is_freed_without_the_collector(
         self, loop: LoopThread
     ) -> None:
-        class MineError(Exception):
-            pass
-
-        async def raise_mine() -> None:
-            raise MineError
-
         raised: list[weakref.ref[MineError]] = []
 
         async def act() -> None:
@@ -137,12 +139,6 @@ class TestWaitFor:
     def test_what_it_raises_is_freed_without_the_collector(
         self, loop: LoopThread
     ) -> None:
-        class MineError(Exception):
-            pass
-
-        async def raise_mine() -> None:
-            raise MineError
-
         raised: list[weakref.ref[MineError]] = []
         gc.disable()
         try:
