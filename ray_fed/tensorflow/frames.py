@@ -75,7 +75,7 @@ def _frame_of(node: Any, functions: Mapping[str, Any]) -> "_Frame | None":
     if all(steady):
         return None
     try:
-        return _Frame(node, steady).write(condition, body)
+        return _Frame(node, steady, _arguments_read(condition)).write(condition, body)
     except CannotLower:  # a frame inside of a function
         return None
 
@@ -124,20 +124,22 @@ class _Frame:
     Args:
         loop: its node.
         steady: of each of its variables, whether no iteration changes it; not all.
+        read: indices of those that its condition reads.
 
     Attributes:
         nodes: of the frame; copies, where they are of the loop's functions.
         renamed: what stands for the loop's tensors, and for a wait for it.
     """
 
-    def __init__(self, loop: Any, steady: list[bool]) -> None:
+    def __init__(self, loop: Any, steady: list[bool], read: set[int]) -> None:
         self.nodes: list[Any] = []
         self.renamed: dict[str, str] = {}
         self._loop = loop
         self._types = loop.attr["T"].list.type
         self._steady = steady
         self._changing = [index for index, s in enumerate(steady) if not s]
-        self._pivot = self._changing[0]
+        changing_read = (index for index in self._changing if index in read)
+        self._pivot = next(changing_read, self._changing[0])
         self._outer: set[str] = set()
 
     def write(self, condition: bodies.Body, body: bodies.Body) -> "_Frame":
@@ -147,8 +149,6 @@ class _Frame:
             CannotLower: there are frames in a function of the loop.
         """
         taken = [source for source in self._loop.input if not source.startswith("^")]
-        read = _arguments_read(condition)
-        self._pivot = next((i for i in self._changing if i in read), self._pivot)
         held = self._enter(taken)
         switched = self._test(condition, held)
         self._iterate(body, held, switched)
