@@ -18,7 +18,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -101,24 +101,39 @@ class Timed:
         return statistics.median(self.seconds)
 
 
-def take_turns(
-    runs: Mapping[str, Callable[[], Any]], num_rounds: int
-) -> dict[str, Timed]:
+Turn: TypeAlias = Callable[[int], tuple[list[float], Any]]
+"""From a number of rounds to the seconds of each, and the weights of the last."""
+
+
+def one_by_one(run: Callable[[], tuple[float, Any]]) -> Turn:
+    """Return turns of one that is asked for each of its rounds.
+
+    Args:
+        run: returns the seconds of a round, and its weights.
+    """
+
+    def turn(num_rounds: int) -> tuple[list[float], Any]:
+        seconds, weights = zip(*(run() for _ in range(num_rounds)), strict=True)
+        return list(seconds), weights[-1]
+
+    return turn
+
+
+def take_turns(turns: Mapping[str, Turn], num_rounds: int) -> dict[str, Timed]:
     """Return the rounds of all, by name.
 
     Args:
-        runs: by name; each returns the seconds that it took, and its weights.
+        turns: by name.
         num_rounds: that count.
     """
     timed: dict[str, Timed] = {}
     for begun in range(0, num_rounds, _IN_A_ROW):
         count = min(_IN_A_ROW, num_rounds - begun)
-        for name, run in runs.items():
-            ran = [run() for _ in range(_WARM_UP + count)]
-            seconds, weights = zip(*ran, strict=True)
+        for name, turn in turns.items():
+            seconds, weights = turn(_WARM_UP + count)
             before = timed.get(name, Timed(seconds[0], [], []))
             counted = [*before.seconds, *seconds[_WARM_UP:]]
-            timed[name] = Timed(before.first_s, counted, weights[-1])
+            timed[name] = Timed(before.first_s, counted, weights)
     return timed
 
 
@@ -183,18 +198,18 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
                     data=options.data,
                 )
         forms, one_client_s = _choose_plain(plain)
-        runs: dict[str, Callable[[], Any]] = {
-            name: functools.partial(plain.run, jit_compile=jit)
+        turns = {
+            name: one_by_one(functools.partial(plain.run, jit_compile=jit))
             for name, jit in forms.items()
         }
         watches = {backend: MemoryWatch(host.pid) for backend, host in hosts.items()}
         for watch in watches.values():
             stack.enter_context(watch)
-        runs |= rounds_of(hosts, "cohort")
-        cohorts = take_turns(runs, options.rounds)
+        turns |= turns_of(hosts, "cohort")
+        cohorts = take_turns(turns, options.rounds)
         fixed: dict[str, Timed] = {}
-        for backend, run in rounds_of(hosts, "fixed").items():
-            fixed |= take_turns({backend: run}, options.rounds)
+        for backend, turn in turns_of(hosts, "fixed").items():
+            fixed |= take_turns({backend: turn}, options.rounds)
         facts = {backend: host.call("facts") for backend, host in hosts.items()}
         memory = _describe_memory(hosts, watches)
         memory["plain"] = {"worker_peak_mb": plain.peak_mb()}
@@ -222,12 +237,13 @@ def start_backends(
     return hosts
 
 
-def rounds_of(hosts: dict[str, Hosted], label: str) -> dict[str, Callable[[], Any]]:
-    """Return what runs a round of each backend that was prepared under a label."""
-    return {
-        backend: functools.partial(host.call, "run", label=label)
-        for backend, host in hosts.items()
-    }
+def turns_of(hosts: dict[str, Hosted], label: str) -> dict[str, Turn]:
+    """Return turns of each backend, of rounds that were prepared under a label."""
+
+    def turns(host: Hosted) -> Turn:
+        return lambda num_rounds: host.call("run", label=label, num_rounds=num_rounds)
+
+    return {backend: turns(host) for backend, host in hosts.items()}
 
 
 def _describe_memory(

@@ -104,8 +104,12 @@ class Backend:
         computation = workloads.build_round(workload)
         self._rounds[label] = (computation, (workload.initial(), clients))
 
-    def run(self, label: str) -> tuple[float, list[Any]]:
-        """Return the seconds of a round, and its weighted mean."""
+    def run(self, label: str, num_rounds: int) -> tuple[list[float], list[Any]]:
+        """Return the seconds of rounds that follow one another, and the last's mean."""
+        ran = [self._run(label) for _ in range(num_rounds)]
+        return [seconds for seconds, _ in ran], ran[-1][1]
+
+    def _run(self, label: str) -> tuple[float, list[Any]]:
         computation, arguments = self._rounds[label]
         started = time.perf_counter()
         mean = self._context.invoke(computation, arguments)

@@ -146,7 +146,7 @@ def _start(
 def compare(
     options: argparse.Namespace,
     name: str,
-    backends: dict[str, Callable[[], Any]],
+    backends: dict[str, rounds.Turn],
     expected: Sequence[Any],
     folder: pathlib.Path,
 ) -> dict[str, Any]:
@@ -165,7 +165,8 @@ def compare(
         same = _agree_by_norm if options.workload == "cnn" else rounds.agree
         if not same(process.weights(), expected):
             raise PeerFailure("its weights after a round are not plain TensorFlow's")
-        timed = rounds.take_turns({name: process.run, **backends}, options.rounds)
+        turns = {name: rounds.one_by_one(process.run), **backends}
+        timed = rounds.take_turns(turns, options.rounds)
     for backend in backends:
         if not rounds.agree(timed[backend].weights, expected):
             raise RuntimeError(
@@ -231,7 +232,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
                 num_distinct=options.clients,
                 data="placed",
             )
-        backends = rounds.rounds_of(hosts, "cohort")
+        backends = rounds.turns_of(hosts, "cohort")
         one = functools.partial(compare, options)
         for name in options.peers:
             print(f"{name} ...", file=sys.stderr, flush=True)

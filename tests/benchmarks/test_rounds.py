@@ -79,7 +79,7 @@ def test_turns_follow_one_another_and_begin_with_two_that_do_not_count() -> None
     a = Rounds("a", [9.0, 8.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 7.0, 6.0], log)
     b = Rounds("b", [7.0] * 10, log)
 
-    timed = rounds.take_turns({"a": a, "b": b}, 6)
+    timed = rounds.take_turns({"a": rounds.one_by_one(a), "b": rounds.one_by_one(b)}, 6)
 
     assert "".join(log) == "aaaaaaabbbbbbbaaabbb"
     assert timed["a"] == rounds.Timed(9.0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [17])
