@@ -129,7 +129,8 @@ def doctor(address: Address = None) -> None:
         inventory = read_inventory(address)
         _print_fact("Ray", f"{len(inventory.nodes)} nodes, {inventory.total}")
     except errors.ClusterError as error:
-        _print_fact("Ray", str(error))
+        none_needed = "none to join: `ray_fed.init()` starts one on this machine"
+        _print_fact("Ray", str(error) if address else none_needed)
 
 
 @app.command()

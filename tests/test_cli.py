@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import ray
 
-from ray_fed import cli, demo
+from ray_fed import cli, demo, errors
+from ray_fed.cluster import inventory
 
 NOBODY = "127.0.0.1:1"
 """An address at which nothing listens."""
@@ -123,6 +124,21 @@ def test_doctor_works_without_a_cluster(run: Run) -> None:
     assert {"python", "ray-fed", "ray", "tensorflow", "keras", "numpy"} <= set(facts)
     assert facts["CPU:0"] == "CPU"
     assert "found none" in facts["Ray"]
+
+
+def test_doctor_without_an_address_says_that_no_cluster_is_needed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_none(address: str | None) -> None:
+        raise errors.ClusterError(f"Expected a Ray at `{address}`, found none.")
+
+    monkeypatch.setattr(inventory, "read_inventory", find_none)
+
+    code, out, _ = run("doctor")
+
+    (ray,) = [line for line in out.splitlines() if line.startswith("Ray ")]
+    assert code == 0
+    assert "none to join: `ray_fed.init()` starts one" in ray
 
 
 @pytest.mark.parametrize(
