@@ -1,5 +1,6 @@
 """Data of clients, placed once: on the workers that need it, for as long as it fits."""
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.plain as plain
+import ray_fed.values as values
 from ray_fed.client_runs import ClientReference, ClientRun
 from ray_fed.client_sources import FunctionSource, HeldSource
 from ray_fed.rows import Rows
@@ -106,7 +108,11 @@ class ClientData(ClientRun):
         weights: Sequence[float] | None,
     ) -> "ClientData":
         if len(set(ids)) < len(ids):
-            raise errors.ConfigError("Expected an id of its own for each client.")
+            ((twice, count),) = collections.Counter(ids).most_common(1)
+            raise errors.ConfigError(
+                "Expected an id of its own for each client, found"
+                f" {values.show(twice)} {count} times."
+            )
         of_clients = None if weights is None else np.array(weights, np.float64)
         if of_clients is not None and of_clients.shape != (len(ids),):
             raise errors.ConfigError(

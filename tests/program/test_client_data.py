@@ -200,8 +200,8 @@ def test_references_tell_ids_and_weights() -> None:
             "weights of at least 0",
         ),
         (
-            lambda: ClientData.from_function("aa", list, DATASET),
-            "an id of its own",
+            lambda: ClientData.from_function("abab", list, DATASET),
+            "an id of its own for each client, found `'a'` .* 2 times",
         ),
         (
             lambda: ClientData.from_values([[]], DATASET).select([3]),
