@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 import federated_language as fl
@@ -26,6 +26,8 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._is_closed = False
+        self._lock = threading.RLock()  # what is handed over is there before the end
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -42,8 +44,8 @@ class LoopThread:
         Raises:
             ContextStateError: the thread was closed.
         """
-        self._refuse_closed(coroutine)
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        with self._open_for(coroutine):
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the thread and return its result, to another event loop.
@@ -55,12 +57,12 @@ class LoopThread:
             ContextStateError: the thread was closed.
             Exception: what the coroutine raised.
         """
-        self._refuse_closed(coroutine)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[_T] = loop.create_future()
         tell = functools.partial(_tell, loop, answer)
         tasks: list[asyncio.Task[_T]] = []
-        self._loop.call_soon_threadsafe(self._start, coroutine, tell, tasks)
+        with self._open_for(coroutine):
+            self._loop.call_soon_threadsafe(self._start, coroutine, tell, tasks)
         try:
             return await answer
         except asyncio.CancelledError:
@@ -83,16 +85,22 @@ class LoopThread:
         task.add_done_callback(tell)
         tasks.append(task)
 
-    def _refuse_closed(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        if not self._thread.is_alive():
-            coroutine.close()
-            raise errors.ContextStateError(
-                f"Expected the thread `{self._thread.name}` to run, found it closed."
-            )
+    @contextlib.contextmanager
+    def _open_for(self, coroutine: Coroutine[Any, Any, Any]) -> Generator[None]:
+        """Let a coroutine be handed over: inside, the thread does not begin to end."""
+        with self._lock:
+            if not self._is_closed:
+                yield
+                return
+        coroutine.close()
+        raise errors.ContextStateError(
+            f"Expected the thread `{self._thread.name}` to run, found it closed."
+        )
 
     def _call_soon(self, call: Callable[[], object]) -> None:
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(call)
+        with self._lock:
+            if not self._is_closed:  # or all is cancelled anyway
+                self._loop.call_soon_threadsafe(call)
 
     def cancel(self, task: "asyncio.Task[Any] | None") -> None:
         """Cancel a task of the thread's loop, without waiting for its end."""
@@ -101,9 +109,11 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what still runs, stop the loop and join the thread."""
-        if self._thread.is_alive():
-            asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
-            self._thread.join(_JOIN_TIMEOUT_S)
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+        self._thread.join(_JOIN_TIMEOUT_S)
 
 
 def _tell(

@@ -107,6 +107,39 @@ class TestLoopThread:
         with pytest.raises(errors.ContextStateError, match=f"`{NAME}` to run"):
             loop.submit(name_of_thread())
 
+    @pytest.mark.parametrize("verb", ["submit", "run"])
+    def test_refuses_work_while_others_still_clean_up(
+        self, loop: LoopThread, verb: str
+    ) -> None:
+        cleaning, done = threading.Event(), threading.Event()
+
+        async def clean_up_slowly() -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                cleaning.set()
+                await asyncio.to_thread(done.wait, 10)
+
+        async def hand_over() -> None:
+            if verb == "run":
+                await loop.run(name_of_thread())
+            else:
+                await asyncio.wrap_future(loop.submit(name_of_thread()))
+
+        first = loop.submit(clean_up_slowly())
+        closing = threading.Thread(target=loop.close)
+        loop.submit(name_of_thread()).result(10)  # the first one has begun
+        closing.start()
+        assert cleaning.wait(10)
+
+        with pytest.raises(errors.ContextStateError, match="found it closed"):
+            asyncio.run(asyncio.wait_for(hand_over(), 10))
+
+        done.set()
+        closing.join(10)
+        assert first.cancelled()
+        assert threads_of_this_test() == []
+
     def test_what_a_run_raises_is_freed_without_the_collector(
         self, loop: LoopThread
     ) -> None:
