@@ -180,11 +180,16 @@ def check_results(
     return wrong
 
 
+def _tell(doing: str) -> None:
+    print(doing, file=sys.stderr, flush=True)
+
+
 def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     """Run everything; return the figures, and what is wrong."""
     distinct = options.distinct or options.clients
     cohort = (options.workload, options.clients)
     with contextlib.ExitStack() as stack:
+        _tell("start of all processes ...")
         plain = PlainTensorFlow(*cohort, options.workers, distinct)
         stack.callback(plain.close)
         hosts = start_backends(options, stack)
@@ -206,7 +211,9 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         for watch in watches.values():
             stack.enter_context(watch)
         turns |= turns_of(hosts, "cohort")
+        _tell(f"rounds of {options.clients} clients: {', '.join(turns)} ...")
         cohorts = take_turns(turns, options.rounds)
+        _tell(f"rounds of {_FIXED[1]} clients ...")
         fixed: dict[str, Timed] = {}
         for backend, turn in turns_of(hosts, "fixed").items():
             fixed |= take_turns({backend: turn}, options.rounds)
