@@ -106,8 +106,12 @@ class Backend:
 
     def run(self, label: str, num_rounds: int) -> tuple[list[float], list[Any]]:
         """Return the seconds of rounds that follow one another, and the last's mean."""
-        ran = [self._run(label) for _ in range(num_rounds)]
-        return [seconds for seconds, _ in ran], ran[-1][1]
+        taken: list[float] = []
+        mean: list[Any] = []
+        for _ in range(num_rounds):
+            seconds, mean = self._run(label)
+            taken.append(seconds)
+        return taken, mean
 
     def _run(self, label: str) -> tuple[float, list[Any]]:
         computation, arguments = self._rounds[label]

@@ -118,7 +118,7 @@ def _try(
     process = start(setting)
     limit_s, process.limit_s = process.limit_s, min(process.limit_s, patience_s)
     try:
-        seconds = min([process.run()[0] for _ in range(_TRIALS)][1:])
+        seconds = min(process.turn(_TRIALS)[0][1:])
     except PeerFailure:
         process.close()
         raise
@@ -165,8 +165,7 @@ def compare(
         same = _agree_by_norm if options.workload == "cnn" else rounds.agree
         if not same(process.weights(), expected):
             raise PeerFailure("its weights after a round are not plain TensorFlow's")
-        turns = {name: rounds.one_by_one(process.run), **backends}
-        timed = rounds.take_turns(turns, options.rounds)
+        timed = rounds.take_turns({name: process.turn, **backends}, options.rounds)
     for backend in backends:
         if not rounds.agree(timed[backend].weights, expected):
             raise RuntimeError(

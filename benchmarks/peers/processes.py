@@ -7,7 +7,7 @@ import pathlib
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,13 +75,16 @@ class PeerProcess:
         """The process."""
         return self._process.pid
 
-    def run(self) -> tuple[float, None]:
-        """Return the seconds of a round, and no weights: see `weights`."""
-        return self._ask(do="round")["seconds"], None
+    def turn(self, num_rounds: int) -> tuple[list[float], None]:
+        """Return the seconds of some rounds, and no weights: see `weights`."""
+        with self._going():
+            rounds = [self._ask(do="round") for _ in range(num_rounds)]
+        return [told["seconds"] for told in rounds], None
 
     def weights(self) -> list[Any]:
         """Return the weights after the last round."""
-        self._ask(do="weights", path=str(self._weights))
+        with self._going():
+            self._ask(do="weights", path=str(self._weights))
         with np.load(self._weights) as held:
             return [held[name] for name in held.files]
 
@@ -103,16 +106,20 @@ class PeerProcess:
     def _stdout(self) -> Any:
         return self._process.stdout
 
-    def _ask(self, **told: Any) -> dict[str, Any]:
+    @contextlib.contextmanager
+    def _going(self) -> Generator[None]:
+        """Let the process go on, and stop it after."""
         self._signal(signal.SIGCONT)
+        yield
+        self._signal(signal.SIGSTOP)
+
+    def _ask(self, **told: Any) -> dict[str, Any]:
         try:
             self._stdin.write(json.dumps(told) + "\n")
             self._stdin.flush()
         except OSError:
             raise PeerFailure(self._last_words()) from None
-        answer = self._receive()
-        self._signal(signal.SIGSTOP)
-        return answer
+        return self._receive()
 
     def _signal(self, number: signal.Signals) -> None:
         """Stop the process, or let it go on; it is gone where it has failed."""

@@ -70,7 +70,7 @@ def start(tmp_path: pathlib.Path) -> Iterator[Callable[..., PeerProcess]]:
 def test_each_round_begins_with_the_first_weights(start: Any) -> None:
     process = start()
 
-    seconds = [process.run()[0] for _ in range(2)]
+    seconds, _ = process.turn(2)
 
     assert all(took >= 0 for took in seconds)
     assert process.version == np.__version__
@@ -82,7 +82,7 @@ def test_each_round_begins_with_the_first_weights(start: Any) -> None:
 def test_a_peer_stands_still_between_its_turns(start: Any) -> None:
     process = start()
 
-    process.run()
+    process.turn(1)
 
     told = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
     assert told is not None
@@ -93,7 +93,7 @@ def test_a_peer_that_raises_is_named_with_its_last_line(start: Any) -> None:
     process = start(fails=1)
 
     with pytest.raises(PeerFailure, match=r"^ValueError: no such thing$"):
-        process.run()
+        process.turn(1)
 
 
 def test_a_peer_that_hangs_is_ended(start: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_peer_that_hangs_is_ended(start: Any) -> None:
     process.limit_s = 0.2
 
     with pytest.raises(PeerFailure, match=r"no answer within 0\.2 s"):
-        process.run()
+        process.turn(1)
 
     assert not pathlib.Path(f"/proc/{process.pid}").exists()
 
@@ -134,7 +134,7 @@ def test_the_fastest_setting_takes_part_and_the_others_end(start: Any) -> None:
     setting, process, tried = command.choose_fastest(list(settings), start_setting)
 
     assert (setting, process) == ("fast", started["fast"])
-    assert process.run()[0] < 0.2
+    assert process.turn(1)[0][0] < 0.2
     assert tried["broken"] == "ValueError: no such thing"
     assert 0.2 <= float(tried["slow"]) < float(tried["slower"])
     for name in ("slow", "broken", "slower"):
