@@ -27,13 +27,20 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._is_closed = False
-        self._lock = threading.RLock()  # what is handed over is there before the end
+        # Nothing is handed over after `_cancel_all`, which ends what was before. It may
+        # be entered again: by a signal's handler that closes.
+        self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        while True:
+            try:
+                self._loop.run_forever()
+                break
+            except (KeyboardInterrupt, SystemExit):  # raised by a task, which has it
+                continue
         self._loop.close()
 
     def submit(
@@ -89,7 +96,7 @@ class LoopThread:
     def _open_for(self, coroutine: Coroutine[Any, Any, Any]) -> Generator[None]:
         """Let a coroutine be handed over: inside, the thread does not begin to end."""
         with self._lock:
-            if not self._is_closed:
+            if self._is_open:
                 yield
                 return
         coroutine.close()
@@ -97,9 +104,13 @@ class LoopThread:
             f"Expected the thread `{self._thread.name}` to run, found it closed."
         )
 
+    @property
+    def _is_open(self) -> bool:
+        return not self._is_closed and self._thread.is_alive()  # not after a fork
+
     def _call_soon(self, call: Callable[[], object]) -> None:
         with self._lock:
-            if not self._is_closed:  # or all is cancelled anyway
+            if self._is_open:  # or all is cancelled anyway
                 self._loop.call_soon_threadsafe(call)
 
     def cancel(self, task: "asyncio.Task[Any] | None") -> None:
@@ -110,9 +121,9 @@ class LoopThread:
     def close(self) -> None:
         """Cancel what still runs, stop the loop and join the thread."""
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
+            if self._is_open:
                 asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+                self._is_closed = True
         self._thread.join(_JOIN_TIMEOUT_S)
 
 
@@ -145,7 +156,7 @@ async def _cancel_all() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    loop.stop()
+    loop.call_soon(loop.stop)  # after what tells of tasks that have just ended
 
 
 def wait_for(thread: LoopThread, coroutine: Coroutine[Any, Any, _T]) -> _T:
@@ -202,8 +213,8 @@ class ThreadDelegatingExecutor(fl.framework.Executor):
 
     @override
     def close(self) -> None:
-        self._target.close()
         self._thread.close()
+        self._target.close()
 
     async def _delegate(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         return await self._thread.run(coroutine)

@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import gc
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -106,6 +107,30 @@ class TestLoopThread:
 
         with pytest.raises(errors.ContextStateError, match=f"`{NAME}` to run"):
             loop.submit(name_of_thread())
+
+    def test_what_ends_as_the_thread_does_tells_who_waits(
+        self, loop: LoopThread
+    ) -> None:
+        handed: list[concurrent.futures.Future[str]] = []
+
+        async def hand_over_and_close() -> None:
+            handed.append(loop.submit(name_of_thread()))
+            with contextlib.suppress(RuntimeError):  # a thread cannot join itself
+                loop.close()
+
+        loop.submit(hand_over_and_close()).result(10)
+        loop.close()
+
+        assert handed[0].result(10) == NAME
+
+    def test_work_that_exits_ends_alone(self, loop: LoopThread) -> None:
+        async def leave() -> None:
+            sys.exit(3)
+
+        with pytest.raises(SystemExit):
+            loop.submit(leave()).result(10)
+
+        assert loop.submit(name_of_thread()).result(10) == NAME
 
     @pytest.mark.parametrize("verb", ["submit", "run"])
     def test_refuses_work_while_others_still_clean_up(
