@@ -130,7 +130,8 @@ def doctor(address: Address = None) -> None:
         _print_fact("Ray", f"{len(inventory.nodes)} nodes, {inventory.total}")
     except errors.ClusterError as error:
         none_needed = "none to join: `ray_fed.init()` starts one on this machine"
-        _print_fact("Ray", str(error) if address else none_needed)
+        is_none = address is None and isinstance(error.__cause__, ConnectionError)
+        _print_fact("Ray", none_needed if is_none else str(error))
 
 
 @app.command()
