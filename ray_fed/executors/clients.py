@@ -44,7 +44,7 @@ _STAYS = (
 _NO_MEMORY = "ResourceExhaustedError"
 """TensorFlow's name for it; this module does not load TensorFlow."""
 
-_NODE_SUFFIX = re.compile(r"\s*\[Op:[^\]]*\]")
+_TAGS = re.compile(r"\{\{function_node [^}]*\}\}\s*|\s*\[Op:[^\]]*\]")
 
 
 async def embed_members(
@@ -175,7 +175,7 @@ def describe_failure(
         lines = lines[frames[-1] + 2 :]  # a frame has a second line, which may be empty
     told = [line for line in lines if set(line) - _MARKERS]
     told = [line for line in told if not line.startswith(_BOILERPLATE)]
-    summary = _NODE_SUFFIX.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
+    summary = _TAGS.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
     if _NO_CALLBACK in summary:
         summary = _STAYS
     origin = errors.origin_of(error) or "a computation"

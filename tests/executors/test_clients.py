@@ -61,6 +61,11 @@ class TestDescribeFailure:
                 "no such thing",
                 id="traceback with markers",
             ),
+            pytest.param(
+                "{{function_node __inference_wrapped_function_57}} too few [Op:Name]",
+                "too few",
+                id="of a graph",
+            ),
         ],
     )
     def test_says_it_in_few_lines(self, message: str, summary: str) -> None:
