@@ -180,7 +180,8 @@ def check_results(
     return wrong
 
 
-def _tell(doing: str) -> None:
+def tell(doing: str) -> None:
+    """Say on standard error what a command is at."""
     print(doing, file=sys.stderr, flush=True)
 
 
@@ -189,7 +190,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     distinct = options.distinct or options.clients
     cohort = (options.workload, options.clients)
     with contextlib.ExitStack() as stack:
-        _tell("start of all processes ...")
+        tell("start of all processes ...")
         plain = PlainTensorFlow(*cohort, options.workers, distinct)
         stack.callback(plain.close)
         hosts = start_backends(options, stack)
@@ -211,9 +212,9 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         for watch in watches.values():
             stack.enter_context(watch)
         turns |= turns_of(hosts, "cohort")
-        _tell(f"rounds of {options.clients} clients: {', '.join(turns)} ...")
+        tell(f"rounds of {options.clients} clients: {', '.join(turns)} ...")
         cohorts = take_turns(turns, options.rounds)
-        _tell(f"rounds of {_FIXED[1]} clients ...")
+        tell(f"rounds of {_FIXED[1]} clients ...")
         fixed: dict[str, Timed] = {}
         for backend, turn in turns_of(hosts, "fixed").items():
             fixed |= take_turns({backend: turn}, options.rounds)

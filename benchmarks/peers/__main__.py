@@ -234,10 +234,10 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         backends = rounds.turns_of(hosts, "cohort")
         one = functools.partial(compare, options)
         for name in options.peers:
-            print(f"{name} ...", file=sys.stderr, flush=True)
+            rounds.tell(f"{name} ...")
             try:
                 figures[name] = one(name, backends, expected, folder)
-                print(json.dumps(figures[name]), file=sys.stderr, flush=True)
+                rounds.tell(json.dumps(figures[name]))
             except (EnvironmentFailure, PeerFailure) as failure:
                 failed[name] = str(failure)
         facts = {backend: host.call("facts") for backend, host in hosts.items()}
