@@ -4,14 +4,18 @@ A file is opened and its schema read first; rows follow in chunks, when asked fo
 Strings are objects of bytes, as everywhere in plain values.
 """
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import zipfile
+import zlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 import ray_fed.files as files
+import ray_fed.npy as npy
 from ray_fed.files import DataFile
 from ray_fed.rows import Dims
 
@@ -20,6 +24,8 @@ Cells: TypeAlias = Any
 
 CHUNK_ROWS = 4096
 """Rows in memory at a time, of parquet; other formats say themselves."""
+
+_NPY = ".npy"  # how a member of an npz file ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +63,24 @@ class NpzTable:
 
     def __init__(self, file: DataFile) -> None:
         self._file = file
-        with file.open() as opened, _loaded(file, opened) as arrays:
-            self.specs = {name: _npz_spec(file, arrays, name) for name in arrays.files}
+        with file.open() as opened, _numpy_errors(file):
+            archive = zipfile.ZipFile(opened)
+            members = [name for name in archive.namelist() if name.endswith(_NPY)]
+            self.specs: dict[str, ColumnSpec] = {}
+            for member in members:
+                name = member.removesuffix(_NPY)
+                with archive.open(member) as array:
+                    self.specs[name] = _npy_spec(file, array, name)
 
     def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
         """Yield the arrays named."""
-        with self._file.open() as opened, _loaded(self._file, opened) as arrays:
-            yield [_without_unicode(arrays[name]) for name in names]
+        arrays: list[Cells] = []
+        with self._file.open() as opened, _numpy_errors(self._file):
+            archive = zipfile.ZipFile(opened)
+            for name in names:
+                with archive.open(f"{name}{_NPY}") as array:
+                    arrays.append(_without_unicode(npy.read_array(array)))
+        yield arrays
 
 
 class NpyTable:
@@ -71,43 +88,29 @@ class NpyTable:
 
     def __init__(self, file: DataFile) -> None:
         self._file = file
-        with file.open() as opened:
+        with file.open() as opened, _numpy_errors(file):
             self.specs = {"array": _npy_spec(file, opened, "array")}
 
     def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
         """Yield the array."""
-        with self._file.open() as opened:
-            array = np.load(opened, allow_pickle=False)
-            yield [_without_unicode(array) for _ in names]
+        with self._file.open() as opened, _numpy_errors(self._file):
+            array = _without_unicode(npy.read_array(opened))
+        yield [array for _ in names]
 
 
-def _loaded(file: DataFile, opened: Any) -> Any:
+@contextlib.contextmanager
+def _numpy_errors(file: DataFile) -> Generator[None]:
+    """Say which file it is that numpy's formats are not read from."""
     try:
-        arrays = np.load(opened, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise file.mismatch("arrays of numpy", f"{type(error).__name__}") from error
-    if not hasattr(arrays, "files"):
-        raise file.mismatch("several arrays, by name", "one array")
-    return arrays
-
-
-def _npz_spec(file: DataFile, arrays: Any, name: str) -> ColumnSpec:
-    with arrays.zip.open(f"{name}.npy") as member:
-        return _npy_spec(file, member, name)
+        yield
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        found = f"{type(error).__name__} ({error})"
+        raise file.mismatch("arrays of numpy", found) from error
 
 
 def _npy_spec(file: DataFile, opened: Any, name: str) -> ColumnSpec:
     """Read the header of one array, and no more."""
-    try:
-        version = np.lib.format.read_magic(opened)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
-        shape, _, dtype = read(opened)
-    except ValueError as error:
-        raise file.mismatch("an array of numpy", type(error).__name__) from error
+    shape, dtype = npy.read_header(opened)
     if dtype.kind == "O":
         raise file.mismatch(f"numbers or strings as `{name}`", "pickled objects")
     is_string = dtype.kind in "US"

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
+import ray_fed.npy as npy
 
 _CONTAINERS: Mapping[str, type[Any]] = {
     "list": list,
@@ -187,4 +188,4 @@ def _decode_strings(content: bytes, lengths: NDArray[Any]) -> NDArray[Any]:
 
 def _read(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
     with archive.open(member) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
+        return npy.read_array(file)

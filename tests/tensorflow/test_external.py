@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -324,6 +325,43 @@ def test_mismatch_names_the_file_and_the_executor(
     assert path in str(caught.value)
     assert f"process {os.getpid()}" in str(caught.value)
     assert found in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [0.98, 0.5, 0.1])
+def test_an_npz_file_that_is_cut_short_is_named(
+    write: Callable[..., str], kept: float
+) -> None:
+    path = pathlib.Path(write("npz", POINTS))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content))])
+
+    with pytest.raises(errors.ValueMismatchError, match=r"data\.npz.*BadZipFile"):
+        _compute(str(path), POINT)
+
+
+@pytest.mark.parametrize("kept", [0.9, 0.02, 0.0])
+def test_an_npy_file_that_is_cut_short_is_named(
+    tmp_path: pathlib.Path, kept: float
+) -> None:
+    path = tmp_path / "data.npy"
+    np.save(path, np.arange(10))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content))])
+
+    with pytest.raises(errors.ValueMismatchError, match=r"data\.npy.*ValueError"):
+        _compute(str(path), fl.TensorType(np.int64, [10]))
+
+
+def test_an_npz_file_with_a_flipped_bit_is_named(write: Callable[..., str]) -> None:
+    path = pathlib.Path(write("npz", POINTS))
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo("x.npy").header_offset
+    content[start + 60] ^= 0xFF
+    path.write_bytes(content)
+
+    with pytest.raises(errors.ValueMismatchError, match=r"data\.npz"):
+        _compute(str(path), POINT)
 
 
 @pytest.mark.parametrize("suffix", ["npz", "parquet", "arrow"])

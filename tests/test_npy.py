@@ -1,0 +1,106 @@
+"""Arrays in numpy's format, and two threads that read them at once."""
+
+import concurrent.futures
+import gc
+import inspect
+import io
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ray_fed.npy as npy
+
+ARRAY = np.arange(6, dtype=np.float32).reshape(1, 2, 3, order="F")
+
+
+def _saved(array: Any, **kwargs: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **kwargs)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "array", [ARRAY, np.int8(3), np.array(["a", "ü"]), np.zeros((0, 2))]
+)
+def test_an_array_is_read_as_it_was_saved(array: Any) -> None:
+    saved = _saved(array)
+
+    read = npy.read_array(io.BytesIO(saved))
+    shape, dtype = npy.read_header(io.BytesIO(saved))
+
+    np.testing.assert_array_equal(read, array)
+    assert (read.shape, read.dtype) == (shape, dtype) == (array.shape, array.dtype)
+
+
+def test_a_header_is_read_and_no_more() -> None:
+    file = io.BytesIO(_saved(ARRAY))
+
+    npy.read_header(file)
+
+    assert file.read() == ARRAY.tobytes(order="A")
+
+
+def test_nothing_is_unpickled() -> None:
+    saved = _saved(np.array([{}]), allow_pickle=True)
+
+    with pytest.raises(ValueError, match="allow_pickle"):
+        npy.read_array(io.BytesIO(saved))
+
+
+@pytest.fixture
+def while_collecting() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Has something done once, when the garbage of a literal's parser is collected."""
+    threshold = gc.get_threshold()
+    callbacks: list[Any] = []
+
+    def do(action: Callable[[], object]) -> None:
+        parsing = threading.current_thread()
+
+        def collect(_phase: str, _info: object) -> None:
+            if threading.current_thread() is parsing and _is_parser(_caller()):
+                gc.callbacks.remove(collect)
+                action()
+
+        callbacks.append(collect)
+        gc.callbacks.append(collect)
+        gc.set_threshold(1)
+
+    yield do
+    gc.set_threshold(*threshold)
+    gc.callbacks[:] = [each for each in gc.callbacks if each not in callbacks]
+
+
+def _caller() -> Any:
+    """Return the frame whose allocation began a collection, seen from a callback."""
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None  # noqa: PT018
+    return frame.f_back.f_back
+
+
+def _is_parser(frame: Any) -> bool:
+    return frame.f_code.co_name == "parse" and frame.f_globals["__name__"] == "ast"
+
+
+@pytest.mark.parametrize("read", [npy.read_header, npy.read_array])
+def test_two_threads_read_headers_in_turn(
+    read: Callable[[Any], Any],
+    while_collecting: Callable[[Callable[[], object]], None],
+) -> None:
+    saved = _saved(ARRAY)
+    others: list[concurrent.futures.Future[Any]] = []
+
+    def let_the_other_read() -> None:
+        others.append(pool.submit(read, io.BytesIO(saved)))
+        concurrent.futures.wait(others, timeout=0.5)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        while_collecting(let_the_other_read)
+        first = read(io.BytesIO(saved))
+        if not others:
+            pytest.skip("This CPython collects no garbage while it parses.")
+        second = others[0].result(timeout=10)
+
+    np.testing.assert_equal(first, second)
