@@ -279,6 +279,7 @@ sys.stdout.buffer.write(traced.to_building_block().to_proto().SerializeToString(
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_functions_of_one_name_from_two_processes_run_on_one_actor(
     ray_executors: RayExecutorFactory,
 ) -> None:

@@ -293,6 +293,7 @@ def test_bits_are_those_of_threads(local_contexts: ContextFactory) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_bits_are_those_of_ray(
     local_contexts: ContextFactory, ray_contexts: ContextFactory
 ) -> None:

@@ -493,6 +493,7 @@ def test_more_than_the_cluster_has_is_refused_at_once(
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_subrounds_stand_in_rays_own_list_of_tasks(
     ray_contexts: ContextFactory,
 ) -> None:

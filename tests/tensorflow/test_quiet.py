@@ -52,6 +52,7 @@ def stand_in(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_tensorflow_itself_is_imported_without_a_word() -> None:
     done = run("import ray_fed.tensorflow, tensorflow as tf; tf.constant(1) + 1")
 
