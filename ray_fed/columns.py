@@ -8,12 +8,12 @@ import contextlib
 import dataclasses
 import itertools
 import zipfile
-import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+import ray_fed.errors as errors
 import ray_fed.files as files
 import ray_fed.npy as npy
 from ray_fed.files import DataFile
@@ -63,24 +63,25 @@ class NpzTable:
 
     def __init__(self, file: DataFile) -> None:
         self._file = file
-        with file.open() as opened, _numpy_errors(file):
-            archive = zipfile.ZipFile(opened)
+        with self._archive() as archive:
             members = [name for name in archive.namelist() if name.endswith(_NPY)]
-            self.specs: dict[str, ColumnSpec] = {}
-            for member in members:
-                name = member.removesuffix(_NPY)
-                with archive.open(member) as array:
-                    self.specs[name] = _npy_spec(file, array, name)
+            names = [member.removesuffix(_NPY) for member in members]
+            self.specs = {name: self._spec(archive, name) for name in names}
 
     def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
         """Yield the arrays named."""
-        arrays: list[Cells] = []
+        with self._archive() as archive:
+            arrays = [npy.read_member(archive, f"{name}{_NPY}") for name in names]
+        yield [_without_unicode(array) for array in arrays]
+
+    @contextlib.contextmanager
+    def _archive(self) -> Generator[zipfile.ZipFile]:
         with self._file.open() as opened, _numpy_errors(self._file):
-            archive = zipfile.ZipFile(opened)
-            for name in names:
-                with archive.open(f"{name}{_NPY}") as array:
-                    arrays.append(_without_unicode(npy.read_array(array)))
-        yield arrays
+            yield zipfile.ZipFile(opened)
+
+    def _spec(self, archive: zipfile.ZipFile, name: str) -> ColumnSpec:
+        with archive.open(f"{name}{_NPY}") as array:
+            return _npy_spec(self._file, array, name)
 
 
 class NpyTable:
@@ -103,7 +104,9 @@ def _numpy_errors(file: DataFile) -> Generator[None]:
     """Say which file it is that numpy's formats are not read from."""
     try:
         yield
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except errors.ValueMismatchError:
+        raise
+    except npy.DAMAGES as error:
         found = f"{type(error).__name__} ({error})"
         raise file.mismatch("arrays of numpy", found) from error
 

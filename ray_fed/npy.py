@@ -7,10 +7,26 @@ garbage collector lets the other one run (https://github.com/python/cpython/issu
 
 import io
 import threading
+import zipfile
+import zlib
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+DAMAGES = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What zipfile, numpy and json raise for content that they cannot read."""
 
 _PARSING = threading.Lock()
 
@@ -51,3 +67,17 @@ def read_array(file: IO[bytes]) -> NDArray[Any]:
     content = io.BytesIO(file.read())  # from wherever it lies: no thread waits for that
     with _PARSING:
         return np.lib.format.read_array(content, allow_pickle=False)
+
+
+def read_member(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
+    """Read an array of an archive; nothing is unpickled.
+
+    Args:
+        archive: opened to read.
+        member: the array's whole name in it, as `x.npy`.
+
+    Raises:
+        One of DAMAGES: the archive has no such member, or it is not an array, whole.
+    """
+    with archive.open(member) as file:
+        return read_array(file)

@@ -162,12 +162,12 @@ def decode(archive: zipfile.ZipFile, described: Mapping[str, Any]) -> Any:
         if described["keys"] is not None:
             members = list(zip(described["keys"], members, strict=True))
         return _CONTAINERS[kind](members)
-    array = _read(archive, described["member"])
+    array = npy.read_member(archive, described["member"])
     if kind == "array":
         return _decode_array(array, described)
     content = array.tobytes()
     if kind == "strings":
-        lengths = _read(archive, described["lengths"])
+        lengths = npy.read_member(archive, described["lengths"])
         return _decode_strings(content, lengths).reshape(tuple(described["shape"]))
     return SavedObject(described["class"], content) if kind == "object" else content
 
@@ -184,8 +184,3 @@ def _decode_strings(content: bytes, lengths: NDArray[Any]) -> NDArray[Any]:
     for index, (end, length) in enumerate(zip(ends, lengths, strict=True)):
         strings[index] = content[end - length : end]
     return strings
-
-
-def _read(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
-    with archive.open(member) as file:
-        return npy.read_array(file)

@@ -12,29 +12,16 @@ import os
 import pathlib
 import uuid
 import zipfile
-import zlib
 from collections.abc import Mapping
 from typing import IO, Any
 
 import ray_fed.errors as errors
+import ray_fed.npy as npy
 import ray_fed.program.state_encoding as state_encoding
 
 TEMPORARY_SUFFIX = ".tmp"
 _FORMAT = 1
 _MANIFEST = "manifest.json"
-_DAMAGES = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    IndexError,
-    KeyError,
-    NotImplementedError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What zipfile, numpy and json raise for content that they cannot read."""
 
 
 def write_values(path: pathlib.Path, values: Mapping[str, object]) -> None:
@@ -93,7 +80,7 @@ def read_values(path: pathlib.Path) -> dict[str, Any]:
             return _read(file, path)
         except errors.SavedStateError:
             raise
-        except _DAMAGES as error:
+        except npy.DAMAGES as error:
             raise errors.SavedStateError(
                 f"Expected whole saved state in `{path}`, found it damaged ({error}):"
                 " delete it, or load another version."

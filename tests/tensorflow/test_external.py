@@ -364,6 +364,16 @@ def test_an_npz_file_with_a_flipped_bit_is_named(write: Callable[..., str]) -> N
         _compute(str(path), POINT)
 
 
+def test_an_npz_file_of_unknown_compression_is_named(write: Callable[..., str]) -> None:
+    path = pathlib.Path(write("npz", POINTS))
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 10] = 99
+    path.write_bytes(content)
+
+    with pytest.raises(errors.ValueMismatchError, match=r"data\.npz.*NotImplemented"):
+        _compute(str(path), POINT)
+
+
 @pytest.mark.parametrize("suffix", ["npz", "parquet", "arrow"])
 def test_file_of_another_format_is_refused(
     write: Callable[..., str], tmp_path: pathlib.Path, suffix: str
