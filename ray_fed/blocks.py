@@ -11,7 +11,8 @@ from federated_language.proto import computation_pb2
 from google.protobuf import any_pb2, message, wrappers_pb2
 
 import ray_fed.errors as errors
-from ray_fed.values import MAX_SHOWN, Plain
+from ray_fed.errors import MAX_SHOWN
+from ray_fed.values import Plain, show
 
 pb: Any = computation_pb2
 
@@ -54,19 +55,36 @@ def depth_in_words() -> Generator[None]:
     try:
         yield
     except message.DecodeError as error:
-        raise errors.CompileError(_TOO_DEEP) from error
+        raise depth_error() from error
+
+
+def depth_error() -> errors.CompileError:
+    """Return the error that a computation, or a type, nests too deeply."""
+    return errors.CompileError(_TOO_DEEP)
 
 
 def parse_block(serialised: bytes) -> fl.framework.ComputationBuildingBlock:
     """Return the building block of a serialised `pb.Computation`.
 
     Raises:
-        CompileError: the message nests deeper than protobuf reads.
+        CompileError: the bytes are damaged, or nest deeper than protobuf reads.
     """
     proto = pb.Computation()
-    with depth_in_words():
+    try:
         proto.ParseFromString(serialised)
-    return fl.framework.ComputationBuildingBlock.from_proto(proto)
+    except message.DecodeError as error:
+        raise errors.CompileError(
+            "Expected the bytes of a serialised computation, found"
+            f" {len(serialised)} bytes that protobuf does not read: they are damaged or"
+            " cut short, or nest deeper than about 45 lets or 30 structures."
+        ) from error
+    try:
+        return fl.framework.ComputationBuildingBlock.from_proto(proto)
+    except Exception as error:  # of whichever part of the message is none
+        raise errors.CompileError(
+            f"Expected the bytes of a serialised computation, found {len(serialised)}"
+            f" bytes of a message that is none: {type(error).__name__} ({error})."
+        ) from error
 
 
 def serialise(block: fl.framework.ComputationBuildingBlock) -> bytes:
@@ -79,16 +97,21 @@ def serialise(block: fl.framework.ComputationBuildingBlock) -> bytes:
         return block.to_proto().SerializeToString(deterministic=True)
 
 
-def serialize_computation(comp: fl.framework.ConcreteComputation) -> bytes:
+def serialize_computation(comp: object) -> bytes:
     """Return a computation as bytes that TensorFlow Federated 0.87 reads too.
 
     Raises:
+        ValueMismatchError: it is no computation.
         CompileError: it nests deeper than protobuf writes or reads.
     """
+    if not isinstance(comp, fl.framework.ConcreteComputation):
+        raise errors.ValueMismatchError(
+            f"Expected a computation to serialise, found {show(comp)}."
+        )
     return serialise(fl.framework.ComputationBuildingBlock.from_proto(comp.to_proto()))
 
 
-def deserialize_computation(serialized: bytes) -> fl.framework.ConcreteComputation:
+def deserialize_computation(serialized: object) -> fl.framework.ConcreteComputation:
     """Return the computation that a serialised `pb.Computation` holds.
 
     The message is one for federated_language and for TensorFlow Federated 0.87:
@@ -100,8 +123,13 @@ def deserialize_computation(serialized: bytes) -> fl.framework.ConcreteComputati
         serialized: of a computation, that is, of a functional type.
 
     Raises:
+        ValueMismatchError: there are no bytes.
         CompileError: the bytes hold no computation, or one that nests too deeply.
     """
+    if not isinstance(serialized, bytes):
+        raise errors.ValueMismatchError(
+            f"Expected the bytes of a serialised computation, found {show(serialized)}."
+        )
     block = parse_block(serialized)
     if not isinstance(block.type_signature, fl.FunctionType):
         raise errors.CompileError(
@@ -149,19 +177,56 @@ def data_uri(block: fl.framework.Data) -> str:
 
 
 def to_block(value: object) -> fl.framework.ComputationBuildingBlock | None:
-    """Return a computation in any of its forms as a building block, else None."""
+    """Return a computation in any of its forms as a building block, else None.
+
+    Raises:
+        UnsupportedError: the value is a message of an unknown kind of computation.
+    """
     match value:
         case fl.framework.ComputationBuildingBlock():
             return value
         case fl.framework.ConcreteComputation():
             return fl.framework.ComputationBuildingBlock.from_proto(value.to_proto())
         case pb.Computation():
-            return fl.framework.ComputationBuildingBlock.from_proto(value)
+            return _from_message(value)
         case _:
             return None
+
+
+def _from_message(proto: Any) -> fl.framework.ComputationBuildingBlock:
+    try:
+        return fl.framework.ComputationBuildingBlock.from_proto(proto)
+    except NotImplementedError as error:
+        raise errors.UnsupportedError(
+            "Expected a computation of a kind that federated_language knows, found one"
+            f" of kind `{proto.WhichOneof('computation')}`."
+        ) from error
+
+
+def is_tensorflow(block: fl.framework.CompiledComputation) -> bool:
+    """Return whether a compiled computation is a TensorFlow graph."""
+    return block.to_proto().WhichOneof("computation") == "tensorflow"
 
 
 def show_block(block: fl.framework.ComputationBuildingBlock) -> str:
     """Return a building block for an error message, cut when long."""
     text = block.compact_representation()
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+
+
+def part_name(
+    part: fl.framework.ComputationBuildingBlock, where: str | int
+) -> str | None:
+    """Return what stands for a part of a block where random numbers need its place.
+
+    Two calls in one struct draw different numbers, as two locals do. None for a part
+    that calls nothing: its place is of no account.
+
+    Args:
+        part: of a block.
+        where: in the block: the index of an element, or a word.
+    """
+    while isinstance(part, fl.framework.Selection):
+        part = part.source
+    calling = fl.framework.Call | fl.framework.Block | fl.framework.Struct
+    return f"[{where}]" if isinstance(part, calling) else None

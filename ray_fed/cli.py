@@ -10,6 +10,7 @@ import json
 import pathlib
 import platform
 import sys
+import types
 from enum import StrEnum
 from typing import Annotated
 
@@ -123,15 +124,7 @@ def doctor(address: Address = None) -> None:
     for package in _PACKAGES:
         _print_fact(package, _version_of(package))
     _print_tensorflow()
-    from ray_fed.cluster.inventory import read_inventory
-
-    try:
-        inventory = read_inventory(address)
-        _print_fact("Ray", f"{len(inventory.nodes)} nodes, {inventory.total}")
-    except errors.ClusterError as error:
-        none_needed = "none to join: `ray_fed.init()` starts one on this machine"
-        is_none = address is None and isinstance(error.__cause__, ConnectionError)
-        _print_fact("Ray", none_needed if is_none else str(error))
+    _print_fact("Ray", _describe_ray(address))
 
 
 @app.command()
@@ -165,16 +158,42 @@ def _version_of(package: str) -> str:
 
 
 def _print_tensorflow() -> None:
-    from ray_fed.tensorflow.quiet import import_tensorflow
+    from ray_fed.tensorflow.importing import import_tensorflow
 
     import_tensorflow()
     import tensorflow as tf
 
     _print_fact("tensorflow", tf.__version__)
+    _print_fact("bytecode", _describe_bytecode(tf))
     for device in tf.config.list_physical_devices():
         details = tf.config.experimental.get_device_details(device)
         kind = details.get("device_name", device.device_type)
         _print_fact(device.name.removeprefix("/physical_device:"), kind)
+
+
+def _describe_ray(address: str | None) -> str:
+    from ray_fed.cluster import inventory, joining
+
+    if address is None and not joining.is_there("auto"):
+        return "none to join: `ray_fed.init()` starts one on this machine"
+    try:
+        found = inventory.read_inventory(address)
+    except errors.ClusterError as error:
+        return str(error)
+    return f"{len(found.nodes)} nodes, {found.total}"
+
+
+def _describe_bytecode(package: types.ModuleType) -> str:
+    """Say whether Python found the compiled form of a package that was imported."""
+    spec = package.__spec__
+    if spec is None or spec.cached is None or pathlib.Path(spec.cached).exists():
+        return "compiled"
+    folder = pathlib.Path(spec.origin or "").parent.parent
+    return (
+        f"missing: each process compiles {package.__name__} anew, which takes 15 s of"
+        f" CPU and more. Run once: `python -m compileall -q {folder}`; uv installs with"
+        " it by `uv pip install --compile-bytecode`."
+    )
 
 
 def main() -> None:

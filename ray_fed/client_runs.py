@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ray_fed.values import Plain, check_assignable
+from ray_fed.values import ClientSequence, Plain, check_assignable
 
 
 class ClientSource(abc.ABC):
@@ -82,7 +82,7 @@ class ClientReference(ClientMember):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ClientRun(Sequence[Any]):
+class ClientRun(ClientSequence):
     """Stands for what some clients have: a value placed at clients, unread.
 
     Attributes:

@@ -1,5 +1,6 @@
 """Sources of what clients have: values at hand, or a function that reads them."""
 
+import threading
 import traceback
 import uuid
 from collections.abc import Callable, Hashable, Sequence
@@ -10,6 +11,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.plain as plain
+import ray_fed.reading as reading
 import ray_fed.values as values
 from ray_fed.client_runs import ClientSource
 from ray_fed.values import Plain
@@ -56,12 +58,33 @@ class FunctionSource(ClientSource):
     @override
     def read(self, position: int) -> Plain:
         client = self._ids[position]
+        reading.check()
         try:
             value = self._load(client)
-        except Exception as error:
-            raise errors.ComputationError(
-                f"Expected a value for client {client!r}, found that the function that"
-                f" loads it raised {type(error).__name__}: {error}",
-                cause_text=traceback.format_exc(),
-            ) from error
-        return plain.to_plain(value, self._type_spec, f"what client {client!r} has")
+        except BaseException as error:
+            raise _failure(client, "the function that loads it", error) from error
+        try:
+            label = f"what the client with the id {client!r} has"
+            return plain.to_plain(value, self._type_spec, label)
+        except errors.RayFedError:
+            raise
+        except BaseException as error:
+            raise _failure(client, "reading its value", error) from error
+
+
+def _failure(
+    client: object, raising: str, error: BaseException
+) -> errors.ComputationError:
+    """Return what a user's code raised as a failure of a client; `sys.exit`, too.
+
+    Raises:
+        KeyboardInterrupt: it is Ctrl-C, which Python raises on the main thread alone.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if isinstance(error, KeyboardInterrupt) and is_main:
+        raise error
+    return errors.ComputationError(
+        f"Expected a value for the client with the id {client!r}, found that {raising}"
+        f" raised {type(error).__name__}: {error}",
+        cause_text="".join(traceback.format_exception(error)),
+    )

@@ -71,8 +71,11 @@ class NpzTable:
     def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
         """Yield the arrays named."""
         with self._archive() as archive:
-            arrays = [npy.read_member(archive, f"{name}{_NPY}") for name in names]
-        yield [_without_unicode(array) for array in arrays]
+            arrays = [
+                _without_unicode(npy.read_member(archive, f"{name}{_NPY}"))
+                for name in names
+            ]
+        yield arrays
 
     @contextlib.contextmanager
     def _archive(self) -> Generator[zipfile.ZipFile]:
@@ -129,6 +132,18 @@ def _without_unicode(array: Any) -> Any:
     return array.astype(object)
 
 
+@contextlib.contextmanager
+def _arrow_errors(file: DataFile) -> Generator[None]:
+    """Say which file it is that arrow does not read."""
+    pyarrow: Any = files.import_extra("pyarrow")
+    try:
+        yield
+    except errors.RayFedError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise file.damaged(f"what {file.suffix} files do not have ({error})") from error
+
+
 class ArrowTable:
     """Record batches of a parquet, arrow or feather file.
 
@@ -138,7 +153,7 @@ class ArrowTable:
     def __init__(self, file: DataFile, *, is_parquet: bool) -> None:
         self._file = file
         self._is_parquet = is_parquet
-        with file.open() as opened:
+        with file.open() as opened, _arrow_errors(file):
             source = self._source(opened)
             schema = source.schema_arrow if is_parquet else source.schema
             pyarrow: Any = files.import_extra("pyarrow")
@@ -146,26 +161,24 @@ class ArrowTable:
         self.specs = {field.name: _arrow_spec(field.type) for field in empty.schema}
 
     def _source(self, opened: Any) -> Any:
-        pyarrow: Any = files.import_extra("pyarrow")
-        try:
-            if self._is_parquet:
-                return files.import_extra("pyarrow.parquet").ParquetFile(opened)
-            return files.import_extra("pyarrow.ipc").open_file(opened)
-        except pyarrow.ArrowInvalid as error:
-            label = "parquet" if self._is_parquet else "an arrow file"
-            raise self._file.mismatch(label, f"another format ({error})") from error
+        if self._is_parquet:
+            parquet = files.import_extra("pyarrow.parquet")
+            return parquet.ParquetFile(opened, page_checksum_verification=True)
+        return files.import_extra("pyarrow.ipc").open_file(opened)
 
     def _batches(self, source: Any, names: Sequence[str]) -> Iterator[Any]:
         if self._is_parquet:
             yield from source.iter_batches(CHUNK_ROWS, columns=list(names))
         else:
             for index in range(source.num_record_batches):
-                yield source.get_batch(index)
+                batch = source.get_batch(index)
+                batch.validate(full=True)  # a damaged offset would be followed
+                yield batch
 
     def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
         """Yield the columns named of each record batch."""
         pyarrow: Any = files.import_extra("pyarrow")
-        with self._file.open() as opened:
+        with self._file.open() as opened, _arrow_errors(self._file):
             for batch in self._batches(self._source(opened), names):
                 table = _flat_table(pyarrow.Table.from_batches([batch]))
                 columns = [table.column(name).combine_chunks() for name in names]

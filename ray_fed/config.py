@@ -5,9 +5,11 @@ names a field, with two underscores between levels (`RAY_FED_RETRY__CRASH=5`), a
 value is read as YAML. Unknown keys are refused, with the nearest one.
 """
 
+import contextlib
 import difflib
+import math
+import numbers
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
@@ -16,11 +18,78 @@ import pydantic_core
 import yaml
 
 import ray_fed.errors as errors
+import ray_fed.files as files
+import ray_fed.reading as reading
 
 _PREFIX = "RAY_FED_"
+_MAX_YAML_BYTES = 2**18
+_NO_YAML = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
+"""What is raised for text that is no YAML: no UTF-8, no such date, too deep."""
 
-Count = Annotated[int, pydantic.Field(ge=1)]
-Seconds = Annotated[float, pydantic.Field(gt=0)]
+MAX_WORKERS = 2**16
+"""Of one pool: beyond what one Ray cluster holds."""
+
+_MAX_BUDGET = 10**6
+"""Of failures: Ray takes the sum of all budgets as one 32-bit number."""
+
+_GRAIN = 1e-4
+"""The smallest part of a resource that Ray gives."""
+
+
+def _read_whole(value: object) -> int:
+    """Return a whole number of Python's or numpy's; nothing else is taken for one."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise pydantic_core.PydanticCustomError(
+            "whole", "Input should be a whole number"
+        )
+    return int(value)
+
+
+def _read_real(value: object) -> float:
+    """Return a number that is finite; YAML hands in `1e3` as text."""
+    if not isinstance(value, bool) and isinstance(value, numbers.Real | str):
+        with contextlib.suppress(ValueError, OverflowError):
+            found = float(value)
+            if math.isfinite(found):
+                return found
+    raise pydantic_core.PydanticCustomError("real", "Input should be a finite number")
+
+
+def _check_grain(value: float) -> float:
+    if 0 < value < _GRAIN:
+        raise pydantic_core.PydanticCustomError(
+            "grain", "Input should be 0 or at least 0.0001, the least that Ray gives"
+        )
+    return value
+
+
+def _check_names(resources: Mapping[str, float]) -> Mapping[str, float]:
+    own = {"CPU": "num_cpus", "GPU": "num_gpus"}
+    for name in resources:
+        if name in own:
+            raise pydantic_core.PydanticCustomError(
+                "name", "Input should be given as `workers.{own}`", {"own": own[name]}
+            )
+        if not name.isprintable() or not name:
+            raise pydantic_core.PydanticCustomError(
+                "name", "Names of resources should be text that can be printed"
+            )
+    return resources
+
+
+_Whole = Annotated[int, pydantic.BeforeValidator(_read_whole)]
+_Real = Annotated[float, pydantic.BeforeValidator(_read_real)]
+
+Count = Annotated[_Whole, pydantic.Field(ge=1, lt=2**31)]
+CountOrNone = Annotated[_Whole, pydantic.Field(ge=0, lt=2**31)]
+Budget = Annotated[_Whole, pydantic.Field(ge=0, le=_MAX_BUDGET)]
+Bytes = Annotated[_Whole, pydantic.Field(ge=0, lt=2**63)]
+Seed = Annotated[_Whole, pydantic.Field(gt=-(2**128), lt=2**128)]
+Seconds = Annotated[_Real, pydantic.Field(gt=0, le=10**9)]
+Amount = Annotated[
+    _Real, pydantic.Field(ge=0, le=2**31), pydantic.AfterValidator(_check_grain)
+]
+Amounts = Annotated[Mapping[str, Amount], pydantic.AfterValidator(_check_names)]
 
 
 _COUNTED = ("workers", "subrounds")
@@ -32,21 +101,41 @@ def _expand_count(value: object) -> object:
     return value if whole else {"count": value}
 
 
+def _name_switch(value: object) -> object:
+    names = {True: "on", False: "off"}  # what YAML makes of the bare words
+    return names[value] if isinstance(value, bool) else value
+
+
 def _read_size(value: object) -> int | tuple[int, int] | None:
     """Return a count, or the ends of a range; None as it is."""
     match value:
         case None:
             return None
-        case bool():
-            pass
-        case int() if value >= 1:
-            return value
-        case (int() as least, int() as most) if 1 <= least <= most:
-            return least, most
+        case (first, last):
+            ends = _size_of(first), _size_of(last)
+            if ends[0] <= ends[1]:
+                return ends
         case _:
-            pass
-    raise pydantic_core.PydanticCustomError(
-        "size", "Input should be a count >= 1, or (min, max) with 1 <= min <= max"
+            return _size_of(value)
+    raise _size_error()
+
+
+def _size_of(value: object) -> int:
+    try:
+        size = _read_whole(value)
+    except pydantic_core.PydanticCustomError as error:
+        raise _size_error() from error
+    if not 1 <= size <= MAX_WORKERS:
+        raise _size_error()
+    return size
+
+
+def _size_error() -> pydantic_core.PydanticCustomError:
+    return pydantic_core.PydanticCustomError(
+        "size",
+        "Input should be a count >= 1, or (min, max) with 1 <= min <= max, of at most"
+        " {most} workers",
+        {"most": MAX_WORKERS},
     )
 
 
@@ -75,10 +164,13 @@ class Workers(_Frozen):
             at every round; None: one for each CPU (or GPU, where `num_gpus` asks for
             some) that the cluster has.
         num_cpus: of each actor, also its TensorFlow threads: max(1, int(num_cpus)).
-        num_gpus: of each actor; a fraction becomes a TensorFlow memory limit.
+        num_gpus: of each actor, at most 1, as its executor works on one device; a
+            fraction becomes a TensorFlow memory limit.
         resources: further Ray resources of each actor.
         start_timeout_s: seconds within which an actor must be ready.
-        client_bytes: of `program.ClientData` that each actor keeps between rounds.
+        client_bytes: of `program.ClientData` that each actor keeps between rounds; also
+            of one sequence that it reads from a dataset, a generator or another
+            iterable. With 0 it keeps nothing, and reads as much as `data` says.
         wait_timeout_s: seconds that a round waits for room for as many actors as it
             needs (min, or one); for nodes, that is, which have yet to come.
         allow_mixed: whether actors may differ from the driver in versions, and from
@@ -86,13 +178,24 @@ class Workers(_Frozen):
     """
 
     count: Size = None
-    num_cpus: Annotated[float, pydantic.Field(gt=0)] = 1.0
-    num_gpus: Annotated[float, pydantic.Field(ge=0)] = 0.0
-    resources: Mapping[str, float] = {}
+    num_cpus: Annotated[Amount, pydantic.Field(gt=0)] = 1.0
+    num_gpus: Amount = 0.0
+    resources: Amounts = {}
     start_timeout_s: Seconds = 120.0
-    client_bytes: Annotated[int, pydantic.Field(ge=0)] = 2**30
+    client_bytes: Bytes = 2**30
     wait_timeout_s: Seconds = 300.0
     allow_mixed: bool = False
+
+    @pydantic.field_validator("num_gpus")
+    @classmethod
+    def _one_device(cls, value: float) -> float:
+        if value > 1:
+            raise pydantic_core.PydanticCustomError(
+                "num_gpus",
+                "Input should be at most 1: an actor's executor works on one device."
+                " For more GPUs have more actors (`workers.count`)",
+            )
+        return value
 
 
 class Retry(_Frozen):
@@ -105,10 +208,10 @@ class Retry(_Frozen):
         hang: a worker took longer than `subrounds.timeout_s`.
     """
 
-    crash: Annotated[int, pydantic.Field(ge=0)] = 3
-    preemption: Annotated[int, pydantic.Field(ge=0)] = 10
-    memory: Annotated[int, pydantic.Field(ge=0)] = 2
-    hang: Annotated[int, pydantic.Field(ge=0)] = 1
+    crash: Budget = 3
+    preemption: Budget = 10
+    memory: Budget = 2
+    hang: Budget = 1
 
 
 class Subrounds(_Frozen):
@@ -142,7 +245,7 @@ class Stragglers(_Frozen):
     """
 
     enabled: bool = True
-    factor: Annotated[float, pydantic.Field(gt=1)] = 3.0
+    factor: Annotated[_Real, pydantic.Field(gt=1, le=10**9)] = 3.0
     min_s: Seconds = 10.0
 
 
@@ -175,8 +278,22 @@ class Kernels(_Frozen):
     @pydantic.field_validator("jit", mode="before")
     @classmethod
     def _name(cls, value: object) -> object:
-        names = {True: "on", False: "off"}  # what YAML makes of the bare words
-        return names[value] if isinstance(value, bool) else value
+        return _name_switch(value)
+
+
+class Data(_Frozen):
+    """What may be read as data of clients.
+
+    Attributes:
+        protocols: of fsspec, such as "s3", that URIs in computations and arguments may
+            have, in this process and in workers. Local files and "memory" always may.
+        sequence_bytes: of one sequence that a call reads in this process from a
+            dataset, a generator or another iterable: data without end become an error.
+            In workers, `workers.client_bytes` counts. Lists are not held to it.
+    """
+
+    protocols: tuple[str, ...] = ()
+    sequence_bytes: Annotated[Bytes, pydantic.Field(ge=1)] = 2**30
 
 
 class Config(_Frozen):
@@ -190,12 +307,17 @@ class Config(_Frozen):
             decides the bits of a sum. None: a sixteenth of the cohort, 1 to 64.
         default_num_clients: the cohort of a computation without client arguments.
         seed: of all random numbers that computations draw.
+        progress: a line that says what `init` and the first call of a computation wait
+            for: "auto" shows it in a terminal and in a notebook, and writes it to the
+            log (INFO) elsewhere; "on" writes to standard error elsewhere; "off" is
+            silent.
         debug: with the local backend: clients run one after another on the thread that
             calls, Python functions inside of TensorFlow graphs included, so that
             breakpoints stop there; the bits are the same.
         retry: budgets of failures.
         stragglers: a `Stragglers`.
         kernels: a `Kernels`.
+        data: a `Data`.
         kept_bytes: of clients' values that a call may keep where a later aggregation
             needs them again: in the object store, or in this process. Clients past
             that, by index, do their work again; the bits do not depend on it.
@@ -212,14 +334,16 @@ class Config(_Frozen):
     workers: Workers = Workers()
     subrounds: Subrounds = Subrounds()
     clients_per_leaf: Count | None = None
-    default_num_clients: Annotated[int, pydantic.Field(ge=0)] = 0
-    seed: int = 0
+    default_num_clients: CountOrNone = 0
+    seed: Seed = 0
+    progress: Literal["auto", "on", "off"] = "auto"
     debug: bool = False
     retry: Retry = Retry()
     stragglers: Stragglers = Stragglers()
     kernels: Kernels = Kernels()
-    kept_bytes: Annotated[int, pydantic.Field(ge=0)] = 512 * 2**20
-    max_dropped_clients: Annotated[int, pydantic.Field(ge=0)] = 0
+    data: Data = Data()
+    kept_bytes: Bytes = 512 * 2**20
+    max_dropped_clients: CountOrNone = 0
     runtime_env: Mapping[str, Any] | None = None
 
     def __init__(self, **data: Any) -> None:
@@ -232,10 +356,29 @@ class Config(_Frozen):
                 " thread that calls."
             )
 
+    @pydantic.field_validator("progress", mode="before")
+    @classmethod
+    def _name(cls, value: object) -> object:
+        return _name_switch(value)
+
     @pydantic.field_validator(*_COUNTED, mode="before")
     @classmethod
     def _expand(cls, value: object) -> object:
         return _expand_count(value)
+
+    @property
+    def driver_limits(self) -> reading.Limits:
+        """What may be read in the process that calls."""
+        advice = "Raise `data.sequence_bytes` if it is to be as large."
+        return reading.Limits(self.data.sequence_bytes, advice, self.data.protocols)
+
+    @property
+    def worker_limits(self) -> reading.Limits:
+        """What may be read where clients work."""
+        if not self.workers.client_bytes:
+            return self.driver_limits
+        advice = "Raise `workers.client_bytes` if it is to be as large."
+        return reading.Limits(self.workers.client_bytes, advice, self.data.protocols)
 
     @classmethod
     def load(
@@ -300,9 +443,12 @@ def _read_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
-        loaded = cast("object", yaml.safe_load(text))
-    except (OSError, yaml.YAMLError) as error:
+        with files.open_regular(path) as file:
+            text = file.read(_MAX_YAML_BYTES + 1)
+        if len(text) > _MAX_YAML_BYTES:
+            raise ValueError(f"more than {_MAX_YAML_BYTES} bytes")
+        loaded = cast("object", yaml.safe_load(text.decode("utf-8")))
+    except _NO_YAML as error:
         raise errors.ConfigError(
             f"Expected a YAML file at `{path}`, found: {error}"
         ) from error
@@ -323,9 +469,10 @@ def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             continue
         try:
             value: Any = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except _NO_YAML as error:
             raise errors.ConfigError(
-                f"Expected YAML in the variable `{variable}`, found `{text}`."
+                f"Expected YAML in the variable `{variable}`, found"
+                f" `{errors.describe(text)}`."
             ) from error
         for name in reversed(variable.removeprefix(_PREFIX).lower().split("__")):
             value = {name: value}
@@ -355,7 +502,8 @@ def _explain_one(detail: dict[str, Any], model: type[pydantic.BaseModel]) -> str
     name = ".".join(path)
     if detail["type"] != "extra_forbidden":
         reason = detail["msg"][0].lower() + detail["msg"][1:]
-        return f"Expected a legal `{name}`, found `{detail['input']!r}`: {reason}."
+        found = errors.describe(detail["input"])
+        return f"Expected a legal `{name}`, found `{found}`: {reason}."
     legal = sorted(_fields_at(path[:-1], model))
     near = difflib.get_close_matches(path[-1], legal, n=1, cutoff=0.5)
     hint = f": did you mean `{'.'.join([*path[:-1], *near])}`?" if near else "."

@@ -139,7 +139,9 @@ def _config(options: DemoOptions) -> Config:
         "subrounds": options.subrounds,
     }
     counts = {name: count for name, count in given.items() if count is not None}
-    return Config.load(backend=options.backend, seed=options.seed, **counts)
+    return Config.load(
+        backend=options.backend, seed=options.seed, progress="off", **counts
+    )
 
 
 def _train(options: DemoOptions, progress: RoundProgress) -> Sequence[Any]:
@@ -152,7 +154,7 @@ def _train(options: DemoOptions, progress: RoundProgress) -> Sequence[Any]:
     model = digits.build_model(options.seed)
     process = digits.build_process(model)
     evaluation = learning.build_fed_eval(model, process)
-    progress.say("waiting for workers")
+    progress.say("")
 
     def on_round(_: Any, record: learning.RoundRecord) -> None:
         numbers = cast("Mapping[str, Any]", record.evaluation)

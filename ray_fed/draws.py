@@ -1,11 +1,18 @@
-"""Which random numbers work draws: a key that says where in all rounds it runs.
+"""Which random numbers work draws: every evaluation of a function has its own key.
 
-    (seed, invocation, client, path of names)      ->  the state of a random op
+    (seed, invocation, client, path of names, steps)      ->  the state of a random op
 
-Whoever evaluates sets the key for what runs inside, in a context variable, which
-follows asyncio tasks and calls to other threads; the leaf executor reads it. So the
-same work draws the same numbers on every attempt and machine, and other numbers for
-another seed, call, client, or place in the computation.
+    map           client index
+    accumulate    client index, and the step ("accumulate",)
+    merge         the step ("merge", first leaf, one past the last leaf)
+    sequences     the step ("sequence_map", element), or ("sequence_reduce", element)
+    select        client index, and the step ("select", key)
+    the rest      the path alone: zero, report, and other work at the server
+
+The executor that calls a function sets the key, in a context variable, which follows
+asyncio tasks and calls to other threads; the leaf executor reads it. So the same work
+draws the same numbers on every attempt and machine. It draws other numbers for another
+seed, call, client, place in the computation, or step.
 """
 
 import contextlib
@@ -14,12 +21,23 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Generator
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 STATE_SIZE = 3
 """Words of a Philox state: two of counter, one of key."""
+
+_IN_NAMES = (
+    b"FractionalAvgPool", b"FractionalMaxPool", b"Multinomial", b"NonDeterministic",
+    b"Random", b"RecordInput", b"Sampl", b"SeedGenerator", b"Shuffle",
+    b"TruncatedNormal",
+)  # fmt: skip
+"""Each name of an op of TensorFlow that draws random numbers contains one of these."""
+
+Step: TypeAlias = tuple[str | int, ...]
+"""The name of a function's role, and the indices of one of its calls."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +50,8 @@ class DrawKey:
         first_client: index in the cohort of the first client of what is evaluated.
         client: index in the cohort; None for work without clients.
         path: names of the locals that are being evaluated, outermost first.
+        steps: the function that is called, and which of its calls this is, for each
+            function that is called more than once for a client; outermost first.
         dropped: clients of the cohort that take no part, in order: what is evaluated
             counts the others only.
     """
@@ -42,6 +62,7 @@ class DrawKey:
     client: int | None = None
     path: tuple[str, ...] = ()
     dropped: tuple[int, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     def in_cohort(self, client: int) -> int:
         """Return the index in the cohort of a client that is counted without some."""
@@ -51,7 +72,7 @@ class DrawKey:
 
     def state(self, content: bytes) -> NDArray[np.int64]:
         """Return the state of the random op that `content` identifies, i64[3]."""
-        fields = (self.seed, self.invocation, self.client, self.path)
+        fields = (self.seed, self.invocation, self.client, self.path, *self.steps)
         digest = hashlib.sha256(repr(fields).encode() + content).digest()
         return np.frombuffer(digest, np.int64)[:STATE_SIZE]
 
@@ -64,6 +85,14 @@ _current: contextvars.ContextVar[DrawKey | None] = contextvars.ContextVar(
 def current() -> DrawKey | None:
     """Return the key of the work that runs; None where nobody set one."""
     return _current.get()
+
+
+def may_draw(computation: bytes) -> bool:
+    """Return whether a serialised computation may draw random numbers.
+
+    True also where a computation draws nothing and has such a name in it.
+    """
+    return any(name in computation for name in _IN_NAMES)
 
 
 def pinned() -> DrawKey:
@@ -106,6 +135,20 @@ def at_client(position: int) -> contextlib.AbstractContextManager[None]:
     return using(key)
 
 
+def at_step(function: str, *indices: int) -> contextlib.AbstractContextManager[None]:
+    """Run what is inside as one of several calls of a function.
+
+    Args:
+        function: its role: "accumulate", "merge", "select", "sequence_map" or
+            "sequence_reduce".
+        *indices: which of its calls this is, beside the client and the path.
+    """
+    key = current()
+    if key is not None:
+        key = dataclasses.replace(key, steps=(*key.steps, (function, *indices)))
+    return using(key)
+
+
 def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
     """Run what is inside as the work of clients from an index on."""
     key = current()
@@ -115,7 +158,11 @@ def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
 
 
 def at_local(name: str) -> contextlib.AbstractContextManager[None]:
-    """Run what is inside as the value of a local name."""
+    """Run what is inside as the value of a local name, or of a part without one.
+
+    Args:
+        name: of the local, or of the part of a block: see `blocks.part_name`.
+    """
     key = current()
     if key is not None:
         key = dataclasses.replace(key, path=(*key.path, name))

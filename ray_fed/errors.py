@@ -5,6 +5,7 @@
     │   ├── ConfigError                  (ValueError)  a setting that cannot be
     │   ├── ValueMismatchError           (TypeError)   a value that is not of its type
     │   ├── UnsupportedError             (ValueError)  a kind that an executor lacks
+    │   ├── KindMismatchError            both of the two before: a kind and a type
     │   ├── MissingIntrinsicError        (NotImplementedError) an intrinsic it lacks
     │   ├── CardinalityError             (ValueError)  the wrong number of clients
     │   ├── MissingFileError             (FileNotFoundError) a data file that is named
@@ -32,11 +33,29 @@ survives pickling, because most of them are born on another machine.
 import contextlib
 import copy
 import dataclasses
+import reprlib
 import types
 from collections.abc import Generator, Mapping
 from typing import Any, Self
 
 from typing_extensions import override
+
+MAX_SHOWN = 200
+"""Characters of a value that an error message shows."""
+
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxlevel = 4
+_SHORTENED.maxlist = _SHORTENED.maxtuple = _SHORTENED.maxdict = 20
+_SHORTENED.maxstring = _SHORTENED.maxother = _SHORTENED.maxlong = MAX_SHOWN
+
+
+def describe(value: object) -> str:
+    """Return a value as a message shows it: short, however large or deep it is."""
+    try:
+        text = _SHORTENED.repr(value)
+    except Exception as error:  # noqa: BLE001 (ints of 5,000 digits, any class at all)
+        text = f"<no text of it: {type(error).__name__}>"
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
 class RayFedError(Exception):
@@ -60,6 +79,13 @@ class ValueMismatchError(UserError, TypeError):
 
 class UnsupportedError(UserError, ValueError):
     """An executor does not understand this kind of value, or has no such device."""
+
+
+class KindMismatchError(ValueMismatchError, UnsupportedError):
+    """A value is of a kind that does not go with its type.
+
+    It is a TypeError and a ValueError, because the documented classes differ.
+    """
 
 
 class MissingIntrinsicError(UserError, NotImplementedError):
@@ -101,7 +127,7 @@ class Location:
         fields = {
             "round": self.round_index,
             "subround": self.subround_index,
-            "client": self.client_index,
+            "client at position": self.client_index,
             "node": self.node,
             "attempt": self.attempt,
         }

@@ -82,6 +82,7 @@ class WorkerDescription:
         node: Ray's id of its node.
         versions: of what it has installed.
         fingerprint: of its results.
+        missing: what it was given and cannot use, in words; empty: nothing.
     """
 
     pid: int
@@ -89,6 +90,7 @@ class WorkerDescription:
     node: str
     versions: Versions
     fingerprint: Fingerprint
+    missing: str = ""
 
 
 def describe_difference(

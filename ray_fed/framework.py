@@ -6,6 +6,7 @@ from ray_fed.cluster.ray_strategy import RayFederatingStrategy
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
 from ray_fed.contexts.mergeable import MergeableCompExecutionContext
+from ray_fed.contexts.ray_context import RayExecutionContext
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
@@ -19,6 +20,7 @@ __all__ = [
     "FederatingStrategy",
     "MergeableCompExecutionContext",
     "MergeableCompForm",
+    "RayExecutionContext",
     "RayExecutorFactory",
     "RayFederatingStrategy",
     "ReferenceResolvingExecutor",

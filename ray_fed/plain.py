@@ -14,14 +14,17 @@ Plain values pickle, need neither names nor TensorFlow, and are read-only by
 convention.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
+from numpy.typing import NDArray
 
 import ray_fed.blocks as blocks
 import ray_fed.errors as errors
+import ray_fed.reading as reading
 import ray_fed.rows as rows
 from ray_fed.client_runs import ClientMember, as_run
 from ray_fed.values import (
@@ -33,6 +36,8 @@ from ray_fed.values import (
     Struct,
     check_assignable,
     differs_by_client,
+    is_listed,
+    is_raw_memory,
     show,
     struct_elements,
 )
@@ -98,7 +103,7 @@ def _plain_federated(value: object, type_spec: fl.FederatedType, label: str) -> 
     run = as_run(value, type_spec.member)
     if run is not None:
         return run
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+    if not isinstance(value, Sequence) or not is_listed(value):
         raise errors.ValueMismatchError(
             f"Expected {label} to be a list with a value for each client, as"
             f" `{type_spec}` is placed at {type_spec.placement}, found {show(value)}."
@@ -118,26 +123,67 @@ def _plain_sequence(value: object, type_spec: fl.SequenceType, label: str) -> Pl
         if laid is not None:
             return laid
         value = cast("Any", value).as_numpy_iterator()
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+    tried = _iterate(value)
+    if tried is None:
         raise errors.ValueMismatchError(
             f"Expected {label} to be a dataset, a list or another iterable of"
             f" `{element}`, found {show(value)}: pass a list of its elements, one a"
             " row, or one a batch where the type has batches."
         )
-    tensor_types = flatten_type(element)
-    columns: list[list[Any]] = [[] for _ in tensor_types]
-    length = 0
-    for member in cast("Iterable[Any]", value):
-        plain = to_plain(member, element, f"{label}[{length}]")
-        for column, tensor in zip(columns, flatten(plain), strict=True):
-            column.append(tensor)
-        length += 1
-    laid = tuple(
-        rows.lay_rows(column, storage_dtype(tensor_type), tensor_type.shape)
-        for column, tensor_type in zip(columns, tensor_types, strict=True)
-    )
-    return rows.Rows(laid, length)
+    return _read_rows(value, tried, element, label)
 
+
+def _iterate(value: object) -> Iterator[Any] | None:
+    """Return an iterator over what lists values; None for what does not."""
+    if not is_listed(value):
+        return None
+    try:
+        return iter(cast("Iterable[Any]", value))
+    except TypeError:  # a tensor without dimensions
+        return None
+
+
+def _read_rows(
+    value: Any, elements: Iterator[Any], element: fl.Type, label: str
+) -> rows.Rows:
+    """Read an iterator over a value step by step; what is at hand is one step."""
+    at_hand = isinstance(value, list | tuple | np.ndarray)
+    meter = reading.Meter(label)
+    size = len(value) or 1 if at_hand else 1
+    runs: list[list[rows.Column]] = []
+    length = 0
+    while step := list(itertools.islice(elements, size)):
+        plain = [
+            to_plain(member, element, f"{label}[{index}]")
+            for index, member in enumerate(step, length)
+        ]
+        runs.append(_lay(plain, element))
+        length += len(step)
+        if not at_hand:
+            num_bytes = sum(map(rows.count_column_bytes, runs[-1]))
+            meter.add(max(num_bytes, len(step)))  # elements may have no tensors
+            size = reading.next_step(len(step), num_bytes, _STEP_ELEMENTS)
+    runs = runs or [_lay([], element)]
+    return rows.Rows(tuple(map(rows.join_columns, zip(*runs, strict=True))), length)
+
+
+def _lay(elements: Sequence[Plain], element: fl.Type) -> list[rows.Column]:
+    """Return plain elements of a sequence as columns."""
+    leaves = [flatten(plain) for plain in elements]
+    return [
+        rows.lay_rows([leaf[index] for leaf in leaves], storage_dtype(t), t.shape)
+        for index, t in enumerate(flatten_type(element))
+    ]
+
+
+_STEP_ELEMENTS = 4096
+"""Elements of an iterable that are read at once, at most."""
+
+_UNKNOWN_ELEMENTS = 64
+"""Elements of a dataset of unknown length that are read at once: each may take long."""
+
+_AT_ONCE_BYTES = 2**24
+"""Of a dataset of known size that is read in one step."""
 
 _INFINITE = -1
 """What TensorFlow says of the size of a dataset without end."""
@@ -152,24 +198,73 @@ def _rows_at_once(dataset: Any, element: fl.Type, label: str) -> rows.Rows | Non
     None where it does not (elements of many shapes, or none) or where they are not of
     their type: whoever reads them one by one, a tenth as fast, says which is not.
     """
-    if hasattr(dataset, "cardinality") and int(dataset.cardinality()) == _INFINITE:
+    length = _length_of(dataset, label)
+    try:
+        specs = list(_leaves_of(dataset.element_spec, element, label))
+        if not all(spec.shape.is_fully_defined() for _, spec in specs):
+            return None
+        size = _step_size(specs, length)
+        batches = iter(dataset.batch(size)) if size else iter([_all_of(dataset)])
+    except Exception:  # noqa: BLE001 (who reads one by one will say what it is)
+        return None
+    runs: list[list[rows.Column]] = []
+    meter = reading.Meter(label)
+    for run in _read_batches(batches, element, label):
+        if run is None:
+            return None
+        meter.add(sum(map(rows.count_column_bytes, run)))
+        runs.append(run)
+    columns = tuple(map(rows.join_columns, zip(*runs, strict=True)))
+    return rows.Rows(columns, columns[0].length) if columns else None
+
+
+def _length_of(dataset: Any, label: str) -> int:
+    """Return how many elements a dataset says it has; negative: it does not know."""
+    length = int(dataset.cardinality()) if hasattr(dataset, "cardinality") else -2
+    if length == _INFINITE:
         raise errors.ValueMismatchError(
             f"Expected {label} to be a dataset that ends, found one without end: take"
             " as many elements of it as the client has."
         )
-    try:
-        specs = _leaves_of(dataset.element_spec, element, label)
-        if not all(spec.shape.is_fully_defined() for _, spec in specs):
-            return None
-        stacked = dataset.batch(_ALL).get_single_element()
-        leaves = [(t, leaf.numpy()) for t, leaf in _leaves_of(stacked, element, label)]
-    except Exception:  # noqa: BLE001 (who reads one by one will say what it is)
-        return None
-    columns = [_column_of(stacked, leaf_type) for leaf_type, stacked in leaves]
-    laid = [column for column in columns if column is not None]
-    if not laid or len(laid) < len(columns):
-        return None
-    return rows.Rows(tuple(laid), len(leaves[0][1]))
+    return length
+
+
+def _step_size(specs: Sequence[tuple[fl.TensorType, Any]], length: int) -> int:
+    """Return how many elements of a dataset to read at once; 0 for all of them."""
+    num_bytes = sum(
+        storage_dtype(t).itemsize * spec.shape.num_elements() for t, spec in specs
+    )
+    has_strings = any(storage_dtype(t).kind == "O" for t, _ in specs)
+    is_small = 0 <= length * num_bytes <= _AT_ONCE_BYTES
+    if is_small and (not has_strings or length <= _STEP_ELEMENTS):
+        return 0
+    fitting = max(1, reading.STEP_BYTES // max(1, num_bytes))
+    largest = _UNKNOWN_ELEMENTS if length < 0 else _STEP_ELEMENTS
+    return min(fitting, largest)
+
+
+def _all_of(dataset: Any) -> Any:
+    return dataset.batch(_ALL).get_single_element()
+
+
+def _read_batches(
+    batches: Iterator[Any], element: fl.Type, label: str
+) -> Iterator[list[rows.Column] | None]:
+    """Yield the columns of each batch of a dataset; None, last, if one is not read."""
+    while True:
+        try:
+            stacked = next(batches, None)
+            if stacked is None:
+                return
+            leaves = [
+                (t, leaf.numpy()) for t, leaf in _leaves_of(stacked, element, label)
+            ]
+        except Exception:  # noqa: BLE001 (who reads one by one will say what it is)
+            yield None
+            return
+        columns = [_column_of(stacked, leaf_type) for leaf_type, stacked in leaves]
+        laid = [column for column in columns if column is not None]
+        yield laid if laid and len(laid) == len(columns) else None
 
 
 def _leaves_of(
@@ -251,6 +346,11 @@ def nester(type_spec: fl.Type) -> Callable[[Iterator[Any]], Plain]:
 def _plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plain:
     if hasattr(value, "numpy") and hasattr(value, "dtype"):
         value = _numpy_of(value, label)
+    if isinstance(value, np.ma.MaskedArray):  # its hidden elements would come to light
+        raise errors.ValueMismatchError(
+            f"Expected {label} to be of type `{type_spec}`, found an array with a mask:"
+            " pass `filled(...)` of it."
+        )
     dtype: type[np.generic] = np.dtype(type_spec.dtype).type
     if dtype is np.str_:
         array = _string_array(value, type_spec, label)
@@ -306,7 +406,10 @@ def _tensor_error(
 
 
 def _string_array(value: object, type_spec: fl.TensorType, label: str) -> Any:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, RecursionError) as error:  # ragged, or lists too deep
+        raise _tensor_error(value, type_spec, label) from error
     if array.dtype.kind not in "USO":
         raise _tensor_error(value, type_spec, label)
     # numpy drops trailing NULs of its own byte strings, so strings stay objects.
@@ -316,7 +419,10 @@ def _string_array(value: object, type_spec: fl.TensorType, label: str) -> Any:
         item = items[index]
         if not isinstance(item, str | bytes):
             raise _tensor_error(value, type_spec, label)
-        strings[index] = item.encode() if isinstance(item, str) else bytes(item)
+        try:
+            strings[index] = item.encode() if isinstance(item, str) else bytes(item)
+        except UnicodeEncodeError as error:  # a lone surrogate
+            raise _tensor_error(value, type_spec, label) from error
     return strings
 
 
@@ -330,11 +436,47 @@ _NUMBER_KINDS: Mapping[str, str] = {
 """Kinds of dtype (V is bfloat16) that Python numbers of a kind may take."""
 
 
+_PYTHON_NUMBERS = {bool, int, float, complex}
+
+
+def _holds_numbers(value: Any, dtype: np.dtype[Any]) -> bool:
+    """Return whether nested lists hold Python's own numbers, or arrays of a dtype.
+
+    What has a dtype of its own is not cast; what is memory has no numbers at all.
+    """
+    if isinstance(value, list | tuple):
+        members = cast("Sequence[Any]", value)
+        if set(map(type, members)) <= _PYTHON_NUMBERS:
+            return True
+        return all(_holds_numbers(member, dtype) for member in members)
+    if hasattr(value, "dtype") or hasattr(value, "__array__"):
+        return np.asarray(value).dtype == dtype
+    return not is_raw_memory(value)
+
+
+_EXACT = 2**53
+"""Whole numbers up to this one are compared as float64 without loss."""
+
+
+def _are_equal(array: NDArray[Any], numbers: NDArray[Any]) -> bool:
+    """Return whether numbers are the same after a cast, to the last digit."""
+    if not (array == numbers).all():
+        return False
+    if numbers.dtype.kind not in "iu" or array.dtype.kind in "iu":
+        return True
+    if (np.maximum(numbers, 0) <= _EXACT).all() and (numbers >= -_EXACT).all():
+        return True
+    cast_back = [int(number) for number in np.real(array).ravel().tolist()]
+    return cast_back == numbers.ravel().tolist()
+
+
 def _array_of_numbers(value: object, type_spec: fl.TensorType, label: str) -> Any:
     dtype = np.dtype(type_spec.dtype)
     try:
+        if not _holds_numbers(value, dtype):
+            raise _tensor_error(value, type_spec, label)
         found = np.asarray(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # ragged, or lists too deep
         raise _tensor_error(value, type_spec, label) from error
     except NotImplementedError as error:
         raise _symbolic_error(value, label) from error
@@ -344,7 +486,7 @@ def _array_of_numbers(value: object, type_spec: fl.TensorType, label: str) -> An
         raise _tensor_error(value, type_spec, label)
     with np.errstate(over="ignore"):
         array = found.astype(dtype)
-    exact = found.dtype.kind == "f" or (array == found).all()
+    exact = found.dtype.kind == "f" or _are_equal(array, found)
     if not exact or not (np.isfinite(array) | ~np.isfinite(found)).all():
         raise _tensor_error(value, type_spec, label)
     return array

@@ -19,7 +19,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray_fed.draws import DrawKey
 from ray_fed.fingerprint import Fingerprint
@@ -34,6 +34,20 @@ MAX_CLIENTS_PER_LEAF = 64
 
 Node = tuple[int, int]
 """A subtree of the merge tree: first leaf, one past the last."""
+
+
+class Merge(NamedTuple):
+    """One merge of two partials, in a list of partials of adjacent subtrees.
+
+    Attributes:
+        left: position of the left partial; the merged partial takes its place.
+        right: position of the right partial, which is used no more.
+        node: the subtree that the merged partial is of.
+    """
+
+    left: int
+    right: int
+    node: Node
 
 
 def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
@@ -95,31 +109,25 @@ def subtrees(first: int, stop: int, tree: Node) -> list[Node]:
     return [node for half in _halves(tree) for node in subtrees(first, stop, half)]
 
 
-def merge_order(nodes: Sequence[Node]) -> list[tuple[int, int]]:
+def merge_order(nodes: Sequence[Node]) -> list[Merge]:
     """Return the merges that turn adjacent subtrees into one, bottom up.
 
     Args:
         nodes: whole subtrees of one, adjacent and in order, that cover all its leaves.
-
-    Returns:
-        Pairs (left, right) of positions in `nodes`; the merged partial takes the
-        place of the left one, and the right one is used no more.
     """
-    order: list[tuple[int, int]] = []
+    order: list[Merge] = []
     if nodes:
         positions = {node: position for position, node in enumerate(nodes)}
         _merge((nodes[0][0], nodes[-1][1]), positions, order)
     return order
 
 
-def _merge(
-    tree: Node, positions: Mapping[Node, int], order: list[tuple[int, int]]
-) -> int:
+def _merge(tree: Node, positions: Mapping[Node, int], order: list[Merge]) -> int:
     """Append the merges of a tree, and return where its partial is then."""
     if tree in positions:
         return positions[tree]
     left, right = (_merge(half, positions, order) for half in _halves(tree))
-    order.append((left, right))
+    order.append(Merge(left, right, tree))
     return left
 
 

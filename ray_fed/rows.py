@@ -12,12 +12,24 @@ graph's input as it is. Three layouts cover what a federated type can say:
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 Dims = tuple[int | None, ...] | None
 """A shape as a federated type writes it: None is unknown."""
+
+
+def bytes_of(array: NDArray[Any]) -> int:
+    """Return the bytes that an array holds, those of strings and rows in it too."""
+    if array.dtype != object:
+        return array.nbytes
+    held = (
+        bytes_of(member) if isinstance(member, np.ndarray) else len(member)
+        for member in array.flat
+    )
+    return array.nbytes + sum(held)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,6 +44,11 @@ class Column:
 
     rows: NDArray[np.generic]
     splits: NDArray[np.int64] | None = None
+
+    @property
+    def length(self) -> int:
+        """The number of elements."""
+        return len(self.rows) if self.splits is None else len(self.splits) - 1
 
     def __getitem__(self, index: int) -> np.generic | NDArray[np.generic]:
         if self.splits is None:
@@ -82,7 +99,8 @@ class Rows:
     def num_bytes(self) -> int:
         """The size of the arrays, splits included, in bytes."""
         return sum(
-            column.rows.nbytes + (0 if column.splits is None else column.splits.nbytes)
+            bytes_of(column.rows)
+            + (0 if column.splits is None else column.splits.nbytes)
             for column in self.columns
         )
 
@@ -135,3 +153,31 @@ def lay_rows(
     for index, tensor in enumerate(tensors):
         rows[index] = np.asarray(tensor)
     return Column(rows)
+
+
+def join_columns(parts: Sequence[Column]) -> Column:
+    """Return columns of one layout, at least one, as the column of all elements."""
+    if len(parts) == 1:
+        return parts[0]
+    laid = np.concatenate([part.rows for part in parts])
+    if parts[0].splits is None:
+        return Column(laid)
+    starts = itertools.accumulate((len(part.rows) for part in parts), initial=0)
+    ends = [
+        cast("NDArray[np.int64]", part.splits)[1:] + start
+        for part, start in zip(parts, starts, strict=False)
+    ]
+    return Column(laid, np.concatenate([np.zeros(1, np.int64), *ends]))
+
+
+def count_column_bytes(column: Column) -> int:
+    """Return about how many bytes a column holds, those of its objects included."""
+    splits = 0 if column.splits is None else column.splits.nbytes
+    if column.rows.dtype != object:
+        return column.rows.nbytes + splits
+    held = (getattr(row, "nbytes", None) or _length(row) for row in column.rows.flat)
+    return column.rows.nbytes + splits + sum(held)
+
+
+def _length(row: object) -> int:
+    return len(row) if isinstance(row, bytes) else 0

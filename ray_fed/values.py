@@ -11,10 +11,12 @@ from typing import Any, TypeVar, cast
 
 import attrs
 import federated_language as fl
+import numpy as np
 from federated_language.common_libs import structure
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.rows as rows
 
 Struct = structure.Struct
 """What federated_language packs arguments into and executors compute structs to."""
@@ -23,9 +25,6 @@ Plain = Any
 """A value in the form that `ray_fed.plain` describes."""
 
 _T = TypeVar("_T")
-MAX_SHOWN = 200
-"""Characters of a value that an error message shows."""
-
 _CACHED_TYPES = 1024
 """Of which is kept what they hold: walking through one takes longer than a call."""
 
@@ -67,8 +66,12 @@ class External:
     uri: str
 
 
+class ClientSequence(Sequence[Any]):
+    """Base of what stands for a list with a value for each client."""
+
+
 @dataclasses.dataclass(frozen=True)
-class StoredClients(Sequence[Any]):
+class StoredClients(ClientSequence):
     """A contiguous run of client values that lives in an object store as one list.
 
     Attributes:
@@ -162,10 +165,20 @@ def iter_elements(value: Struct[_T]) -> Iterator[tuple[str | None, _T]]:
 
 
 def to_struct(elements: object) -> Struct[Any]:
-    """Return any container of elements as a struct of one level."""
+    """Return any container of elements as a struct of one level.
+
+    Raises:
+        ValueMismatchError: `elements` is no container.
+    """
     if isinstance(elements, Struct):
         return cast("Struct[Any]", elements)
-    return structure.from_container(elements)
+    try:
+        return structure.from_container(elements)
+    except TypeError as error:
+        raise errors.ValueMismatchError(
+            "Expected a list, tuple, dict or struct of embedded values, found"
+            f" {show(elements)}."
+        ) from error
 
 
 def struct_elements(
@@ -248,10 +261,7 @@ def _container_items(  # noqa: PLR0911 (one return a kind of container)
 
 def show(value: object) -> str:
     """Return a value and its Python type for an error message, cut when long."""
-    text = repr(value)
-    if len(text) > MAX_SHOWN:
-        text = text[:MAX_SHOWN] + "..."
-    return f"`{text}` of Python type `{type(value).__name__}`"
+    return f"`{errors.describe(value)}` of Python type `{type(value).__name__}`"
 
 
 def map_placed(
@@ -306,21 +316,43 @@ def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int
     names = [element_name for element_name, _ in type_spec.items()]
     if name is not None and name in names:
         return names.index(name)
-    if index is not None and 0 <= index < len(names):
-        return index
+    if isinstance(index, int | np.integer) and 0 <= index < len(names):
+        return int(index)
     raise errors.ValueMismatchError(
         f"Expected an element of `{type_spec}`, found"
         f" {index if name is None else name!r}."
     )
 
 
+def is_raw_memory(value: object) -> bool:
+    """Return whether an object is memory whose bytes numpy would take for numbers.
+
+    Such are bytes, bytearray, memoryview, mmap, array.array and arrays of ctypes; not
+    arrays of numpy or tensors, which have a dtype.
+    """
+    if hasattr(value, "dtype"):
+        return False
+    try:
+        memoryview(cast("Any", value)).release()
+    except TypeError:
+        return False
+    return True
+
+
+def is_listed(value: object) -> bool:
+    """Return whether an object lists values in an order: no text, no set."""
+    if isinstance(value, str | Mapping | set | frozenset) or is_raw_memory(value):
+        return False
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
+
+
 def client_sequence(value: object, type_spec: fl.Type) -> Sequence[Any]:
     """Return a value placed at clients as the sequence it must be.
 
     Raises:
-        ValueMismatchError: it is no sequence.
+        ValueMismatchError: it is neither a list nor a tuple, and stands for none.
     """
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+    if not isinstance(value, list | tuple | ClientSequence):
         raise errors.ValueMismatchError(
             f"Expected a list or tuple with a value for each client for `{type_spec}`,"
             f" found {show(value)}."
@@ -334,7 +366,7 @@ def check_cardinality(
     """Raise unless a value is a sequence with one element a client.
 
     Raises:
-        ValueMismatchError: it is no sequence.
+        ValueMismatchError: it is neither a list nor a tuple, and stands for none.
         CardinalityError: it has another length.
     """
     found = len(client_sequence(value, type_spec))
@@ -364,6 +396,41 @@ def check_argument(
         )
     if argument is not None and type_spec.parameter is not None:
         check_assignable(type_spec.parameter, argument.type_signature, "an argument")
+
+
+def check_no_argument(type_spec: fl.FunctionType, arg: object) -> None:
+    """Raise where there is an argument for a function that takes none.
+
+    Raises:
+        ValueMismatchError: there is.
+    """
+    if type_spec.parameter is None and arg is not None:
+        raise errors.ValueMismatchError(
+            f"Expected no argument for `{type_spec}`, found {show(arg)}."
+        )
+
+
+def check_count(value: object, name: str, least: int = 1) -> int:
+    """Return a count that a caller gave as an int.
+
+    Args:
+        value: what was given.
+        name: of the argument.
+        least: that it may be.
+
+    Raises:
+        CardinalityError: it is a number below the least.
+        ValueMismatchError: it is no whole number.
+    """
+    if isinstance(value, int | float | np.number) and value < least:
+        raise errors.CardinalityError(
+            f"Expected `{name}` of at least {least}, found {name}={value}."
+        )
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise errors.ValueMismatchError(
+            f"Expected a whole number for `{name}`, found {show(value)}."
+        )
+    return int(value)
 
 
 def member_type(type_spec: fl.Type) -> fl.Type:
@@ -407,5 +474,7 @@ def count_bytes(value: Any) -> int:
         return sum(count_bytes(member) for member in cast("Sequence[Any]", value))
     if isinstance(value, bytes):
         return len(value)
+    if isinstance(value, np.ndarray):
+        return rows.bytes_of(value)
     size = getattr(value, "nbytes", None)
     return int(getattr(value, "num_bytes", 0) if size is None else size)

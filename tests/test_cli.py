@@ -1,4 +1,5 @@
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
@@ -7,12 +8,15 @@ from typing import Any
 
 import pytest
 import ray
+import tensorflow as tf
 
 from ray_fed import cli, demo, errors
-from ray_fed.cluster import inventory
+from ray_fed.cluster import inventory, joining
 
 NOBODY = "127.0.0.1:1"
 """An address at which nothing listens."""
+
+COMMAND = "from ray_fed.cli import main; main()"
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -100,10 +104,8 @@ def test_status_of_no_cluster_is_an_error_at_once(run: Run) -> None:
 @pytest.mark.ray
 def test_status_shows_the_nodes_of_a_cluster(ray_cluster: None) -> None:
     address = ray.get_runtime_context().gcs_address
-    command = "from ray_fed.cli import main; main()"
-
     found = subprocess.run(
-        [sys.executable, "-c", command, "status", "--address", address],
+        [sys.executable, "-c", COMMAND, "status", "--address", address],
         capture_output=True,
         text=True,
         check=True,
@@ -126,21 +128,58 @@ def test_doctor_works_without_a_cluster(run: Run) -> None:
     assert "found none" in facts["Ray"]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_doctor_says_whether_tensorflow_is_compiled(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, is_there: bool
+) -> None:
+    compiled = tmp_path / "tensorflow.pyc"
+    if is_there:
+        compiled.touch()
+    monkeypatch.setattr(tf.__spec__, "cached", str(compiled))
+
+    _, out, _ = run("doctor", "--address", NOBODY)
+
+    (told,) = (line for line in out.splitlines() if line.startswith("bytecode"))
+    folder = pathlib.Path(tf.__file__).parent.parent
+    assert ("compiled" in told.split()) == is_there
+    assert (f"`python -m compileall -q {folder}`" in told) != is_there
+
+
+@pytest.mark.slow
+def test_doctor_sees_that_python_may_not_write_bytecode(tmp_path: pathlib.Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", COMMAND, "doctor", "--address", NOBODY],
+        env=os.environ
+        | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=110,
+    )
+
+    assert "bytecode               missing: each process compiles" in found.stdout
+
+
 @pytest.mark.parametrize(
-    ("cause", "told"),
+    ("is_there", "told"),
     [
-        (ConnectionError("no address"), "none to join: `ray_fed.init()` starts one"),
-        (RuntimeError("version mismatch"), "Expected a Ray of this version"),
+        (False, "none to join: `ray_fed.init()` starts one"),
+        (True, "Expected a Ray of this version"),
     ],
 )
 def test_doctor_says_whether_a_cluster_is_needed(
-    run: Run, monkeypatch: pytest.MonkeyPatch, cause: Exception, told: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, is_there: bool, told: str
 ) -> None:
-    def find_none(address: str | None) -> None:
+    def refuse(address: str | None) -> None:
         del address
-        raise errors.ClusterError("Expected a Ray of this version.") from cause
+        raise errors.ClusterError("Expected a Ray of this version.")
 
-    monkeypatch.setattr(inventory, "read_inventory", find_none)
+    def look(address: str) -> bool:
+        del address
+        return is_there
+
+    monkeypatch.setattr(joining, "is_there", look)
+    monkeypatch.setattr(inventory, "read_inventory", refuse)
 
     code, out, _ = run("doctor")
 

@@ -1,14 +1,18 @@
 """Settings: short forms, sources and their order, and what is refused."""
 
+import math
+import os
 import pathlib
 import pickle
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
+import numpy as np
 import pydantic
 import pytest
 import yaml
 
-from ray_fed import Config, Retry, Subrounds, Workers, errors
+from ray_fed import Config, Retry, Subrounds, Workers, create_context, errors
 
 
 def _write(folder: pathlib.Path, text: str) -> pathlib.Path:
@@ -143,6 +147,153 @@ def test_value_out_of_range_is_refused_by_name(
 ) -> None:
     with pytest.raises(errors.ConfigError, match=rf"Expected a legal `{name}`"):
         Config(**settings)
+
+
+WHOLE = {
+    "workers.count": (1, 2**16),
+    "workers.client_bytes": (0, 2**63 - 1),
+    "subrounds.count": (1, 2**31 - 1),
+    "retry.crash": (0, 10**6),
+    "retry.preemption": (0, 10**6),
+    "retry.memory": (0, 10**6),
+    "retry.hang": (0, 10**6),
+    "kernels.vectorised_clients": (1, 2**31 - 1),
+    "clients_per_leaf": (1, 2**31 - 1),
+    "default_num_clients": (0, 2**31 - 1),
+    "max_dropped_clients": (0, 2**31 - 1),
+    "kept_bytes": (0, 2**63 - 1),
+    "data.sequence_bytes": (1, 2**63 - 1),
+    "seed": (1 - 2**128, 2**128 - 1),
+}
+"""Settings that are whole numbers: the least and the greatest."""
+
+REAL = {
+    "workers.num_cpus": (1e-4, 2**31),
+    "workers.num_gpus": (0, 1),
+    "workers.resources.tpu": (0, 2**31),
+    "workers.start_timeout_s": (1e-3, 10**9),
+    "workers.wait_timeout_s": (1e-3, 10**9),
+    "subrounds.timeout_s": (1e-3, 10**9),
+    "stragglers.factor": (1.01, 10**9),
+    "stragglers.min_s": (1e-3, 10**9),
+    "kernels.call_s": (1e-3, 10**9),
+}
+"""Settings that are numbers of any kind: one of the least and one of the greatest."""
+
+NO_NUMBERS = [math.nan, True, np.True_, "", "two", "nan", "0x10", 1j, b"1", [1], {}]
+OUT_OF_ALL_RANGES = [math.inf, -math.inf, -(2**128), 10**400, "inf"]
+NO_WHOLE_NUMBERS = [1.5, 2.0, "2", np.float64(2)]
+
+
+def _setting(path: str, value: object) -> dict[str, Any]:
+    """Return a tree of settings with a value at a path."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return cast("dict[str, Any]", value)
+
+
+def _value_at(config: Config, path: str) -> Any:
+    value: Any = config
+    for name in path.split("."):
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+    return value
+
+
+def _settings_of(model: type[pydantic.BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the paths of all settings whose schema allows numbers."""
+    schema = model.model_json_schema()
+    for name, field in model.model_fields.items():
+        part = field.annotation
+        if isinstance(part, type) and issubclass(part, pydantic.BaseModel):
+            yield from _settings_of(part, f"{name}.")
+        elif {"integer", "number"} & set(_words(schema["properties"][name])):
+            yield prefix + name
+
+
+def _words(tree: object) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, dict | list):
+        for member in cast("Any", tree.values() if isinstance(tree, dict) else tree):
+            yield from _words(member)
+
+
+def test_tables_have_every_setting_that_is_a_number() -> None:
+    found = {name.removesuffix(".tpu") for name in [*WHOLE, *REAL]}
+
+    assert found == set(_settings_of(Config))
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *REAL])
+def test_what_is_no_number_of_its_range_is_refused(name: str) -> None:
+    least, greatest = (WHOLE | REAL)[name]
+    wrong: list[object] = [*NO_NUMBERS, *OUT_OF_ALL_RANGES, greatest * 1.1]
+    if name in WHOLE:
+        wrong += [*NO_WHOLE_NUMBERS, least - 1, greatest + 1]
+    else:
+        wrong += [least - 1, -1e-5]
+
+    for value in wrong:
+        with pytest.raises(errors.ConfigError, match=f"`{name}`"):
+            Config(**_setting(name, value))
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *REAL])
+def test_numbers_of_a_range_are_taken_as_they_are(name: str) -> None:
+    least, greatest = (WHOLE | REAL)[name]
+    numbers = [least, greatest, 2, np.int64(2), np.uint8(3)]
+    if name in REAL:
+        numbers += [1.5, np.float32(1.5)]
+
+    for number in (number for number in numbers if number <= greatest):
+        found = _value_at(Config(**_setting(name, number)), name)
+
+        assert found == number
+        assert type(found) is (int if name in WHOLE else float)
+
+
+@pytest.mark.parametrize("name", ["num_cpus", "num_gpus", "resources.tpu"])
+def test_less_than_ray_gives_is_refused(name: str) -> None:
+    with pytest.raises(errors.ConfigError, match=r"0\.0001, the least that Ray gives"):
+        Config(**_setting(f"workers.{name}", 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("CPU", r"workers\.num_cpus", id="CPUs"),
+        pytest.param("GPU", r"workers\.num_gpus", id="GPUs"),
+        pytest.param("", "can be printed", id="no name"),
+        pytest.param("\0", "can be printed", id="NUL"),
+        pytest.param("\ud800", "can be printed", id="lone surrogate"),
+    ],
+)
+def test_resources_that_ray_takes_elsewhere_are_refused(
+    name: str, message: str
+) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        Workers(resources={name: 1})
+
+
+@pytest.mark.parametrize(
+    "ends", [(1, math.nan), (1, 2**63), (-math.inf, 2), (1, True), ("1", "2"), (1.0, 2)]
+)
+def test_ends_of_a_range_are_counts(ends: Any) -> None:
+    with pytest.raises(errors.ConfigError, match=r"`workers\.count`"):
+        Config(workers=ends)
+
+
+def test_powers_of_ten_may_be_written_as_yaml_reads_them_for_text(
+    tmp_path: pathlib.Path,
+) -> None:
+    config = Config.load(_write(tmp_path, "subrounds: {timeout_s: 1e3}"))
+
+    assert config.subrounds.timeout_s == 1000
+
+
+def test_threads_of_one_process_are_bounded() -> None:
+    with pytest.raises(errors.ConfigError, match=r"at most 1024 `workers\.count`"):
+        create_context(Config(backend="local", workers=2**16))
 
 
 def test_every_mistake_is_told_at_once() -> None:
@@ -300,6 +451,65 @@ def test_file_that_holds_no_settings_is_refused(
         Config.load(_write(tmp_path, text))
 
 
+ALIASES = "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else '1'] * 9)}]\n" for i in range(40)
+)
+"""A list of lists of lists: its whole text would fill any memory."""
+
+NO_YAML = {
+    "no UTF-8": b"seed: \xff",
+    "UTF-16": "seed: 1".encode("utf-16"),
+    "NUL": b"seed: \0",
+    "very deep": b"[" * 20_000,
+    "very deep mappings": b"{a: " * 5_000,
+    "no such date": b"seed: 2026-13-45",
+    "more digits than Python reads": b"seed: " + b"1" * 5_000,
+    "aliases": f"{ALIASES}seed: *a39".encode(),
+    "aliases as a count": f"{ALIASES}workers: *a39".encode(),
+    "too long": b"# " + b"x" * 2**18,
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", NO_YAML)
+def test_bytes_that_are_no_settings_are_refused(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    path = tmp_path / "ray_fed.yaml"
+    path.write_bytes(NO_YAML[name])
+
+    with pytest.raises(errors.ConfigError) as caught:
+        Config.load(path)
+
+    assert len(str(caught.value)) < 20_000
+
+
+@pytest.mark.parametrize("name", ["very deep", "no such date", "aliases"])
+def test_variable_that_is_no_setting_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    text = NO_YAML[name].decode() if name != "aliases" else "&a [*a]"
+    monkeypatch.setenv("RAY_FED_SEED", text.removeprefix("seed: "))
+
+    with pytest.raises(errors.ConfigError, match=r"RAY_FED_SEED|seed"):
+        Config.load()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("path", ["a\0b", "\ud800", 3, b"a", "", "/dev/zero", "."])
+def test_path_that_names_no_file_is_refused(path: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="Expected a YAML file at"):
+        Config.load(path)
+
+
+@pytest.mark.timeout(20)
+def test_settings_from_a_fifo_are_refused(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "settings")
+
+    with pytest.raises(errors.ConfigError, match="a FIFO"):
+        Config.load(tmp_path / "settings")
+
+
 def test_file_that_is_missing_is_named(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "missing.yaml"
 
@@ -359,10 +569,12 @@ def test_argument_out_of_range_names_no_variable(
 
 
 @pytest.mark.parametrize("word", ["on", "off", "auto", "'on'"])
-def test_jit_takes_bare_words_of_yaml(tmp_path: pathlib.Path, word: str) -> None:
-    config = Config.load(_write(tmp_path, f"kernels: {{jit: {word}}}"))
+def test_switches_take_bare_words_of_yaml(tmp_path: pathlib.Path, word: str) -> None:
+    text = f"kernels: {{jit: {word}}}\nprogress: {word}"
+    config = Config.load(_write(tmp_path, text))
 
     assert config.kernels.jit == word.strip("'")
+    assert config.progress == word.strip("'")
 
 
 def test_range_of_workers_is_read_back_from_yaml(tmp_path: pathlib.Path) -> None:
@@ -370,3 +582,11 @@ def test_range_of_workers_is_read_back_from_yaml(tmp_path: pathlib.Path) -> None
     path = _write(tmp_path, yaml.safe_dump(settings))
 
     assert Config.load(path).workers.count == (2, 4)
+
+
+@pytest.mark.parametrize("num_gpus", [1.5, 2, 8])
+def test_more_than_one_gpu_for_a_worker_is_refused_with_the_reason(
+    num_gpus: float,
+) -> None:
+    with pytest.raises(errors.ConfigError, match="executor works on one device"):
+        Config(workers={"num_gpus": num_gpus})

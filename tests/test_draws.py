@@ -1,6 +1,7 @@
 """Random numbers hang on where work runs, and on nothing else."""
 
 import asyncio
+import contextlib
 import contextvars
 import pickle
 from concurrent import futures
@@ -36,10 +37,37 @@ def test_state_has_the_words_of_a_philox_state() -> None:
         pytest.param(draws.DrawKey(1, 2, 4, 5, ("v1",)), b"op", id="local"),
         pytest.param(draws.DrawKey(1, 2, 4, 5, ()), b"op", id="no local"),
         pytest.param(KEY, b"another op", id="op"),
+        pytest.param(
+            draws.DrawKey(1, 2, 4, 5, ("v0",), steps=(("merge", 0, 2),)),
+            b"op",
+            id="step",
+        ),
     ],
 )
 def test_other_work_draws_other_numbers(key: draws.DrawKey, content: bytes) -> None:
     assert key.state(content).tolist() != KEY.state(b"op").tolist()
+
+
+def test_steps_differ_by_function_indices_and_order() -> None:
+    steps = [
+        [("accumulate",)],
+        [("merge", 0, 2)],
+        [("merge", 0, 4)],
+        [("merge", 2, 4)],
+        [("select", 0)],
+        [("sequence_map", 0), ("sequence_map", 1)],
+        [("sequence_map", 1), ("sequence_map", 0)],
+        [("sequence_map", 0), ("sequence_reduce", 1)],
+    ]
+    states: list[bytes] = []
+    for taken in steps:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(draws.using(KEY))
+            for name, *indices in taken:
+                stack.enter_context(draws.at_step(name, *indices))
+            states.append(draws.state(b"op").tobytes())
+
+    assert len(set(states)) == len(steps)
 
 
 def test_client_draws_the_same_in_whatever_leaf_it_is() -> None:
@@ -68,7 +96,7 @@ def test_key_ends_with_its_block_after_an_error() -> None:
 
 
 def test_without_a_key_every_draw_is_another() -> None:
-    with draws.at_leaf(1), draws.at_client(0), draws.at_local("v0"):
+    with draws.at_leaf(1), draws.at_client(0), draws.at_step("merge", 0, 2):
         states = [draws.state(b"op").tolist() for _ in range(2)]
 
     assert states[0] != states[1]

@@ -127,10 +127,12 @@ def test_user_and_cluster_errors_are_apart() -> None:
     ("location", "text"),
     [
         pytest.param(errors.Location(), "", id="nothing known"),
-        pytest.param(errors.Location(client_index=0), "client 0", id="client"),
+        pytest.param(
+            errors.Location(client_index=0), "client at position 0", id="client"
+        ),
         pytest.param(
             LOCATION,
-            "round 3, subround 1, client 7, node 10.0.0.1, attempt 2",
+            "round 3, subround 1, client at position 7, node 10.0.0.1, attempt 2",
             id="all known",
         ),
     ],
@@ -145,7 +147,7 @@ def test_location_says_what_is_known(location: errors.Location, text: str) -> No
         pytest.param(errors.ComputationError("Bad."), "Bad.", id="nowhere"),
         pytest.param(
             errors.ComputationError("Bad.", errors.Location(client_index=4)),
-            "Bad. [client 4]",
+            "Bad. [client at position 4]",
             id="computation",
         ),
         pytest.param(
@@ -168,3 +170,37 @@ def test_located_adds_to_what_is_known() -> None:
     assert located.message == "Bad."
     assert located.cause_text == "cause"
     assert error.location == errors.Location(client_index=4)
+
+
+def _nested(depth: int, width: int) -> list[object]:
+    """Return lists of lists, each of which has the one below so many times."""
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value] * width
+    return value
+
+
+class _Mute:
+    def __repr__(self) -> str:  # pyright: ignore[reportImplicitOverride]
+        raise RuntimeError("no text")
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize(
+    ("value", "start"),
+    [
+        pytest.param([1, "a", (2.5,)], "[1, 'a', (2.5,)]", id="as repr does"),
+        pytest.param({"b": 1, "a": None}, "{", id="mapping"),
+        pytest.param(_nested(10_000, 1), "[[[", id="very deep"),
+        pytest.param(_nested(50, 9), "[[[", id="very many"),
+        pytest.param(10**5000, "<no text of it: ValueError>", id="of 5,000 digits"),
+        pytest.param(_Mute(), "<_Mute", id="class without a text"),
+        pytest.param("\ud800", r"'\ud800'", id="lone surrogate"),
+    ],
+)
+def test_any_value_is_described_in_short(value: object, start: str) -> None:
+    text = errors.describe(value)
+
+    assert text.startswith(start)
+    assert len(text) <= errors.MAX_SHOWN + 3
+    assert text.encode()

@@ -4,7 +4,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from ray_fed import intrinsics, values
+from ray_fed import errors, intrinsics, values
 
 flf = fl.framework
 INT = fl.TensorType(np.int32)
@@ -134,3 +134,27 @@ def test_weighted_mean_counts_weights_and_clients_beside_the_sum() -> None:
     aggregation = _derive(flf.FEDERATED_WEIGHTED_MEAN.uri, fl.StructType([VECTOR, INT]))
 
     assert str(_partial(aggregation)) == "<float32[3],int32,int32>"
+
+
+def test_modular_sum_carries_a_modulus_for_each_tensor() -> None:
+    member = fl.StructType([("a", INT), ("b", fl.TensorType(np.uint8, (3,)))])
+
+    aggregation = intrinsics.modular_sum(member, fl.TensorType(np.int64))
+
+    partial = fl.StructType([member, fl.StructType([np.int32, np.uint8])])
+    assert aggregation.zero.type_signature == fl.FunctionType([np.int64], partial)
+    assert aggregation.accumulate.type_signature == fl.FunctionType(
+        [partial, member], partial
+    )
+    assert aggregation.merge.type_signature == fl.FunctionType(
+        [partial, partial], partial
+    )
+    assert aggregation.report is not None
+    assert aggregation.report.type_signature == fl.FunctionType(partial, member)
+
+
+def test_modular_sum_needs_a_modulus_for_each_tensor() -> None:
+    three = fl.StructType([INT, INT, INT])
+
+    with pytest.raises(errors.CompileError, match="one for each of 3 tensors, found"):
+        intrinsics.modular_sum(three, fl.StructType([INT, INT]))

@@ -1,8 +1,13 @@
 """Values at the edge: what is taken, what is refused, what comes back."""
 
+# pyright: reportUnknownLambdaType=false
+
+import array
 import collections
+import ctypes
 import dataclasses
 import math
+import mmap
 import pickle
 from typing import Any, NamedTuple
 
@@ -120,6 +125,110 @@ def test_value_that_is_not_of_the_tensor_type_is_refused(
 ) -> None:
     with pytest.raises(errors.ValueMismatchError, match="the value"):
         plain.to_plain(value, fl.TensorType(dtype))
+
+
+class Wrapped:
+    """What an array of another library shows of itself."""
+
+    def __init__(self, held: Any) -> None:
+        self._held = held
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self._held
+
+
+def _mapped() -> mmap.mmap:
+    memory = mmap.mmap(-1, 4)
+    memory.write(b"abcd")
+    return memory
+
+
+RAW_MEMORY = {
+    "bytes": b"abcd",
+    "bytearray": bytearray(b"abcd"),
+    "empty bytearray": bytearray(),
+    "memoryview": memoryview(b"abcd"),
+    "memoryview of floats": memoryview(array.array("d", [1.0, 2.0, 3.0, 4.0])),
+    "array.array": array.array("d", [1.0, 2.0, 3.0, 4.0]),
+    "array.array of the type": array.array("i", [1, 2, 3, 4]),
+    "mmap": _mapped(),
+    "ctypes": (ctypes.c_double * 4)(1, 2, 3, 4),
+}
+NO_NUMBERS = {
+    **RAW_MEMORY,
+    "str": "1234",
+    "set": {1, 2, 3, 4},
+    "frozenset": frozenset({1, 2, 3, 4}),
+    "keys": {1: 0, 2: 0, 3: 0, 4: 0}.keys(),
+    "values": {0: 1, 1: 2, 2: 3, 3: 4}.values(),
+    "items": {1: 2, 3: 4}.items(),
+    "mapping": {0: 1, 1: 2, 2: 3, 3: 4},
+    "void": np.void(b"abcdabcdabcdabcd"),
+    "record": np.array([(1, 2.0)], [("x", "i4"), ("y", "f4")])[0],
+    "iterator": iter([1, 2, 3, 4]),
+    "array of another library": Wrapped(np.arange(4, dtype=np.float64)),
+}
+NUMBERS = [np.float32, np.uint8, np.int32, np.int8, np.complex64, np.bool_]
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+@pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
+@pytest.mark.parametrize("nest", [lambda x: x, lambda x: [x], lambda x: ([x, x],)])
+def test_what_has_no_numbers_of_its_own_is_no_tensor(
+    value: Any, dtype: Any, nest: Any
+) -> None:
+    with pytest.raises(errors.ValueMismatchError):
+        plain.to_plain(nest(value), fl.TensorType(dtype, None))
+
+
+@pytest.mark.parametrize("value", RAW_MEMORY.values(), ids=RAW_MEMORY)
+def test_memory_is_no_text_but_bytes(value: Any) -> None:
+    text = fl.TensorType(np.str_, None)
+
+    if isinstance(value, bytes):
+        assert plain.to_plain(value, text) == value
+    else:
+        with pytest.raises(errors.ValueMismatchError):
+            plain.to_plain(value, text)
+
+
+UNLISTED = {name: NO_NUMBERS[name] for name in (*RAW_MEMORY, "str", "set", "frozenset")}
+
+
+@pytest.mark.parametrize("value", UNLISTED.values(), ids=UNLISTED)
+@pytest.mark.parametrize(
+    "type_spec",
+    [
+        fl.SequenceType(np.int32),
+        fl.SequenceType(np.float32),
+        AT_CLIENTS,
+        fl.FederatedType(np.float32, fl.CLIENTS),
+        fl.StructType([np.int32] * 4),
+    ],
+    ids=str,
+)
+def test_what_is_no_list_has_no_members(value: Any, type_spec: fl.Type) -> None:
+    with pytest.raises(errors.ValueMismatchError):
+        plain.to_plain(value, type_spec)
+
+
+@pytest.mark.parametrize("declared", [np.float32, np.int32])
+@pytest.mark.parametrize("found", [np.float64, np.int64, np.float16, np.uint8])
+@pytest.mark.parametrize("nest", [list, lambda x: [x, x], lambda x: [[y] for y in x]])
+def test_arrays_in_lists_are_not_cast(declared: Any, found: Any, nest: Any) -> None:
+    value = nest(np.arange(4).astype(found))
+
+    with pytest.raises(errors.ValueMismatchError, match="nothing is cast"):
+        plain.to_plain(value, fl.TensorType(declared, None))
+
+
+@pytest.mark.parametrize("nest", [list, lambda x: [x, x], lambda x: [[y] for y in x]])
+def test_arrays_of_the_type_may_stand_in_lists(nest: Any) -> None:
+    array_of_type = np.arange(4, dtype=np.float32)
+
+    taken = plain.to_plain(nest(array_of_type), fl.TensorType(np.float32, None))
+
+    np.testing.assert_array_equal(taken, np.array(nest(array_of_type.tolist())))
 
 
 def test_overflow_beside_a_nan_is_refused() -> None:
@@ -448,3 +557,20 @@ def test_plain_value_pickles(typed: tuple[Any, fl.Type]) -> None:
     taken = plain.to_plain(*typed)
 
     assert pickle.loads(pickle.dumps(taken)) == taken
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_whole_numbers_that_a_dtype_rounds_are_refused(dtype: Any, sign: int) -> None:
+    type_spec = fl.TensorType(dtype)
+
+    for exponent in range(20, 63):
+        for number in (2**exponent, 2**exponent + 1, 2**exponent - 1):
+            is_exact = int(dtype(number).real) == number
+            if is_exact:
+                assert (
+                    int(plain.to_plain(sign * number, type_spec).real) == sign * number
+                )
+            else:
+                with pytest.raises(errors.ValueMismatchError):
+                    plain.to_plain(sign * number, type_spec)

@@ -170,7 +170,7 @@ def _fold(partials: list[Any], nodes: list[plan.Node]) -> Any:
     """Merge as evaluators do; a merge is written down as a pair."""
     partials = list(partials)
     merged_away: set[int] = set()
-    for left, right in plan.merge_order(nodes):
+    for left, right, _ in plan.merge_order(nodes):
         assert not {left, right} & merged_away
         partials[left] = (partials[left], partials[right])
         merged_away.add(right)

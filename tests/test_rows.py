@@ -174,6 +174,17 @@ def test_num_bytes_counts_rows_and_splits() -> None:
     assert rows.Rows((ragged, stacked), 1).num_bytes == 3 * 2 * 4 + 2 * 8 + 4
 
 
+def test_num_bytes_counts_strings_and_rows_of_their_own_shapes() -> None:
+    pointers = 2 * np.dtype(object).itemsize
+    members: list[Any] = [b"abc", b"de"]
+    texts = rows.lay_rows(members, np.dtype(object), ())
+    shapes = [np.zeros(shape, np.float32) for shape in [(2, 3), (4, 0)]]
+    ragged = rows.lay_rows(shapes, FLOAT32, (None, None))
+
+    assert rows.Rows((texts,), 2).num_bytes == pointers + 5
+    assert rows.Rows((ragged,), 2).num_bytes == pointers + 2 * 3 * 4
+
+
 def test_stacked_elements_can_be_laid_with_splits() -> None:
     stacked = rows.Column(np.arange(12, dtype=np.float32).reshape(2, 3, 2))
 

@@ -177,7 +177,7 @@ def test_show_cuts_long_values() -> None:
     shown = values.show(list(range(1000)))
 
     assert len(shown) < 300
-    assert shown.endswith("...` of Python type `list`")
+    assert shown.endswith("...]` of Python type `list`")
 
 
 def test_map_placed_visits_placed_parts_whole() -> None:
@@ -312,6 +312,7 @@ def test_check_argument_refuses(
         pytest.param(np.float32(1), 4, id="scalar"),
         pytest.param([np.zeros(2, np.int8), (np.zeros(3, np.int8),)], 5, id="nested"),
         pytest.param(b"abc", 3, id="bytes"),
+        pytest.param(np.array([b"abc", b""], object), 16 + 3, id="strings"),
         pytest.param((), 0, id="empty"),
         pytest.param(7, 0, id="no array"),
     ],
@@ -347,3 +348,13 @@ def test_type_that_is_known_is_returned(
 
 def test_member_type_is_what_is_placed() -> None:
     assert values.member_type(AT_CLIENTS) == cast("fl.Type", fl.TensorType(np.int32))
+
+
+@pytest.mark.parametrize(
+    "value", [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", {1, 2}], ids=repr
+)
+def test_text_memory_and_sets_are_no_cohort(value: Any) -> None:
+    type_spec = fl.FederatedType(np.int32, fl.CLIENTS)
+
+    with pytest.raises(errors.ValueMismatchError, match="a value for each client"):
+        values.check_cardinality(value, type_spec, 2)

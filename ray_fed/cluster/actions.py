@@ -11,7 +11,7 @@ class Size:
     """How many workers a pool is to have, of which kind.
 
     Attributes:
-        least: with fewer, no worker is granted.
+        least: with fewer, those that start included, no worker is granted.
         most: it grows to so many where there is room.
         is_fixed: what has no room now is started all the same, as long as the nodes
             could hold it: whoever holds the room may leave it.

@@ -4,18 +4,16 @@ import contextlib
 import dataclasses
 import logging
 import math
-import socket
 from collections.abc import Generator, Mapping
 from typing import Any, cast
 
 import ray
 from ray._private import state as ray_state  # no public name for what is needed
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec  # nor for this
 from typing_extensions import override
 
-import ray_fed.errors as errors
+from ray_fed.cluster import joining
 from ray_fed.cluster.placement import Node
-
-_CONNECT_TIMEOUT_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ def read_inventory(address: str | None) -> Inventory:
         address: as for `ray_fed.init`; None is "auto".
 
     Raises:
-        ClusterError: there is no Ray at the address.
+        ClusterError: there is no Ray at the address, or it refuses this process.
     """
     with _joined(address or "auto"):
         nodes = cast("list[dict[str, Any]]", ray.nodes())
@@ -105,6 +103,12 @@ def read_nodes(each: Mapping[str, float]) -> list[Node]:
     ]
 
 
+def machine_resources() -> Mapping[str, float]:
+    """Return what a Ray that is started on this machine will have in all."""
+    found: Any = ResourceAndLabelSpec().resolve(is_head=True).to_resource_dict()
+    return found
+
+
 def live_resources() -> list[Mapping[str, float]]:
     """Return what each node that is alive has in all; also through Ray's client."""
     nodes = cast("list[dict[str, Any]]", ray.nodes())
@@ -120,39 +124,10 @@ def count_fitting(resources: Mapping[str, float], each: Mapping[str, float]) -> 
     )
 
 
-def expect_listener(address: str) -> None:
-    """Raise at once where nothing listens; Ray itself tries for more than a minute.
-
-    Args:
-        address: host:port or ray://host:port; another one, such as "auto", is not
-            looked at.
-
-    Raises:
-        ClusterError: no connection can be made.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdecimal():
-        return
-    try:
-        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise _missing(address) from error
-
-
-def _missing(address: str) -> errors.ClusterError:
-    return errors.ClusterError(
-        f"Expected a Ray at `{address}`, found none: start one with"
-        " `ray start --head`, or pass its address."
-    )
-
-
 @contextlib.contextmanager
 def _joined(address: str) -> Generator[None]:
-    expect_listener(address)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise _missing(address) from error
+    if not joining.join(address, log_to_driver=False, logging_level=logging.ERROR):
+        raise joining.missing_error(address)
     try:
         yield
     finally:

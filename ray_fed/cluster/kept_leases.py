@@ -3,7 +3,8 @@
     pool --lease--> use --> kept --> use --> kept ... --> given back to the pool
 
 The pool is told soon after what a lease was used for, many uses at once: in time for
-what hangs or straggles, and not in the way of rounds of milliseconds.
+what hangs or straggles, and not in the way of rounds of milliseconds. The pool tells
+when somebody waits for a worker: kept leases are given back then, and none is kept.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ import math
 import time
 from collections.abc import Generator, Sequence
 from typing import Any
+
+import ray.exceptions
 
 import ray_fed.plan as plan
 from ray_fed.cluster.actions import UseBegan, UseEnded
@@ -72,7 +75,7 @@ class KeptLeases:
 
     Args:
         pool: handle of the `PoolHost`; not owned.
-        num_workers: of the pool. While more plans run, some may wait for a worker.
+        num_workers: of the pool.
     """
 
     def __init__(self, pool: Any, num_workers: int) -> None:
@@ -82,6 +85,8 @@ class KeptLeases:
         self._kept: collections.deque[_Kept] = collections.deque()
         self._known: dict[str, _Kept] = {}  # kept, or lent to a plan
         self._untold: list[tuple[float, str, Terms | None]] = []  # None: the use ended
+        self._is_awaited = False  # as the pool last told
+        self._watch: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def running(self) -> Generator[None]:
@@ -124,8 +129,8 @@ class KeptLeases:
         """Keep the lease of a plan that is done, or give it back.
 
         It is given back where the pool might take the worker for one that hangs before
-        it is told, where someone may wait for it, where the plan may have asked for a
-        second worker, and where it lost others: what is kept has all its budgets.
+        it is told, where someone waits for a worker, where the plan may have asked for
+        a second worker, and where it lost others: what is kept has all its budgets.
 
         Args:
             name: of the plan.
@@ -133,14 +138,15 @@ class KeptLeases:
             begun_s: when that was, or before, by the monotonic clock.
             driven: what came of it.
         """
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.ensure_future(self._follow_the_pool())
         now_s = time.monotonic()
         hangs_at_s = begun_s + (terms.timeout_s or math.inf)
-        is_wanted = self._num_running + len(self._kept) >= self._num_workers
         found = driven.outcome
         asks_at_s = terms.spare_after_s if terms.siblings else None
         is_alone = asks_at_s is None or driven.seconds < asks_at_s
         is_whole = is_alone and not found.lost and found.attempts == 1
-        if is_wanted or not is_whole or now_s + _KEPT_S + _TELL_S >= hangs_at_s:
+        if self._is_awaited or not is_whole or now_s + _KEPT_S + _TELL_S >= hangs_at_s:
             self._release(name, driven.scope)
             return
         kept = self._known.get(name)
@@ -158,6 +164,22 @@ class KeptLeases:
         while self._kept and self._kept[0].until_s <= now_s:
             kept = self._kept.popleft()
             self._release(kept.name, kept.name)
+
+    async def _follow_the_pool(self) -> None:
+        """Note whether somebody waits for a worker, while leases are kept.
+
+        A call that waited for as long as the pool lives would be a reference for as
+        long, in this process and in the pool.
+        """
+        with contextlib.suppress(ray.exceptions.RayError):
+            while True:
+                self._is_awaited = await self._pool.when_awaited.remote(
+                    known=self._is_awaited, timeout_s=_KEPT_S
+                )
+                if self._is_awaited:
+                    self.give_back()
+                elif not self._kept:
+                    return
 
     def end(self, name: str) -> None:
         """Give back what a plan has that comes to nothing, whatever that still does."""

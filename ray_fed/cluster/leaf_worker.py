@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import functools
 import gc
 import os
 import threading
@@ -18,6 +19,7 @@ import ray_fed.notes as notes
 import ray_fed.parts as parts
 import ray_fed.plain as plain
 import ray_fed.plan as plan
+import ray_fed.reading as reading
 import ray_fed.values as values
 from ray_fed.cluster import garbage, object_store
 from ray_fed.draws import DrawKey
@@ -48,16 +50,25 @@ class LeafWorker:
         num_threads: of TensorFlow.
         gpu_fraction: of the card that TensorFlow may fill; 0 hides every GPU.
         client_bytes: of clients' data that is kept between rounds.
+        limits: of what may be read.
     """
 
     def __init__(
-        self, num_threads: int, gpu_fraction: float, client_bytes: int
+        self,
+        num_threads: int,
+        gpu_fraction: float,
+        client_bytes: int,
+        limits: reading.Limits | None = None,
     ) -> None:
         from ray_fed.tensorflow import devices
 
         device = devices.configure(num_threads, gpu_fraction)
+        self._missing = ""
+        if gpu_fraction:
+            self._missing = devices.describe_missing(_gpus(gpu_fraction))
         self._fingerprint = devices.read_fingerprint()
         self._executor = stack.leaf_stack(device, client_bytes)
+        self._limits = limits or reading.Limits()
         self._loop = asyncio.new_event_loop()
         self._scopes: dict[str, dict[int, Any]] = {}
         self._freed: collections.OrderedDict[str, bool]  # whether for good
@@ -73,6 +84,7 @@ class LeafWorker:
             ray.get_runtime_context().get_node_id(),
             Versions.read(),
             self._fingerprint,
+            self._missing,
         )
 
     @ray.method(concurrency_group="control")
@@ -112,9 +124,17 @@ class LeafWorker:
             dropped = self._scopes.pop(scope, None)
         del dropped  # not inside: what it holds may take a while to end
 
-    def _run(self, coroutine: Any) -> Any:
+    def _run(self, coroutine: Any, scope: str | None = None) -> Any:
+        """Return the result of a coroutine.
+
+        Args:
+            coroutine: to run.
+            scope: whose end ends what it reads; None: nothing does.
+        """
+        checking = _nothing if scope is None else functools.partial(self._check, scope)
         try:
-            return self._call(coroutine)
+            with reading.limited(self._limits), reading.checked(checking):
+                return self._call(coroutine)
         except BaseException:
             garbage.collect_soon()
             raise
@@ -142,7 +162,7 @@ class LeafWorker:
     def embed(self, scope: str, key: int, value: Any, type_bytes: bytes | None) -> None:
         """Embed a plain value or a function under a key."""
         type_spec = None if type_bytes is None else blocks.parse_type(type_bytes)
-        created = self._run(self._executor.create_value(value, type_spec))
+        created = self._run(self._executor.create_value(value, type_spec), scope)
         self._values(scope)[key] = created
 
     def embed_stored(self, scope: str, key: int, type_bytes: bytes, held: Any) -> None:
@@ -209,7 +229,7 @@ class LeafWorker:
             members = object_store.decode(members)[bounds[0] : bounds[1]]
         member = blocks.parse_type(type_bytes)
         work = clients.embed_members(self._executor, members, member, first)
-        self._values(scope)[key] = self._run(work)
+        self._values(scope)[key] = self._run(work, scope)
 
     def repeat(self, scope: str, key: int, source: int, count: int) -> None:
         """Make a chunk whose clients all hold the same value."""
@@ -233,7 +253,7 @@ class LeafWorker:
             self._executor, embedded, argument, chunk, lambda: self._check(scope)
         )
         with draws.using(draw), notes.noting() as noted:
-            held[key] = self._run(work)
+            held[key] = self._run(work, scope)
         return list(noted)
 
     def _check(self, scope: str) -> None:
@@ -307,7 +327,7 @@ class LeafWorker:
                 running = evaluation.evaluate_plan(
                     comp, taken, stack_for, self._executor
                 )
-            ran: Any = self._run(running)
+            ran: Any = self._run(running, scope)
         self._scopes.pop(scope, None)
         gc.collect(_YOUNG)
         return object_store.pack_result(ran, list(noted))
@@ -315,6 +335,17 @@ class LeafWorker:
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""
         return [self._fetch(member) for member in self._values(scope)[key]]
+
+
+def _gpus(fraction: float) -> str:
+    """Return which GPUs Ray gave to this process, in words."""
+    ids = ", ".join(map(str, ray.get_gpu_ids()))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return f"Ray gave {fraction:g} of GPU {ids} (CUDA_VISIBLE_DEVICES={visible})"
+
+
+def _nothing() -> None:
+    """Check nothing."""
 
 
 def _cancelled(scope: str) -> _Cancelled:

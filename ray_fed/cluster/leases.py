@@ -96,7 +96,9 @@ async def resumed(
     handle = handles.of(pool).get(attempt.worker)
     if handle is None:
         handle = await _answer(pool.handle_of.remote(attempt.worker))
-    if handle is None:
+    if handle is None:  # its worker was lost before this use, which is not to blame
+        gone = failures.Failure("crash", f"`{attempt.worker}` is gone.")
+        await _answer(pool.lost.remote(name, gone, 0.0))
         return None
     handles.keep(pool, attempt.worker, handle)
     worker = Worker(handle, name, attempt.worker, attempt.node)

@@ -248,7 +248,8 @@ class Pool:
             actions += self._replace(now_s)
         elif self.num_ready < self._size.least:
             actions += self._refuse_failed()
-        if self.num_ready >= self._size.least:
+        # Those that start count: nobody waits for a replacement while one worker lives.
+        if self.num_workers >= self._size.least:
             actions += [*self._grant(now_s), *self._grant_spares(now_s)]
         return [*actions, *self._wait(now_s), *self._request()]
 
@@ -280,6 +281,11 @@ class Pool:
             ends_s = self._short_since_s + self._size.wait_timeout_s
             deadlines.append(min(ends_s, self._look_at_s))
         return min(deadlines, default=None)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a ticket waits for a worker."""
+        return bool(self._tickets)
 
     @property
     def is_full(self) -> bool:

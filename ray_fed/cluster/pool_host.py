@@ -106,6 +106,8 @@ class PoolHost:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._looked_at = -math.inf
+        self._last_told = (0, 0, False)  # as of the latest `_act`
+        self._changed = asyncio.Event()
         # One thread, so that what is asked of the cluster stays in order.
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
@@ -119,6 +121,23 @@ class PoolHost:
         if not self._holds_s():
             await self._look()
         return max(1, self._pool.num_workers), self._holds_s()
+
+    async def await_ready(self, seen: tuple[int, int] | None) -> tuple[int, int]:
+        """Return how many workers are ready, once that is not what was seen before.
+
+        Args:
+            seen: what was returned before; None for an answer at once.
+
+        Returns:
+            (num_ready, num_workers): workers that are ready; those and the ones that
+            are starting.
+        """
+        while self._count_ready() == seen:
+            await self._changed.wait()
+        return self._count_ready()
+
+    def _count_ready(self) -> tuple[int, int]:
+        return self._pool.num_ready, self._pool.num_workers
 
     def _holds_s(self) -> float:
         looked_again_at = self._looked_at + LOOK_S if self._pool.is_full else -math.inf
@@ -236,6 +255,19 @@ class PoolHost:
             self._log.begin_use(worker, at_s)
         self._act()
 
+    async def when_awaited(self, *, known: bool, timeout_s: float) -> bool:
+        """Return whether somebody waits for a worker, once that is not `known`.
+
+        Args:
+            known: what was returned before.
+            timeout_s: seconds after which it is returned, changed or not.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._pool.is_awaited == known:
+                    await self._changed.wait()
+        return self._pool.is_awaited
+
     async def handle_of(self, worker: str) -> Any:
         """Return the handle of a worker; None where it is gone."""
         return self._handles.get(worker)
@@ -337,22 +369,33 @@ class PoolHost:
 
     def _act(self) -> None:
         for action in self._pool.decide(time.monotonic()):
-            match action:
-                case actions.Start():
-                    self._spawn(self._start(action))
-                case actions.Stop():
-                    hang = Failure("hang", action.detail)
-                    self._log.lost(action.worker, hang, time.monotonic())
-                    self._drop(action.worker)
-                case actions.Grant():
-                    self._grant(action)
-                case actions.Refuse():
-                    self._refuse(action)
-                case actions.Look():
-                    self._spawn(self._look())
-                case actions.Request():
-                    self._spawn(self._on_thread(self._cluster.request, action.count))
+            self._perform(action)
         self._set_timer()
+        self._tell()
+
+    def _tell(self) -> None:
+        now = (*self._count_ready(), self._pool.is_awaited)
+        if now != self._last_told:
+            self._last_told = now
+            self._changed.set()  # wakes those that wait now
+            self._changed.clear()
+
+    def _perform(self, action: actions.Action) -> None:
+        match action:
+            case actions.Start():
+                self._spawn(self._start(action))
+            case actions.Stop():
+                hang = Failure("hang", action.detail)
+                self._log.lost(action.worker, hang, time.monotonic())
+                self._drop(action.worker)
+            case actions.Grant():
+                self._grant(action)
+            case actions.Refuse():
+                self._refuse(action)
+            case actions.Look():
+                self._spawn(self._look())
+            case actions.Request():
+                self._spawn(self._on_thread(self._cluster.request, action.count))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.ensure_future(work)
@@ -413,23 +456,27 @@ class PoolHost:
                 await self._lose(worker, failure)
 
     def _admit(self, worker: str, described: WorkerDescription) -> bool:
-        """Take a worker into the pool; refuse one that is not like the others."""
+        """Take a worker into the pool; refuse one that is not as it should be."""
         if worker not in self._handles:  # ended while it answered
             return False
-        difference = describe_difference(described, self._driver, self._fingerprint)
-        if difference is None or self._allow_mixed:
+        why = self._refusal(described)
+        if not why:
             self._fingerprint = self._fingerprint or described.fingerprint
             self._described[worker] = described
             self._pool.ready(worker, described.node)
         else:
-            why = (
-                f"`{worker}` on node {described.address} was refused: {difference}."
-                " Make them the same, or set `workers.allow_mixed`."
-            )
-            self._pool.bar(worker, described.node, why)
+            told = f"`{worker}` on node {described.address} was refused: {why}."
+            self._pool.bar(worker, described.node, told)
             self._drop(worker)
         self._act()
         return worker in self._described
+
+    def _refusal(self, described: WorkerDescription) -> str:
+        """Return why a worker must not be used; empty where it may."""
+        difference = describe_difference(described, self._driver, self._fingerprint)
+        if described.missing or difference is None or self._allow_mixed:
+            return described.missing
+        return f"{difference}. Make them the same, or set `workers.allow_mixed`"
 
     def _drop(self, worker: str) -> None:
         self._described.pop(worker, None)

@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import ray
@@ -24,13 +24,13 @@ from ray_fed.cluster import (
     autoscaling,
     failures,
     inventory,
+    joining,
     leases,
     object_store,
     workers,
 )
 from ray_fed.cluster.actions import Size
 from ray_fed.cluster.holders import Holders
-from ray_fed.cluster.inventory import expect_listener
 from ray_fed.cluster.kept_leases import KeptLeases
 from ray_fed.cluster.leases import PooledWorker
 from ray_fed.cluster.ray_cluster import RayCluster, resources_of
@@ -69,6 +69,10 @@ class _Counted:
         return cls(num_workers, holds_s, time.monotonic() + holds_s)
 
 
+def _say_nothing(activity: str) -> None:
+    del activity
+
+
 class Session:
     """A connection to Ray with a pool of workers on it; owns what it started.
 
@@ -76,6 +80,7 @@ class Session:
         address: "local" starts a Ray of its own, "auto" or an address joins one; None
             joins one that is running for this user, else starts one.
         config: of the pool.
+        say: told what is waited for, in a few words.
 
     Raises:
         ClusterError: there is no cluster at the address.
@@ -83,21 +88,28 @@ class Session:
             it asks for is no range.
     """
 
-    def __init__(self, address: str | None, config: Config) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        config: Config,
+        say: Callable[[str], None] = _say_nothing,
+    ) -> None:
         self._config = config
         self._tokens: set[str] = set()  # of sources whose clients workers may keep
         self._gone: collections.deque[str] = collections.deque()
         self._name = uuid.uuid4().hex[:8]
         self._counted = _Counted(0, 0.0, -math.inf)
-        self._owns_ray = _connect(address, config)
+        was_connected = ray.is_initialized()
         try:
-            self._size = _decide_size(config, may_grow=not self._owns_ray)
+            self._owns_ray = _connect(address, config, say)
+            nodes = inventory.live_resources()
+            self._size = _decide_size(config, nodes, may_grow=not self._owns_ray)
             self._pool: Any = _start_pool(config, self._size, self._name)
             self._pool.begin_round.remote()
             self._kept = KeptLeases(self._pool, self._size.most)
         except BaseException:
-            if self._owns_ray:
-                ray.shutdown()
+            if not was_connected:
+                ray.shutdown()  # also a Ray that began to start, or one that was joined
             raise
         atexit.register(self.close)
 
@@ -127,16 +139,30 @@ class Session:
         try:
             self._counted = _Counted.now(*await self._pool.begin_round.remote())
         except ray.exceptions.RayError as error:
-            raise errors.ClusterError(
-                "Expected the pool of workers to answer, found it gone: call"
-                f" ray_fed.init again. {failures.describe(error)}"
-            ) from error
+            raise _pool_gone(error) from error
         return self._counted.num_workers
 
     def _note_count(self, answer: concurrent.futures.Future[Any]) -> None:
         failed = answer.cancelled() or answer.exception() is not None
         num_workers, holds_s = (0, 0.0) if failed else answer.result()
         self._counted = _Counted.now(num_workers, holds_s)
+
+    async def await_ready(self, seen: tuple[int, int] | None) -> tuple[int, int]:
+        """Return how many workers are ready, once that is not what was seen before.
+
+        See `PoolHost.await_ready`.
+
+        Raises:
+            ClusterError: the pool is gone.
+        """
+        answer: Any = self._pool.await_ready.remote(seen)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            ray.cancel(answer)  # else the pool would wait on
+            raise
+        except ray.exceptions.RayError as error:
+            raise _pool_gone(error) from error
 
     def runners(self) -> list[RayRunner]:
         """Return what runs subrounds, more than there are workers."""
@@ -215,6 +241,13 @@ class Session:
             ray.shutdown()
 
 
+def _pool_gone(error: ray.exceptions.RayError) -> errors.ClusterError:
+    return errors.ClusterError(
+        "Expected the pool of workers to answer, found it gone: call ray_fed.init"
+        f" again. {failures.describe(error)}"
+    )
+
+
 def _start_pool(config: Config, size: Size, name: str) -> Any:
     """Start the host of a pool on the driver's node: what would the pool do without."""
     here: str = ray.get_runtime_context().get_node_id()
@@ -224,7 +257,7 @@ def _start_pool(config: Config, size: Size, name: str) -> Any:
     return actor.remote(config, size, Versions.read(), RayCluster(config, name))
 
 
-def _connect(address: str | None, config: Config) -> bool:
+def _connect(address: str | None, config: Config, say: Callable[[str], None]) -> bool:
     """Connect this process to Ray; return whether a Ray was started for it."""
     if ray.is_initialized():
         return False
@@ -232,17 +265,14 @@ def _connect(address: str | None, config: Config) -> bool:
     if config.runtime_env is not None:
         options["runtime_env"] = dict(config.runtime_env)
     if address != "local":
-        expect_listener(address or "auto")
-        try:
-            ray.init(address=address or "auto", **options)
-        except ConnectionError as error:
-            if address is not None:
-                raise errors.ClusterError(
-                    f"Expected a Ray cluster at `{address}`, found none: start one with"
-                    " `ray start --head`, or pass address=None."
-                ) from error
-        else:
+        say("looking for Ray" if address is None else f"joining Ray at {address}")
+        if joining.join(address or "auto", **options):
             return False
+        if address is not None:
+            raise joining.missing_error(address)
+    # Before Ray takes seconds to start for nothing.
+    _decide_size(config, [inventory.machine_resources()], may_grow=False)
+    say("starting Ray")
     try:
         ray.init(
             address="local",
@@ -260,15 +290,17 @@ def _connect(address: str | None, config: Config) -> bool:
     return True
 
 
-def _decide_size(config: Config, *, may_grow: bool) -> Size:
+def _decide_size(
+    config: Config, nodes: Sequence[Mapping[str, float]], *, may_grow: bool
+) -> Size:
     """Return how many workers to keep, or raise where they can never be placed.
 
     Args:
         config: of the pool.
+        nodes: what each has in all.
         may_grow: whether nodes may come, so that a range can wait for its least.
     """
     each = resources_of(config)
-    nodes = inventory.live_resources()
     fitting = sum(inventory.count_fitting(node, each) for node in nodes)
     match config.workers.count:
         case None:

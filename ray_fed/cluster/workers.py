@@ -65,7 +65,8 @@ def start_worker(config: Config, node: str | None) -> Any:
         ),
     )
     num_threads = max(1, int(wanted.num_cpus))
-    return actor.remote(num_threads, wanted.num_gpus, wanted.client_bytes)
+    limits = config.worker_limits
+    return actor.remote(num_threads, wanted.num_gpus, wanted.client_bytes, limits)
 
 
 RemotePoolHost: Any = cast("Any", ray.remote)(num_cpus=0, max_concurrency=1000)(

@@ -1,13 +1,13 @@
 """The mergeable form of a computation: what can be cut by clients, and the rest."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import federated_language as fl
 
 import ray_fed.errors as errors
 import ray_fed.values as values
+from ray_fed.compiler import form_contents
 
 flf = fl.framework
 
@@ -33,6 +33,9 @@ class MergeableCompForm:
         MergeTypeNotAssignableError: `merge` does not take two results of
             `up_to_merge`, or its own.
         AfterMergeStructureError: `after_merge` does not take what it will be given.
+        CompileError: a part contains what slices of the clients cannot compute apart:
+            `after_merge` aggregates, `merge` has something placed, or `up_to_merge`
+            aggregates what depends on another aggregation.
     """
 
     def __init__(
@@ -45,6 +48,9 @@ class MergeableCompForm:
         _check_merge(merge, partial)
         merged = fl.FederatedType(merge.type_signature.result, fl.SERVER)
         _check_after_merge(after_merge, up_to_merge.type_signature.parameter, merged)
+        form_contents.check_up_to_merge(up_to_merge)
+        form_contents.check_merge(merge)
+        form_contents.check_after_merge(after_merge)
         self.up_to_merge = up_to_merge
         self.merge = merge
         self.after_merge = after_merge
@@ -129,21 +135,6 @@ class MergeableCompChain:
         """Bytes for each client of all that stages keep."""
         return sum(stage.keeping.member_bytes for stage in self.stages if stage.keeping)
 
-    @functools.cached_property
-    def reads_clients(self) -> bool:
-        """Whether `after_merge` may read values of clients, not only pass them on.
-
-        Nothing but an intrinsic reads them.
-        """
-        return flf.computation_contains(self.after_merge, _takes_clients)
-
-
-def _takes_clients(block: flf.ComputationBuildingBlock) -> bool:
-    if not isinstance(block, flf.Intrinsic):
-        return False
-    parameter = values.function_type(block.type_signature).parameter
-    return parameter is not None and flf.type_contains(parameter, values.is_at_clients)
-
 
 def _partial_type(up_to_merge: flf.ConcreteComputation) -> fl.Type:
     result = up_to_merge.type_signature.result
@@ -176,3 +167,17 @@ def _check_after_merge(
             f"Expected `after_merge` to take `{expected}`, the original argument (where"
             f" there is one) and what was merged, found `{parameter}`."
         )
+
+
+def function_type_of(comp: object) -> fl.FunctionType:
+    """Return the type of what a context is asked to run.
+
+    Raises:
+        ValueMismatchError: it is neither a computation nor a MergeableCompForm.
+    """
+    if isinstance(comp, MergeableCompForm | fl.framework.ConcreteComputation):
+        return values.function_type(comp.type_signature)
+    raise errors.ValueMismatchError(
+        f"Expected a MergeableCompForm or a computation, found {values.show(comp)}:"
+        " make one with fl.federated_computation or ray_fed.tensorflow.computation."
+    )

@@ -18,6 +18,7 @@ from typing import Any, cast
 import federated_language as fl
 
 import ray_fed.errors as errors
+import ray_fed.intrinsics as intrinsics
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -102,6 +103,8 @@ class _Trace:
                 return _select(self.evaluate(block.source, names), block.as_index())
             case flf.Call():
                 return self._call(block, names)
+            case flf.Intrinsic(uri=intrinsics.GENERIC_ZERO_URI):
+                return self.apply(intrinsics.zeros_of(block.type_signature), None)
             case _:
                 return block
 
@@ -182,9 +185,26 @@ class _Trace:
         if parameter_type is not None:
             parameter = flf.Reference(next(self._fresh), parameter_type)
         result = inner.reify(inner.apply(closure, parameter))
-        body = flf.Block(inner.calls, result) if inner.calls else result
+        body = _body(inner.calls, result)
         name = None if parameter is None else parameter.name
         return flf.Lambda(name, parameter_type, body)
+
+
+def _body(calls: list[tuple[str, Block]], result: Block) -> Block:
+    """Return the body of a lambda that makes some calls.
+
+    A single one of a TensorFlow computation stays as federated_language writes it: so
+    executors that know no lambdas see that the lambda is this computation.
+    """
+    match calls, result:
+        case [(name, flf.Call(function=flf.CompiledComputation()) as call)], (
+            flf.Reference(name=returned)
+        ) if returned == name and isinstance(call.argument, flf.Reference):
+            return call
+        case [], _:
+            return result
+        case _:
+            return flf.Block(calls, result)
 
 
 def _look_up(name: str, names: Mapping[str, Any]) -> Any:
@@ -218,3 +238,15 @@ def free_references(block: Block) -> frozenset[str]:
         case _:
             found = [free_references(child) for child in block.children()]
             return frozenset[str]().union(*found)
+
+
+def needed_names(roots: frozenset[str], calls: Mapping[str, Block]) -> frozenset[str]:
+    """Return the names of calls that `roots` need, themselves included."""
+    needed: set[str] = set()
+    pending = list(roots)
+    while pending:
+        name = pending.pop()
+        if name in calls and name not in needed:
+            needed.add(name)
+            pending.extend(free_references(calls[name]))
+    return frozenset(needed)

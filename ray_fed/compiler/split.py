@@ -21,7 +21,12 @@ import ray_fed.errors as errors
 import ray_fed.intrinsics as intrinsics
 from ray_fed.compiler import keeping
 from ray_fed.compiler.form import Keeping, MergeableCompChain, MergeableCompForm, Stage
-from ray_fed.compiler.normalize import CallGraph, free_references, normalize
+from ray_fed.compiler.normalize import (
+    CallGraph,
+    free_references,
+    needed_names,
+    normalize,
+)
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -131,13 +136,13 @@ def _keeping(graph: CallGraph, kept: keeping.Kept, block: Block) -> Keeping | No
 def _group(graph: CallGraph) -> list[list[_Aggregation]]:
     """Return the aggregations by how many others each has to wait for."""
     calls = dict(graph.calls)
-    needed = _needed(free_references(graph.result), calls)
+    needed = needed_names(free_references(graph.result), calls)
     depths: dict[str, int] = {}
     stages: list[list[_Aggregation]] = []
     for name, call in graph.calls:  # each refers to earlier ones only
         if name not in needed or not _is_aggregation(call):
             continue
-        behind = _needed(free_references(call), calls)
+        behind = needed_names(free_references(call), calls)
         depth = max(
             (depths[other] + 1 for other in depths if other in behind), default=0
         )
@@ -159,20 +164,7 @@ def _uri(call: Block) -> str | None:
 
 
 def _is_aggregation(call: Block) -> bool:
-    uri = _uri(call)
-    return uri in {i.uri for i in flf.get_aggregation_intrinsics()}
-
-
-def _needed(roots: frozenset[str], calls: Mapping[str, Block]) -> frozenset[str]:
-    """Return the names that `roots` need, themselves included."""
-    needed: set[str] = set()
-    pending = list(roots)
-    while pending:
-        name = pending.pop()
-        if name in calls and name not in needed:
-            needed.add(name)
-            pending.extend(free_references(calls[name]))
-    return frozenset(needed)
+    return isinstance(call, flf.Call) and intrinsics.is_aggregation(call.function)
 
 
 def _to_aggregation(name: str, call: flf.Call) -> _Aggregation:
@@ -185,6 +177,8 @@ def _to_aggregation(name: str, call: flf.Call) -> _Aggregation:
         )
     if uri in intrinsics.SECURE_SUM_CHECKS:
         return _to_secure_sum(name, uri, argument)
+    if uri == intrinsics.FEDERATED_SECURE_MODULAR_SUM.uri:
+        return _to_modular_sum(name, argument)
     derive = intrinsics.DERIVED_AGGREGATIONS.get(uri)
     if derive is None:
         raise errors.CompileError(
@@ -206,11 +200,29 @@ def _derived_aggregation(
     derive: Callable[[fl.Type], intrinsics.Aggregation],
 ) -> _Aggregation:
     derived = derive(cast("fl.FederatedType", value.type_signature).member)
-    call = flf.Call(derived.zero)
+    return _aggregation_of(name, before, value, derived, flf.Call(derived.zero))
+
+
+def _aggregation_of(
+    name: str,
+    before: tuple[tuple[str, Block], ...],
+    value: Block,
+    derived: intrinsics.Aggregation,
+    call: flf.Call,
+) -> _Aggregation:
+    """Return a derived aggregation of a value, whose zero a call makes."""
     zero = flf.Reference(f"{name}_zero", call.type_signature)
     aggregate = _aggregate(value, zero, derived.accumulate, derived.merge)
     before += ((zero.name, call),)
     return _Aggregation(name, before, aggregate, derived.merge, derived.report)
+
+
+def _to_modular_sum(name: str, argument: Block) -> _Aggregation:
+    value, modulus = _at(argument, 0), _at(argument, 1)
+    member = cast("fl.FederatedType", value.type_signature).member
+    derived = intrinsics.modular_sum(member, modulus.type_signature)
+    call = flf.Call(derived.zero, flf.Struct([modulus]))
+    return _aggregation_of(name, (), value, derived, call)
 
 
 def _to_secure_sum(name: str, uri: str, argument: Block) -> _Aggregation:
@@ -263,7 +275,7 @@ class _Given:
 
     def locals_for(self, roots: frozenset[str]) -> list[tuple[str, Block]]:
         """Return the locals that lead to `roots`, in order."""
-        needed = _needed(roots, self.calls)
+        needed = needed_names(roots, self.calls)
         return [
             *self.bound,
             *((name, call) for name, call in self.calls.items() if name in needed),
@@ -351,20 +363,21 @@ def _partial_type(aggregations: Sequence[_Aggregation]) -> fl.Type:
 
 
 def _merge(graph: CallGraph, aggregations: Sequence[_Aggregation]) -> Block:
+    """Return the merge of a stage's partials: each aggregation's under its name.
+
+    The names are part of what the random numbers of a merge depend on, so that two
+    aggregations draw different ones, also where one function merges both.
+    """
     partial = _partial_type(aggregations)
     pair = flf.Reference(_PAIR, fl.StructType([partial, partial]))
-    merged = flf.Struct(
-        [
-            flf.Call(
-                aggregation.merge,
-                flf.Struct([_at(_at(pair, 0), index), _at(_at(pair, 1), index)]),
-            )
-            for index, aggregation in enumerate(aggregations)
-        ]
-    )
-    free = free_references(merged) - {_PAIR}
+    merges: list[tuple[str, Block]] = []
+    for index, aggregation in enumerate(aggregations):
+        sides = flf.Struct([_at(_at(pair, 0), index), _at(_at(pair, 1), index)])
+        merges.append((aggregation.name, flf.Call(aggregation.merge, sides)))
+    free = frozenset[str]().union(*(free_references(call) for _, call in merges))
+    free -= {_PAIR}
     calls = dict(graph.calls)
-    needed = _needed(free, calls)
+    needed = needed_names(free, calls)
     captured = [(name, call) for name, call in graph.calls if name in needed]
     used = frozenset[str]().union(free, *(free_references(c) for _, c in captured))
     if graph.parameter is not None and graph.parameter.name in used:
@@ -377,7 +390,8 @@ def _merge(graph: CallGraph, aggregations: Sequence[_Aggregation]) -> Block:
             "Expected a merge that depends on partials alone, found one that captures"
             " the result of an aggregation: carry it in the accumulator."
         )
-    return _lambda(pair, flf.Block(captured, merged) if captured else merged)
+    merged = flf.Struct([_reference(name, call) for name, call in merges])
+    return _lambda(pair, flf.Block([*captured, *merges], merged) if merges else merged)
 
 
 def _after_merge(

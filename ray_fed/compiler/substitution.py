@@ -78,15 +78,22 @@ def called_uris(block: Block) -> set[str]:
     )
 
 
-def _found(block: Block, of: Callable[[Block], Iterable[str]]) -> set[str]:
-    found: set[str] = set()
+def find_parts(block: Block, is_wanted: Callable[[Block], bool]) -> list[Block]:
+    """Return the parts of a building block, itself included, that a test accepts."""
+    found: list[Block] = []
 
     def note(part: Block) -> tuple[Block, bool]:
-        found.update(of(part))
+        if is_wanted(part):
+            found.append(part)
         return part, False
 
     flf.transform_postorder(block, note)
     return found
+
+
+def _found(block: Block, of: Callable[[Block], Iterable[str]]) -> set[str]:
+    parts = find_parts(block, lambda _: True)
+    return {name for part in parts for name in of(part)}
 
 
 def _names(part: Block) -> list[str]:

@@ -1,6 +1,7 @@
 """The context that `init` and `create_context` build, on either backend."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import logging
 import os
@@ -13,13 +14,19 @@ from typing_extensions import override
 
 import ray_fed.blocks as blocks
 import ray_fed.errors as errors
+import ray_fed.intrinsics as intrinsics
 import ray_fed.plain as plain
 import ray_fed.plan as plan
-from ray_fed.compiler.binding import bind_functions
+import ray_fed.reading as reading
+import ray_fed.values as values
 from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
+from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.computation_cache import ComputationCache
+from ray_fed.contexts.first_calls import FirstCalls
+from ray_fed.contexts.graph_check import check_graphs
+from ray_fed.contexts.invocation import read_invocation
 from ray_fed.contexts.policy import CallSpec, RoundPolicy
 from ray_fed.contexts.rounds import Rounds
 from ray_fed.contexts.runners import LocalRunner
@@ -29,9 +36,13 @@ from ray_fed.executors.threads import LoopThread, wait_for
 from ray_fed.fingerprint import Fingerprint
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
+from ray_fed.observability.waiting import WaitLine
 
 flf = fl.framework
 _logger = logging.getLogger(__name__)
+
+_MAX_THREADS = 1024
+"""Workers of the local backend."""
 
 
 class ExecutionContext(flf.SyncContext):
@@ -44,38 +55,31 @@ class ExecutionContext(flf.SyncContext):
 
     Args:
         config: settings.
-        runners: run subrounds; closed by `close` before `on_close` is called.
-        num_workers: subrounds of a round where `config.subrounds` leaves it open; a
-            function is asked as each round begins.
-        store: see `RoundPolicy`.
-        on_close: releases what the runners run on.
-        fetch: reads what `store`, or a runner, left in a store; passes on the rest.
+        backend: runs subrounds; owned: `close` closes it.
+        sinks: receive the events of all rounds, before those that subscribe.
     """
 
     def __init__(
         self,
         config: Config,
-        runners: Sequence[flf.AsyncContext],
-        num_workers: int | Callable[[], Awaitable[int]],
-        store: Callable[[Any], tuple[Any, int]],
-        on_close: Callable[[], None],
-        fetch: Callable[[Any], Awaitable[Any]] | None = None,
+        backend: Backend,
+        sinks: Sequence[events.EventSink] = (),
     ) -> None:
         self._config = config
-        self._on_close = on_close
-        self._fetch = fetch
+        self._backend = backend
         self._report = ReportBuilder()
         self._warned = False
-        self._sinks = _Sinks([self._report])
+        self._sinks = _Sinks([self._report, *sinks])
+        self._first_calls = FirstCalls(self._sinks.on_event, backend.await_ready)
         self._chains = ComputationCache(self._to_chain)
         self._rounds = Rounds(
-            runners,
+            backend.runners,
             RoundPolicy(
                 cut_leaves=lambda n: plan.cut_leaves(n, config.clients_per_leaf),
-                count_subrounds=_count_subrounds(config, num_workers),
+                count_subrounds=_count_subrounds(config, backend.num_workers),
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
-                store=store,
+                store=backend.store,
                 sinks=(self._sinks,),
                 call_s=_call_s(config),
                 jit=config.kernels.jit,
@@ -100,6 +104,11 @@ class ExecutionContext(flf.SyncContext):
         return self._config
 
     @property
+    def read_limits(self) -> reading.Limits:
+        """What may be read of arguments, in this process."""
+        return self._config.driver_limits
+
+    @property
     def last_report(self) -> RoundReport | None:
         """What the latest call cost; None before the first one returns."""
         return self._report.last
@@ -114,8 +123,12 @@ class ExecutionContext(flf.SyncContext):
 
         Args:
             num_calls: of that run, when it saved its state; >= 0.
+
+        Raises:
+            CardinalityError: it is below zero.
+            ValueMismatchError: it is no whole number.
         """
-        self._rounds.num_calls = num_calls
+        self._rounds.num_calls = values.check_count(num_calls, "num_calls", 0)
 
     def subscribe(self, sink: events.EventSink) -> None:
         """Send the events of all later rounds to a sink, on ray_fed's own thread."""
@@ -132,8 +145,9 @@ class ExecutionContext(flf.SyncContext):
         Where the parameter's type has functions, the argument has computations.
 
         Raises:
-            TypeError: the argument is not of its type.
+            TypeError: `comp` is no computation, or the argument is not of its type.
             CardinalityError: client values in the argument differ in number.
+            UnsupportedError: a graph has Python functions of another process.
             ComputationError: work of the computation raised.
             RetryBudgetError: workers died more often than `config.retry` allows.
             DeadlineError: they hung more often than that.
@@ -141,18 +155,11 @@ class ExecutionContext(flf.SyncContext):
         """
         started = time.monotonic()  # it may take longer to read an argument than to run
         thread = self._open_thread()
-        type_spec = comp.type_signature
-        if not isinstance(type_spec, fl.FunctionType):
-            raise errors.ValueMismatchError(
-                f"Expected a computation, found a value of type `{type_spec}`."
-            )
-        comp, arg = bind_functions(comp, arg)
-        parameter, argument = comp.type_signature.parameter, None
-        if parameter is not None:
-            argument = plain.to_plain(arg, parameter, "the argument")
+        with reading.limited(self.read_limits):
+            comp, argument = read_invocation(comp, arg)
         spec = self._rounds.new_call(started=started)
         result = _wait_for(thread, self._invoke(comp, argument, spec))
-        return plain.from_plain(result, type_spec.result)
+        return plain.from_plain(result, comp.type_signature.result)
 
     def start(
         self,
@@ -193,7 +200,8 @@ class ExecutionContext(flf.SyncContext):
         """
 
         async def run() -> Any:
-            return part if self._fetch is None else await self._fetch(part)
+            fetch = self._backend.fetch
+            return part if fetch is None else await fetch(part)
 
         return self._open_thread().submit(run())
 
@@ -205,7 +213,17 @@ class ExecutionContext(flf.SyncContext):
         return self._thread
 
     async def _invoke(self, comp: Any, arg: Any, spec: CallSpec) -> Any:
+        called = comp.up_to_merge if isinstance(comp, MergeableCompForm) else comp
+        if self._first_calls.has_returned(called):
+            return await self._run(comp, arg, spec)
+        async with self._first_calls.telling(called):
+            return await self._run(comp, arg, spec)
+
+    async def _run(self, comp: Any, arg: Any, spec: CallSpec) -> Any:
         if isinstance(comp, MergeableCompForm):
+            self._check_graphs(comp)
+            self._warn_of_simulation(comp.up_to_merge)
+            self._warn_of_simulation(comp.after_merge)
             return await self._rounds.run_chain(MergeableCompChain.of(comp), arg, spec)
         chain = self._chains.get(comp)
         if chain is None:
@@ -213,6 +231,7 @@ class ExecutionContext(flf.SyncContext):
         return await self._rounds.run_chain(chain, arg, spec)
 
     def _to_chain(self, comp: flf.ConcreteComputation) -> MergeableCompChain | None:
+        self._check_graphs(comp)
         self._warn_of_simulation(comp)
         try:
             with blocks.depth_in_words():
@@ -220,13 +239,17 @@ class ExecutionContext(flf.SyncContext):
         except errors.CompileError:
             return None
 
+    def _check_graphs(self, comp: flf.ConcreteComputation | MergeableCompForm) -> None:
+        check_graphs(comp, in_process=self._config.backend == "local")
+
     def _warn_of_simulation(self, comp: flf.ConcreteComputation) -> None:
-        if self._warned or not flf.computation_contains_secure_aggregation(comp):
+        if self._warned or not flf.computation_contains(comp, _is_simulated):
             return
         self._warned = True
         _logger.warning(
-            "Secure aggregation is simulated in the clear: values are checked against"
-            " their bounds and summed, and nothing is hidden from the server."
+            "Secure aggregation and selection are simulated in the clear: values are"
+            " checked against their bounds and summed, and nothing is hidden from the"
+            " server."
         )
 
     def close(self) -> None:
@@ -235,7 +258,7 @@ class ExecutionContext(flf.SyncContext):
             return
         self._thread.close()
         self._thread = None
-        self._on_close()
+        self._backend.close()
         if flf.get_context_stack().current is self:
             flf.set_default_context(_Closed())
 
@@ -244,6 +267,10 @@ class ExecutionContext(flf.SyncContext):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _is_simulated(block: flf.ComputationBuildingBlock) -> bool:
+    return isinstance(block, flf.Intrinsic) and block.uri in intrinsics.SIMULATED
 
 
 def _wait_for(
@@ -317,22 +344,35 @@ def build_context(address: str | None, config: Config) -> ExecutionContext:
         ConfigError: an address was given to the local backend.
         ClusterError: the cluster is not there, or smaller than what is asked for.
     """
-    if config.backend == "local":
-        return _build_local(address, config)
+    with WaitLine.create(config.progress) as line:
+        make = _local_backend if config.backend == "local" else _ray_backend
+        backend = make(address, config, line.say)
+        with contextlib.ExitStack() as failed:
+            failed.callback(backend.close)
+            context = ExecutionContext(config, backend, [line])
+            failed.pop_all()  # the context closes it
+        return context
+
+
+def _ray_backend(
+    address: str | None, config: Config, say: Callable[[str], None]
+) -> Backend:
     from ray_fed.cluster.session import Session
 
-    session = Session(address, config)
-    return ExecutionContext(
-        config,
+    session = Session(address, config, say)
+    return Backend(
         session.runners(),
         session.count_workers,
-        session.store,
         session.close,
+        session.store,
         session.fetch,
+        session.await_ready,
     )
 
 
-def _build_local(address: str | None, config: Config) -> ExecutionContext:
+def _local_backend(
+    address: str | None, config: Config, say: Callable[[str], None]
+) -> Backend:
     if address is not None:
         raise errors.ConfigError(
             f"Expected no address for the local backend, found `{address}`."
@@ -343,6 +383,13 @@ def _build_local(address: str | None, config: Config) -> ExecutionContext:
             " backend, whose workers are threads of this process, found"
             f" {config.workers.num_gpus:g} and {dict(config.workers.resources)}: set"
             ' backend="ray".'
+        )
+    say("importing TensorFlow")
+    if not config.debug and _count_threads(config) > _MAX_THREADS:
+        raise errors.ConfigError(
+            f"Expected at most {_MAX_THREADS} `workers.count` for the local backend,"
+            " whose workers are threads of this process, found"
+            f' {_count_threads(config)}: set backend="ray".'
         )
     from ray_fed.tensorflow import devices
 
@@ -356,13 +403,14 @@ def _build_local(address: str | None, config: Config) -> ExecutionContext:
         for runner in runners:
             runner.close()
 
-    return ExecutionContext(config, runners, len(runners), RoundPolicy.store, close)
+    return Backend(runners, len(runners), close)
 
 
 def _threaded_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
+    limits = config.worker_limits
     leaves = stack.threaded_leaves(_count_threads(config), config.workers.client_bytes)
     return [
-        LocalRunner(leaf, f"thread {index}", fingerprint)
+        LocalRunner(leaf, f"thread {index}", fingerprint, limits)
         for index, leaf in enumerate(leaves)
     ]
 
@@ -379,6 +427,6 @@ def _count_threads(config: Config) -> int:
 
 
 def _debugging_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
-    del config  # one thread, whatever it says
-    leaf = stack.leaf_stack()
-    return [LocalRunner(leaf, "calling thread", fingerprint, stepwise=True)]
+    leaf = stack.leaf_stack(client_bytes=config.workers.client_bytes)
+    limits = config.worker_limits
+    return [LocalRunner(leaf, "calling thread", fingerprint, limits, stepwise=True)]

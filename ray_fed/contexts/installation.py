@@ -1,14 +1,18 @@
 """`init`, `create_context`, `shutdown`: one default context for a process."""
 
 import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import federated_language as fl
 
 import ray_fed.errors as errors
 from ray_fed.config import Config
+from ray_fed.contexts import no_context
 from ray_fed.contexts.factory import ExecutionContext, build_context
 
 flf = fl.framework
+no_context.explain()
 
 
 class _Installation:
@@ -23,10 +27,13 @@ class _Installation:
         with self._lock:
             context = self._context
             if context is not None and context.is_open:
-                if (address, config) != (self._address, context.config):
+                found = {"address": address, **config.model_dump()}
+                installed = {"address": self._address, **context.config.model_dump()}
+                if found != installed:
                     raise errors.ContextStateError(
-                        "Expected the address and config of the context that is"
-                        " installed, found others: call ray_fed.shutdown() first."
+                        "Expected the address and settings of the context that is"
+                        f" installed, found other ones: {_differing(installed, found)}."
+                        " Call ray_fed.shutdown() first, or `init` with those."
                     )
                 flf.set_default_context(context)
                 return context
@@ -40,6 +47,29 @@ class _Installation:
             context, self._context = self._context, None
         if context is not None:
             context.close()
+
+
+def _differing(installed: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Return the settings that differ, by name, with both values.
+
+    Without those of `runtime_env`, which may hold secrets.
+    """
+    before, after = dict(_flat(installed)), dict(_flat(found))
+    names = [n for n in {**before, **after} if before.get(n) != after.get(n)]
+    return ", ".join(
+        f"`{name}`"
+        if name.startswith("runtime_env")
+        else f"`{name}` is {before.get(name)!r} there, {after.get(name)!r} here"
+        for name in names
+    )
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 _installation = _Installation()

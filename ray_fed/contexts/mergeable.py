@@ -1,7 +1,8 @@
 """`MergeableCompExecutionContext`, with the constructor that its document gives."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 from typing_extensions import override
@@ -10,7 +11,12 @@ import ray_fed.errors as errors
 import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.values as values
-from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
+from ray_fed.compiler.form import (
+    MergeableCompChain,
+    MergeableCompForm,
+    function_type_of,
+)
+from ray_fed.contexts.computation_cache import ComputationCache
 from ray_fed.contexts.rounds import RoundPolicy, Rounds
 from ray_fed.contexts.runners import SequentialRunner
 from ray_fed.executors.threads import LoopThread, wait_for
@@ -32,15 +38,19 @@ class MergeableCompExecutionContext(flf.SyncContext):
     Args:
         async_contexts: run the computations of a form; their `invoke` is a coroutine
             function. Not owned.
-        compiler_fn: makes a form of a `ConcreteComputation`; None: only forms are
-            executed.
-        transform_args: applied to the argument of a call, first.
+        compiler_fn: makes a form of a `ConcreteComputation`, once for each computation;
+            None: only forms are executed.
+        transform_args: applied to the argument of a call, first; to None where the
+            call has no argument.
         transform_result: applied to its result, last.
         num_subrounds: slices of a round, >= 1; None: one a context. More than there
             are contexts run one after another.
 
     Raises:
-        UnsupportedError: no context was given, or `num_subrounds` is below one.
+        UnsupportedError: no context was given.
+        CardinalityError: `num_subrounds` is below one.
+        ValueMismatchError: `async_contexts` is no sequence of `AsyncContext`s, another
+            argument is not callable, or `num_subrounds` is no whole number.
     """
 
     def __init__(
@@ -52,13 +62,13 @@ class MergeableCompExecutionContext(flf.SyncContext):
         transform_result: Callable[[object], object] | None = None,
         num_subrounds: int | None = None,
     ) -> None:
-        if not async_contexts:
-            raise errors.UnsupportedError("Expected at least one context, found none.")
-        if num_subrounds is not None and num_subrounds < 1:
-            raise errors.UnsupportedError(
-                f"Expected at least one subround, found num_subrounds={num_subrounds}."
-            )
-        count = num_subrounds or len(async_contexts)
+        _check_contexts(async_contexts)
+        _check_callable("compiler_fn", compiler_fn)
+        _check_callable("transform_args", transform_args)
+        _check_callable("transform_result", transform_result)
+        count = len(async_contexts)
+        if num_subrounds is not None:
+            count = values.check_count(num_subrounds, "num_subrounds")
         self._rounds = Rounds(
             [
                 SequentialRunner(context, f"context {index}")
@@ -70,7 +80,9 @@ class MergeableCompExecutionContext(flf.SyncContext):
                 replicas=count,
             ),
         )
-        self._compiler_fn = compiler_fn
+        self._forms = None
+        if compiler_fn is not None:
+            self._forms = ComputationCache(functools.partial(_compile, compiler_fn))
         self._transform_args = transform_args
         self._transform_result = transform_result
         self._thread = LoopThread("ray_fed rounds")
@@ -87,12 +99,16 @@ class MergeableCompExecutionContext(flf.SyncContext):
             The result in the Python containers of its type, numpy at the leaves.
 
         Raises:
-            ValueMismatchError: `comp` is neither a form nor a computation.
+            ValueMismatchError: `comp` is neither a form nor a computation, there is an
+                argument that it does not take, `compiler_fn` returned no form, or a
+                context's `invoke` returned no awaitable.
             UnsupportedError: `comp` is a computation and there is no compiler.
             CardinalityError: client values in the argument differ in number.
         """
-        if self._transform_args is not None and arg is not None:
+        type_spec = function_type_of(comp)
+        if self._transform_args is not None:
             arg = self._transform_args(arg)
+        values.check_no_argument(type_spec, arg)
         result = wait_for(self._thread, self._invoke(comp, arg))
         if self._transform_result is not None:
             result = self._transform_result(result)
@@ -107,21 +123,51 @@ class MergeableCompExecutionContext(flf.SyncContext):
     def _to_form(self, comp: Any) -> tuple[MergeableCompForm, fl.Type]:
         if isinstance(comp, MergeableCompForm):
             return comp, comp.type_signature.result
-        if not isinstance(comp, flf.ConcreteComputation):
-            raise errors.ValueMismatchError(
-                "Expected a MergeableCompForm or a computation, found"
-                f" {values.show(comp)}."
-            )
-        if self._compiler_fn is None:
+        if self._forms is None:
             raise errors.UnsupportedError(
                 "Expected a MergeableCompForm, as this context has no compiler, found"
                 f" `{type(comp).__name__}`: pass `compiler_fn`."
             )
-        return self._compiler_fn(comp), comp.type_signature.result
+        return self._forms.get(comp), comp.type_signature.result
 
     def close(self) -> None:
         """Stop the thread that runs rounds; the context cannot be used after."""
         self._thread.close()
+
+
+def _check_contexts(contexts: object) -> None:
+    if not isinstance(contexts, Sequence):
+        raise errors.ValueMismatchError(
+            f"Expected a sequence of AsyncContexts, found {values.show(contexts)}."
+        )
+    if not contexts:
+        raise errors.UnsupportedError("Expected at least one context, found none.")
+    for index, context in enumerate(cast("Sequence[object]", contexts)):
+        if not isinstance(context, flf.AsyncContext):
+            raise errors.ValueMismatchError(
+                f"Expected `async_contexts[{index}]` to be an AsyncContext, found"
+                f" {values.show(context)}."
+            )
+
+
+def _check_callable(name: str, function: object) -> None:
+    if function is not None and not callable(function):
+        raise errors.ValueMismatchError(
+            f"Expected `{name}` to be callable or None, found {values.show(function)}."
+        )
+
+
+def _compile(
+    compiler_fn: Callable[[flf.ConcreteComputation], object],
+    comp: flf.ConcreteComputation,
+) -> MergeableCompForm:
+    form = compiler_fn(comp)
+    if not isinstance(form, MergeableCompForm):
+        raise errors.ValueMismatchError(
+            f"Expected `compiler_fn` to return a MergeableCompForm, found"
+            f" {values.show(form)}."
+        )
+    return form
 
 
 def _to_containers(result: Any, type_spec: fl.Type) -> Any:

@@ -90,7 +90,7 @@ class Rounds:
         policy = await self._policy.at_round()
         cut = CohortCut.of(num_clients, policy, parameter, weights)
         async with self._round(spec, num_clients, cut) as call:
-            leaves_out = self._policy.leaves_out_clients and not chain.reads_clients
+            leaves_out = self._policy.leaves_out_clients
             call.take_argument(arg, parameter, leaves_out_clients=leaves_out)
             call.keeps = cut.first_runs(
                 self._policy.kept_bytes, chain.kept_member_bytes

@@ -8,9 +8,12 @@
 `invoke(Finish, (partials, before))` return an `Outcome`.
 """
 
+import asyncio
 import contextlib
+import inspect
 import os
 import platform
+import threading
 from typing import Any
 
 import federated_language as fl
@@ -20,6 +23,7 @@ import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 import ray_fed.notes as notes
 import ray_fed.plan as plan
+import ray_fed.reading as reading
 import ray_fed.values as values
 from ray_fed.executors import clients, evaluation, stack
 from ray_fed.executors.fanout import gather_by_index, run_in_order
@@ -74,7 +78,7 @@ class SequentialRunner(flf.AsyncContext):
         self, merge: bytes, partials: list[Any], nodes: list[plan.Node]
     ) -> Any:
         comp = _parse(merge)
-        for left, right in plan.merge_order(nodes):
+        for left, right, _ in plan.merge_order(nodes):
             pair = (partials[left], partials[right])
             partials[left] = await self._call(comp, pair)
         return partials[0]
@@ -93,7 +97,13 @@ class SequentialRunner(flf.AsyncContext):
     async def _call(self, comp: flf.ConcreteComputation, arg: Any) -> Any:
         if comp.type_signature.parameter is None:
             arg = None
-        return await self._context.invoke(comp, arg)
+        result = self._context.invoke(comp, arg)
+        if not inspect.isawaitable(result):
+            raise errors.ValueMismatchError(
+                f"Expected `invoke` of {self._name} to return an awaitable, found"
+                f" {values.show(result)}: write it as a coroutine function."
+            )
+        return await result
 
 
 def _parse(computation: bytes) -> flf.ConcreteComputation:
@@ -107,6 +117,22 @@ def _on_calling_thread() -> contextlib.AbstractContextManager[None]:
     return callbacks.on_calling_thread()
 
 
+class _Waiting:
+    """Whether a caller waits for work that another thread does."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+
+    def end(self) -> None:
+        """Let the next `check` of the work end it."""
+        self._is_over.set()
+
+    def check(self) -> None:
+        """Raise if nobody waits."""
+        if self._is_over.is_set():
+            raise reading.AbandonedError("Expected a caller who waits, found none.")
+
+
 class LocalRunner(flf.AsyncContext):
     """Runs plans on a leaf stack of this process, on one thread.
 
@@ -114,6 +140,7 @@ class LocalRunner(flf.AsyncContext):
         leaf: runs clients, merges and everything else; owned.
         name: of the runner in reports.
         fingerprint: of this process.
+        limits: of what the clients' work may read.
         stepwise: runs one client after another, and Python functions inside of graphs
             on the thread that invokes; for a leaf without a thread of its own.
     """
@@ -123,9 +150,11 @@ class LocalRunner(flf.AsyncContext):
         leaf: flf.Executor,
         name: str,
         fingerprint: Fingerprint,
+        limits: reading.Limits | None = None,
         *,
         stepwise: bool = False,
     ) -> None:
+        self._limits = limits or reading.Limits()
         self._leaf = leaf
         self._fingerprint = fingerprint
         self._name = name
@@ -144,8 +173,14 @@ class LocalRunner(flf.AsyncContext):
         def stack_for(num_clients: int) -> flf.Executor:
             return stack.local_stack(num_clients, [inner], inner, comp.clients_per_leaf)
 
+        waiting = _Waiting()
         try:
-            with self._callbacks(), notes.noting() as noted:
+            with (
+                self._callbacks(),
+                notes.noting() as noted,
+                reading.limited(self._limits),
+                reading.checked(waiting.check),
+            ):
                 work = evaluation.evaluate_plan(
                     comp, arg, stack_for, inner, self._gather
                 )
@@ -153,6 +188,9 @@ class LocalRunner(flf.AsyncContext):
                 ran = leaf.run(work) if isinstance(leaf, ThreadedLeaf) else work
                 evaluated = await ran
         except errors.RayFedError:
+            raise
+        except asyncio.CancelledError:
+            waiting.end()
             raise
         except Exception as error:
             raise clients.describe_failure(error, None) from error

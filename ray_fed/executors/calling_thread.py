@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import ray_fed.errors as errors
 from ray_fed.executors import loops
+from ray_fed.executors.threads import closed_under_a_call
 
 _T = TypeVar("_T")
 
@@ -23,12 +24,15 @@ class CallingThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.RLock()
+        self._is_closed = False
+        self._running: asyncio.Task[Any] | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Return the result of a coroutine; an interrupt cancels what it started.
 
         Raises:
-            ContextStateError: the call comes from inside of another one.
+            ContextStateError: the call comes from inside of another one, or was
+                cancelled by `close`.
             Exception: what the coroutine raised.
         """
         with self._lock:
@@ -38,8 +42,26 @@ class CallingThread:
                     "Expected one call at a time with `debug`, found a call from inside"
                     " of the work of another one: call another context there."
                 )
-            with _outer_loop_aside():
-                return loops.run_alone(self._loop, coroutine)
+            if self._is_closed:
+                coroutine.close()
+                raise closed_under_a_call()
+            try:
+                with _outer_loop_aside():
+                    return loops.run_alone(self._loop, self._noted(coroutine))
+            except asyncio.CancelledError as error:
+                if not self._is_closed:
+                    raise
+                raise closed_under_a_call() from error
+            finally:
+                if self._is_closed:
+                    self._loop.close()
+
+    async def _noted(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        self._running = asyncio.current_task()
+        try:
+            return await coroutine
+        finally:
+            self._running = None
 
     def submit(
         self, coroutine: Coroutine[Any, Any, _T]
@@ -53,9 +75,18 @@ class CallingThread:
         return future
 
     def close(self) -> None:
-        """Close the loop."""
+        """Cancel a call that runs, and close the loop.
+
+        It waits for the end of a call of another thread. Inside of a call of its own
+        it does not, and the loop is closed as that call ends.
+        """
+        self._is_closed = True
+        running = self._running
+        if running is not None:
+            self._loop.call_soon_threadsafe(running.cancel)
         with self._lock:
-            self._loop.close()
+            if not self._loop.is_running():
+                self._loop.close()
 
 
 @contextlib.contextmanager

@@ -33,14 +33,6 @@ _BOILERPLATE = (
 _MARKERS = frozenset("~^ ")
 """Of a line under one of source, in a traceback."""
 
-_NO_CALLBACK = "Could not find callback"
-"""Of TensorFlow where a Python function belongs to another process."""
-
-_STAYS = (
-    "a tf.py_function or tf.numpy_function stays in the process that made it; use"
-    ' TensorFlow\'s own operations, or Config(backend="local")'
-)
-
 _NO_MEMORY = "ResourceExhaustedError"
 """TensorFlow's name for it; this module does not load TensorFlow."""
 
@@ -138,30 +130,32 @@ async def accumulate_members(
     zero: ExecutorValue,
     members: Sequence[ExecutorValue],
     accumulate: ExecutorValue,
-    clients: range | None = None,
+    clients: range,
 ) -> ExecutorValue:
     """Fold the members into zero, in order: the accumulation of one leaf.
+
+    Each call of `accumulate` draws from the key of its client.
 
     Args:
         executor: embeds the rest.
         zero: U.
         members: T of each client of the leaf.
         accumulate: <U, T> -> U.
-        clients: the leaf's place in the cohort, for errors.
+        clients: the leaf's place in the cohort.
 
     Raises:
         ComputationError: `accumulate` raised, with the client's index.
     """
     accumulator = zero
-    for position, member in enumerate(members):
+    for client_index, member in zip(clients, members, strict=True):
         pair = await executor.create_struct([accumulator, member])
         try:
-            accumulator = await executor.create_call(accumulate, pair)
+            with draws.at_client(client_index), draws.at_step("accumulate"):
+                accumulator = await executor.create_call(accumulate, pair)
         except errors.RayFedError:
             raise
         except Exception as error:
-            index = None if clients is None else clients[position]
-            raise describe_failure(error, index) from error
+            raise describe_failure(error, client_index) from error
     return accumulator
 
 
@@ -176,8 +170,6 @@ def describe_failure(
     told = [line for line in lines if set(line) - _MARKERS]
     told = [line for line in told if not line.startswith(_BOILERPLATE)]
     summary = _TAGS.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
-    if _NO_CALLBACK in summary:
-        summary = _STAYS
     origin = errors.origin_of(error) or "a computation"
     kind = errors.ComputationError
     if isinstance(error, MemoryError) or type(error).__name__ == _NO_MEMORY:

@@ -6,6 +6,7 @@ from typing import TypeAlias
 import federated_language as fl
 
 import ray_fed.blocks as blocks
+import ray_fed.draws as draws
 import ray_fed.plain as plain
 import ray_fed.values as values
 
@@ -158,3 +159,22 @@ async def to_function(value: flf.ExecutorValue) -> blocks.Function:
             return blocks.Function(blocks.serialise(block))
         case _:
             return values.narrow(value.reference, blocks.Function, "FederatingExecutor")
+
+
+def may_draw(function: flf.ExecutorValue) -> bool:
+    """Return whether an embedded function, or one that it captures, may draw."""
+    match function.reference:
+        case Closure(block=block, captured=captured):
+            functions = [
+                value
+                for value in captured.values()
+                if isinstance(value.type_signature, fl.FunctionType)
+            ]
+            draws_itself = draws.may_draw(blocks.serialise(block))
+            return draws_itself or any(map(may_draw, functions))
+        case flf.ComputationBuildingBlock() as block:
+            return draws.may_draw(blocks.serialise(block))
+        case blocks.Function(computation=computation):
+            return draws.may_draw(computation)
+        case _:
+            return True

@@ -7,7 +7,7 @@ that `tensorflow.normal` describes; results of calls are in that form already.
 """
 
 import hashlib
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import federated_language as fl
 import tensorflow as tf
@@ -49,7 +49,7 @@ class EagerTFExecutor(fl.framework.Executor):
     executor holds no threads; `close` drops the cache.
 
     Args:
-        device: where every operation runs, one of
+        device: where every operation runs, and every tensor is moved to, one of
             `tf.config.list_logical_devices()`; None leaves the choice to TensorFlow.
 
     Raises:
@@ -63,7 +63,19 @@ class EagerTFExecutor(fl.framework.Executor):
         if device is not None:
             _check_device(device)
         self._device = device.name if device is not None else None
+        self._lowers = True
         self._functions: Recent[bytes, Executable] = Recent(_CACHED_FUNCTIONS)
+
+    @classmethod
+    def of_written_graphs(cls, device: Any = None) -> Self:
+        """Return an executor that runs every graph as it was written.
+
+        Any other executor rewrites a graph that takes sequences to one without
+        tf.data, where it can.
+        """
+        executor = cls(device)
+        executor._lowers = False
+        return executor
 
     @override
     def close(self) -> None:
@@ -92,7 +104,7 @@ class EagerTFExecutor(fl.framework.Executor):
         if block is not None:
             return self._embed_block(block, type_spec)
         if isinstance(value, EagerValue):
-            return _retyped(value, type_spec or value.type_signature)
+            return self._placed(_retyped(value, type_spec or value.type_signature))
         if type_spec is None and isinstance(value, fl.TypedObject):
             type_spec = value.type_signature
         if type_spec is None:
@@ -106,7 +118,16 @@ class EagerTFExecutor(fl.framework.Executor):
 
     def _embed_plain(self, value: Any, type_spec: fl.Type) -> EagerValue:
         with tf.device(self._device):
-            return EagerValue(normal.normalise(value, type_spec), type_spec)
+            embedded = EagerValue(normal.normalise(value, type_spec), type_spec)
+        return self._placed(embedded)
+
+    def _placed(self, value: EagerValue) -> EagerValue:
+        """Return a value with its tensors on the executor's device, if it has one."""
+        if self._device is None:
+            return value
+        found = value.type_signature
+        moved = normal.move(value.reference, found, self._device)
+        return EagerValue(moved, found)
 
     async def _embed_struct(self, value: Any, type_spec: fl.StructType) -> EagerValue:
         parts = values.struct_elements(value, type_spec)
@@ -140,7 +161,7 @@ class EagerTFExecutor(fl.framework.Executor):
 
     def _load(self, block: fl.framework.CompiledComputation) -> Executable:
         proto = block.to_proto()
-        if proto.WhichOneof("computation") != "tensorflow":
+        if not blocks.is_tensorflow(block):
             raise errors.UnsupportedError(
                 "Expected a TensorFlow computation, found one of kind"
                 f" `{proto.WhichOneof('computation')}`."
@@ -150,7 +171,10 @@ class EagerTFExecutor(fl.framework.Executor):
         return self._functions.get(
             key,
             lambda: functions.load_function(
-                proto.tensorflow, block.type_signature, self._device
+                proto.tensorflow,
+                block.type_signature,
+                self._device,
+                lowers=self._lowers,
             ),
         )
 
@@ -195,7 +219,7 @@ class EagerTFExecutor(fl.framework.Executor):
         values.check_argument(type_spec, argument)
         if argument is None or type_spec.parameter is None:
             return EagerValue(function.reference(), type_spec.result)
-        argument = _retyped(argument, type_spec.parameter)
+        argument = self._placed(_retyped(argument, type_spec.parameter))
         return EagerValue(function.reference(argument.reference), type_spec.result)
 
     @override

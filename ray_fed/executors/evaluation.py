@@ -386,11 +386,15 @@ async def merge_values(
     partials: list[flf.ExecutorValue],
     nodes: Sequence[plan.Node],
 ) -> flf.ExecutorValue:
-    """Merge adjacent subtrees, all embedded in one executor, along the tree."""
+    """Merge adjacent subtrees, all embedded in one executor, along the tree.
+
+    Each merge draws from the key of its node, whoever runs it.
+    """
     partials = list(partials)
-    for left, right in plan.merge_order(nodes):
+    for left, right, node in plan.merge_order(nodes):
         pair = await executor.create_struct([partials[left], partials[right]])
-        partials[left] = await executor.create_call(merge, pair)
+        with draws.at_step("merge", *node):
+            partials[left] = await executor.create_call(merge, pair)
     return partials[0]
 
 

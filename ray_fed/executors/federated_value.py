@@ -28,6 +28,15 @@ class Deferred:
         self._embed = embed
         self._embedded: asyncio.Future[flf.ExecutorValue] | None = None
 
+    @classmethod
+    def of(cls, value: flf.ExecutorValue) -> "Deferred":
+        """Return one of a value that is embedded already."""
+
+        async def embedded() -> flf.ExecutorValue:
+            return value
+
+        return cls(embedded)
+
     async def get(self) -> flf.ExecutorValue:
         """Return the value embedded in the unplaced executor."""
         if self._embedded is None:
@@ -41,7 +50,19 @@ class FederatedValue(EmbeddedValue):
     Its reference is, by type: a `Placed` at clients; a value of the unplaced executor
     at the server and without placement, perhaps `Deferred`; a Struct of such values; a
     building block or closure for a function.
+
+    Args:
+        reference: see above.
+        type_signature: type of the value.
+        equal: what each client would hold, in the unplaced executor; for a value that
+            is equal at all clients, to be read in a cohort without any.
     """
+
+    def __init__(
+        self, reference: Any, type_signature: fl.Type, equal: Deferred | None = None
+    ) -> None:
+        super().__init__(reference, type_signature)
+        self.equal = equal
 
     @override
     async def compute(self) -> Any:
@@ -57,10 +78,9 @@ class FederatedValue(EmbeddedValue):
             names = [name for name, _ in pairs]
             return values.Struct(zip(names, computed, strict=True))
         if isinstance(self._type_signature, fl.FederatedType):
-            computed = await reference.compute()
             if values.is_at_clients(self._type_signature):
-                return _at_clients(computed, self._type_signature)
-            return computed
+                return await self._compute_clients(self._type_signature)
+            return await reference.compute()
         if isinstance(reference, Deferred):
             reference = await reference.get()
         if isinstance(reference, flf.ExecutorValue):
@@ -70,15 +90,17 @@ class FederatedValue(EmbeddedValue):
             " call it."
         )
 
-
-def _at_clients(computed: list[Any], type_spec: fl.FederatedType) -> Any:
-    if not type_spec.all_equal:
-        return plain.to_structs(computed, type_spec)
-    if not computed:
-        raise errors.CardinalityError(
-            f"Expected at least one client to read `{type_spec}` from, found none."
-        )
-    return plain.to_structs(computed[0], type_spec.member)
+    async def _compute_clients(self, type_spec: fl.FederatedType) -> Any:
+        computed = await self._reference.compute()
+        if not type_spec.all_equal:
+            return plain.to_structs(computed, type_spec)
+        if computed:
+            return plain.to_structs(computed[0], type_spec.member)
+        if self.equal is None:
+            raise errors.CardinalityError(
+                f"Expected at least one client to read `{type_spec}` from, found none."
+            )
+        return await (await self.equal.get()).compute()
 
 
 class Interpreter(Protocol):

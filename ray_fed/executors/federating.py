@@ -63,20 +63,30 @@ class FederatingExecutor(flf.Executor):
         Computations (lambda, tensorflow) and data are held as they are until they are
         used.
 
+        A value that is embedded here already is returned as it is, at its own type; one
+        of the unplaced executor is taken at the server, at all clients or unplaced.
+
+        Args:
+            value: of one of these kinds; a list or a tuple for a type that differs by
+                client.
+            type_spec: of the value; may be None for what knows its type.
+
         Raises:
             TypeError: value and type do not match, or an intrinsic has no type.
             ValueError: the value is of a kind that this executor does not support.
+            KindMismatchError: both of these: a Python value without a type, or at the
+                type of a function.
         """
         type_spec = None if type_spec is None else fl.to_type(type_spec)
         match value:
             case flf.IntrinsicDef():
                 return _embed_intrinsic(value, type_spec)
             case flf.PlacementLiteral():
-                return FederatedValue(value, fl.PlacementType())
-            case Closure():
-                return FederatedValue(value, value.block.type_signature)
-            case blocks.Function():
-                return FederatedValue(value, value.building_block().type_signature)
+                return _as_declared(value, fl.PlacementType(), type_spec)
+            case Closure() | blocks.Function():
+                return _as_declared(value, _function_type(value), type_spec)
+            case FederatedValue():
+                return _embedded_already(value, type_spec)
             case _:
                 return await self._embed(value, type_spec)
 
@@ -88,8 +98,14 @@ class FederatingExecutor(flf.Executor):
         if block is not None:
             return await self._embed_block(block, type_spec)
         if type_spec is None:
-            raise errors.ValueMismatchError(
-                f"Expected a type for {values.show(value)}, found none."
+            raise errors.KindMismatchError(
+                f"Expected a type for {values.show(value)}, found none: pass"
+                " `type_spec`."
+            )
+        if isinstance(type_spec, fl.FunctionType):
+            raise errors.KindMismatchError(
+                f"Expected a computation of type `{type_spec}`, found"
+                f" {values.show(value)}."
             )
         return await self._embed_value(value, type_spec)
 
@@ -103,7 +119,9 @@ class FederatingExecutor(flf.Executor):
             case flf.Intrinsic():
                 _check_known(block.uri)
                 return FederatedValue(block, declared)
-            case flf.Lambda() | flf.CompiledComputation():
+            case flf.Lambda():
+                return FederatedValue(block, declared)
+            case flf.CompiledComputation() if blocks.is_tensorflow(block):
                 return FederatedValue(block, declared)
             case flf.Placement():
                 literal = flf.uri_to_placement_literal(block.uri)
@@ -120,11 +138,14 @@ class FederatingExecutor(flf.Executor):
                 )
 
     async def _embed_value(self, value: Any, type_spec: fl.Type) -> FederatedValue:
+        if isinstance(value, flf.ExecutorValue):  # of the unplaced executor
+            declared = type_spec
+            if isinstance(type_spec, fl.FederatedType):
+                declared = type_spec.member
+            values.check_assignable(declared, value.type_signature, "a value")
         if isinstance(type_spec, fl.FederatedType):
             if type_spec.placement == fl.CLIENTS:
-                return FederatedValue(
-                    await self.strategy.place(value, type_spec), type_spec
-                )
+                return await self._embed_at_clients(value, type_spec)
             if type_spec.placement != fl.SERVER:
                 raise errors.UnsupportedError(
                     f"Expected a value at clients or the server, found `{type_spec}`."
@@ -135,7 +156,7 @@ class FederatingExecutor(flf.Executor):
             struct = values.struct_type(type_spec)
             elements = values.struct_elements(value, struct)
             members = await asyncio.gather(
-                *(self._embed_value(member, t) for t, _, member in elements)
+                *(self.create_value(member, t) for t, _, member in elements)
             )
             names = [name for name, _ in struct.items()]
             return FederatedValue(
@@ -146,6 +167,15 @@ class FederatingExecutor(flf.Executor):
             return FederatedValue(Deferred(lambda: read(value, type_spec)), type_spec)
         embedded = await self._embed_unplaced(value, type_spec)
         return FederatedValue(embedded, type_spec)
+
+    async def _embed_at_clients(
+        self, value: Any, type_spec: fl.FederatedType
+    ) -> FederatedValue:
+        placed = await self.strategy.place(value, type_spec)
+        if not type_spec.all_equal:
+            return FederatedValue(placed, type_spec)
+        equal = Deferred(lambda: self._embed_unplaced(value, type_spec.member))
+        return FederatedValue(placed, type_spec, equal)
 
     async def _embed_unplaced(self, value: Any, type_spec: fl.Type) -> Any:
         if isinstance(value, flf.ExecutorValue):
@@ -161,8 +191,9 @@ class FederatingExecutor(flf.Executor):
         Raises:
             TypeError: `comp` or `arg` is not embedded here, `comp` is no function, or
                 the types do not fit.
-            ValueError: `comp` is of a kind that cannot be called here (a lambda), or
-                is federated_map_all_equal of a value that is not all-equal.
+            ValueError: `comp` is of a kind that cannot be called here (a lambda).
+            KindMismatchError: both of these: `comp` is federated_map_all_equal, and
+                the value that it maps is not all-equal.
             NotImplementedError: the intrinsic is none that is implemented.
         """
         function = values.narrow(comp, FederatedValue, _NAME)
@@ -266,7 +297,7 @@ def _check_all_equal(function: FederatedValue, argument: FederatedValue | None) 
         case fl.StructType() as pair if any(
             values.differs_by_client(found) for _, found in pair.items()
         ):
-            raise errors.UnsupportedError(
+            raise errors.KindMismatchError(
                 "Expected an all-equal value for federated_map_all_equal, found"
                 f" `{pair}`: use federated_map."
             )
@@ -280,6 +311,33 @@ def _check_known(uri: str) -> None:
             f"Expected one of {sorted(interpretation.HANDLERS)}, or an intrinsic of"
             f" sequences or arithmetic, found the intrinsic `{uri}`."
         )
+
+
+def _function_type(function: Closure | blocks.Function) -> fl.Type:
+    if isinstance(function, Closure):
+        return function.block.type_signature
+    return function.building_block().type_signature
+
+
+def _as_declared(
+    reference: Any, found: fl.Type, type_spec: fl.Type | None
+) -> FederatedValue:
+    """Return what knows its type as a value of the type that was declared for it."""
+    declared = found if type_spec is None else type_spec
+    values.check_assignable(declared, found, "a value")
+    return FederatedValue(reference, declared)
+
+
+def _embedded_already(
+    value: FederatedValue, type_spec: fl.Type | None
+) -> FederatedValue:
+    found = value.type_signature
+    if type_spec is not None and not type_spec.is_equivalent_to(found):
+        raise errors.ValueMismatchError(
+            f"Expected a value of type `{type_spec}`, found one that is embedded as"
+            f" `{found}`: compute it, and embed what that returns."
+        )
+    return value
 
 
 def _embed_intrinsic(

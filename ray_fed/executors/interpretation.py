@@ -4,18 +4,20 @@ Handlers take the embedded argument apart, hand functions on as travelling ones,
 leave the rest to the strategy (clients) and to the unplaced executor (server).
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
 
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.intrinsics as intrinsics
 import ray_fed.values as values
 from ray_fed.blocks import Function, serialise
-from ray_fed.executors.closure import to_function
+from ray_fed.executors.closure import may_draw, to_function
 from ray_fed.executors.federated_value import (
+    Deferred,
     FederatedValue,
     Interpreter,
     call_at_server,
@@ -58,7 +60,8 @@ async def _all_equal_at_clients(
     value = await unplaced_value(interpreter, _whole(arg))
     result = cast("fl.FederatedType", type_spec.result)
     placed_type = fl.FederatedType(result.member, fl.CLIENTS, all_equal=True)
-    return FederatedValue(await interpreter.strategy.place(value, placed_type), result)
+    placed = await interpreter.strategy.place(value, placed_type)
+    return FederatedValue(placed, result, Deferred.of(value))
 
 
 async def _eval_at_server(
@@ -84,6 +87,26 @@ async def _map(
         function, _part(arg, 1).reference, _member(type_spec.result)
     )
     return FederatedValue(placed, type_spec.result)
+
+
+async def _map_all_equal(
+    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
+) -> FederatedValue:
+    """Map; without clients, what each would hold is computed at the server."""
+    mapped = await _map(interpreter, arg, type_spec)
+    function, equal = _part(arg, 0), _part(arg, 1).equal
+    if equal is None:
+        return mapped
+
+    key = draws.current()
+
+    async def call() -> flf.ExecutorValue:
+        member = await equal.get()
+        value = FederatedValue(member, member.type_signature)
+        with draws.using(key):
+            return await call_at_server(interpreter, function, value)
+
+    return FederatedValue(mapped.reference, type_spec.result, Deferred(call))
 
 
 async def _apply(
@@ -133,20 +156,44 @@ def _derived(uri: str) -> Handler:
     ) -> FederatedValue:
         placed = await _zipped(interpreter, _whole(arg))
         derived = intrinsics.DERIVED_AGGREGATIONS[uri](placed.member)
-        unplaced = interpreter.unplaced
-        zero = await unplaced.create_call(await unplaced.create_value(derived.zero))
-        result = await interpreter.strategy.reduce(
-            placed,
-            zero,
-            Function(serialise(derived.accumulate)),
-            Function(serialise(derived.merge)),
-        )
-        if derived.report is not None:
-            report = await unplaced.create_value(derived.report)
-            result = await unplaced.create_call(report, result)
+        result = await _reduce(interpreter, placed, derived)
         return FederatedValue(result, type_spec.result)
 
     return handle
+
+
+async def _reduce(
+    interpreter: Interpreter,
+    placed: Placed,
+    derived: intrinsics.Aggregation,
+    bound: flf.ExecutorValue | None = None,
+) -> flf.ExecutorValue:
+    """Return what a derived aggregation comes to; `bound` is what its zero takes."""
+    unplaced = interpreter.unplaced
+    argument = None if bound is None else await unplaced.create_struct([bound])
+    zero = await unplaced.create_call(
+        await unplaced.create_value(derived.zero), argument
+    )
+    reduced = await interpreter.strategy.reduce(
+        placed,
+        zero,
+        Function(serialise(derived.accumulate)),
+        Function(serialise(derived.merge)),
+    )
+    if derived.report is None:
+        return reduced
+    report = await unplaced.create_value(derived.report)
+    return await unplaced.create_call(report, reduced)
+
+
+async def _modular_sum(
+    interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
+) -> FederatedValue:
+    placed = cast("Placed", _part(arg, 0).reference)
+    modulus = await unplaced_value(interpreter, _part(arg, 1))
+    derived = intrinsics.modular_sum(placed.member, modulus.type_signature)
+    result = await _reduce(interpreter, placed, derived, modulus)
+    return FederatedValue(result, type_spec.result)
 
 
 async def _zipped(interpreter: Interpreter, value: FederatedValue) -> Placed:
@@ -185,26 +232,47 @@ def _secure_sum(uri: str) -> Handler:
 async def _select(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
-    """Evaluate the selection function once a key, at the server; send each its own."""
+    """Evaluate the selection function at the server; send each client its own.
+
+    Once a key; where the function may draw, once a client and key.
+    """
     all_keys = await cast("Placed", _part(arg, 0).reference).compute()
-    max_key = int(await _part(arg, 1).compute())
+    _check_keys(all_keys, int(await _part(arg, 1).compute()))
+    state, function = await unplaced_value(interpreter, _part(arg, 2)), _part(arg, 3)
+
+    async def select(key: int) -> Any:
+        embedded = await interpreter.unplaced.create_value(np.int32(key), np.int32)
+        pair = await interpreter.unplaced.create_struct([state, embedded])
+        argument = FederatedValue(pair, pair.type_signature)
+        return await (await call_at_server(interpreter, function, argument)).compute()
+
+    is_random = may_draw(function)
+    selected: dict[int, Any] = {}
+    sequences: list[list[Any]] = []
+    for client_index, keys in enumerate(all_keys):
+        if is_random:
+            selected = {}
+        for key in map(int, keys):
+            if key not in selected:
+                with draws.at_client(client_index), draws.at_step("select", key):
+                    selected[key] = await select(key)
+        sequences.append([selected[int(key)] for key in keys])
+    result = cast("fl.FederatedType", type_spec.result)
+    return FederatedValue(await interpreter.strategy.place(sequences, result), result)
+
+
+def _check_keys(all_keys: Sequence[Any], max_key: int) -> None:
+    """Check each client's keys.
+
+    Raises:
+        ComputationError: a key is out of range; with the client's index.
+    """
     for client_index, keys in enumerate(all_keys):
         if any(not 0 <= key <= max_key for key in keys):
             raise errors.ComputationError(
                 f"Expected keys from 0 to max_key={max_key}, found {list(keys)}",
                 errors.Location(client_index=client_index),
             )
-    state = await unplaced_value(interpreter, _part(arg, 2))
-    selected: dict[int, Any] = {}
-    for key in sorted({int(key) for keys in all_keys for key in keys}):
-        embedded = await interpreter.unplaced.create_value(np.int32(key), np.int32)
-        pair = await interpreter.unplaced.create_struct([state, embedded])
-        argument = FederatedValue(pair, pair.type_signature)
-        called = await call_at_server(interpreter, _part(arg, 3), argument)
-        selected[key] = await called.compute()
-    sequences = [[selected[int(key)] for key in keys] for keys in all_keys]
-    result = cast("fl.FederatedType", type_spec.result)
-    return FederatedValue(await interpreter.strategy.place(sequences, result), result)
 
 
 HANDLERS: Mapping[str, Handler] = {
@@ -214,13 +282,14 @@ HANDLERS: Mapping[str, Handler] = {
     flf.FEDERATED_EVAL_AT_CLIENTS.uri: _eval_at_clients,
     flf.FEDERATED_EVAL_AT_SERVER.uri: _eval_at_server,
     flf.FEDERATED_MAP.uri: _map,
-    flf.FEDERATED_MAP_ALL_EQUAL.uri: _map,
+    flf.FEDERATED_MAP_ALL_EQUAL.uri: _map_all_equal,
     flf.FEDERATED_VALUE_AT_CLIENTS.uri: _all_equal_at_clients,
     flf.FEDERATED_VALUE_AT_SERVER.uri: _value_at_server,
     flf.FEDERATED_ZIP_AT_CLIENTS.uri: _zip_at_clients,
     flf.FEDERATED_ZIP_AT_SERVER.uri: _value_at_server,
     flf.FEDERATED_SELECT.uri: _select,
     flf.FEDERATED_SECURE_SELECT.uri: _select,
+    intrinsics.FEDERATED_SECURE_MODULAR_SUM.uri: _modular_sum,
     **{uri: _secure_sum(uri) for uri in intrinsics.SECURE_SUM_CHECKS},
     **{uri: _derived(uri) for uri in intrinsics.DERIVED_AGGREGATIONS},
 }

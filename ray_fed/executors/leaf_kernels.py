@@ -64,8 +64,7 @@ class KernelRun:
         self._leaf_size = subround.clients_per_leaf
         self._trees = subround.nodes
         self._check = check
-        num_bytes = self._graph.bytes_of_partial
-        self._leaves_a_call = 1 if num_bytes is None else _LAID_BYTES // num_bytes or 1
+        self._leaves_a_call = _count_fitting(self._graph.bytes_of_partial)
         self._merges = self._graph.merges
         self._stacked: list[Sequence[Any]] = []
 
@@ -175,6 +174,17 @@ class KernelRun:
             except Exception:  # noqa: BLE001 (as it did before)
                 return failed
         return None
+
+
+def _count_fitting(num_bytes: int | None) -> int:
+    """Return how many partials one call may return, at least one.
+
+    Args:
+        num_bytes: of each, may be zero; None where that is not known.
+    """
+    if num_bytes is None:
+        return 1
+    return max(1, _LAID_BYTES // max(1, num_bytes))
 
 
 def _end_of_run(items: Sequence[Any], start: int) -> int:
@@ -331,7 +341,7 @@ def _merge_nodes(
     for node in nodes:
         inside = [p for p in partials if node[0] <= p.node[0] < node[1]]
         held = [p.accumulators for p in inside]
-        for left, right in plan.merge_order([p.node for p in inside]):
+        for left, right, _ in plan.merge_order([p.node for p in inside]):
             held[left] = merge(held[left], held[right])
         merged.append(Partial(node, held[0]))
     return merged
@@ -413,7 +423,8 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
         if finish.merge is None:
             return None
         graph = self.kernels.load_finish(finish, len(before))
-        found = _try(graph, before, partials, plan.merge_order(finish.nodes))
+        pairs = [(left, right) for left, right, _ in plan.merge_order(finish.nodes)]
+        found = _try(graph, before, partials, pairs)
         return None if found is None else (_computed(found),)
 
     @override

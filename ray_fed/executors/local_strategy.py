@@ -13,6 +13,7 @@ import ray_fed.plan as plan
 import ray_fed.values as values
 from ray_fed.blocks import Function
 from ray_fed.executors import clients
+from ray_fed.executors.evaluation import merge_values
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.values import Plain, Struct
@@ -220,7 +221,4 @@ async def merge_plain(
     member = type_spec.parameter[0]
     embedded = [await executor.create_value(partial, member) for partial in partials]
     nodes = [(index, index + 1) for index in range(len(embedded))]
-    for left, right in plan.merge_order(nodes):
-        pair = await executor.create_struct([embedded[left], embedded[right]])
-        embedded[left] = await executor.create_call(function, pair)
-    return embedded[0]
+    return await merge_values(executor, function, embedded, nodes)

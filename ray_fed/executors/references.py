@@ -17,6 +17,7 @@ from typing_extensions import override
 import ray_fed.blocks as blocks
 import ray_fed.draws as draws
 import ray_fed.errors as errors
+import ray_fed.intrinsics as intrinsics
 import ray_fed.plain as plain
 import ray_fed.values as values
 from ray_fed.executors.closure import Closure, split_captures
@@ -151,6 +152,9 @@ class ReferenceResolvingExecutor(flf.Executor):
                 return await self._evaluate_struct(block, scope)
             case flf.Block():
                 return await self._evaluate_block(block, scope)
+            case flf.Intrinsic(uri=intrinsics.GENERIC_ZERO_URI):
+                zeros = intrinsics.zeros_of(block.type_signature)
+                return await self._evaluate_call(flf.Call(zeros), scope)
             case _:
                 value = _unwrap(block)
                 embedded = await self._target.create_value(value, block.type_signature)
@@ -160,13 +164,16 @@ class ReferenceResolvingExecutor(flf.Executor):
         if block.argument is None:
             return await self.create_call(await self._evaluate(block.function, scope))
         function, argument = await asyncio.gather(
-            self._evaluate(block.function, scope), self._evaluate(block.argument, scope)
+            self._evaluate(block.function, scope),
+            self._evaluate_part(block.argument, "argument", scope),
         )
         return await self.create_call(function, argument)
 
     async def _evaluate_struct(self, block: flf.Struct, scope: Scope) -> ResolvedValue:
         pairs = list(block.items())
-        members = await asyncio.gather(*(self._evaluate(b, scope) for _, b in pairs))
+        members = await asyncio.gather(
+            *(self._evaluate_part(b, i, scope) for i, (_, b) in enumerate(pairs))
+        )
         elements = [(name, m) for (name, _), m in zip(pairs, members, strict=True)]
         return ResolvedValue(values.Struct(elements), block.type_signature)
 
@@ -174,7 +181,17 @@ class ReferenceResolvingExecutor(flf.Executor):
         for name, local in block.locals:
             outer, scope = scope, Scope(scope)
             scope.bind(name, self._local(name, local, outer))
-        return await self._evaluate(block.result, scope)
+        return await self._evaluate_part(block.result, "result", scope)
+
+    async def _evaluate_part(
+        self, part: flf.ComputationBuildingBlock, where: str | int, scope: Scope
+    ) -> ResolvedValue:
+        """Return a part of a block, which draws by its place in that."""
+        name = blocks.part_name(part, where)
+        if name is None:
+            return await self._evaluate(part, scope)
+        with draws.at_local(name):
+            return await self._evaluate(part, scope)
 
     def _local(
         self, name: str, block: flf.ComputationBuildingBlock, scope: Scope

@@ -2,8 +2,8 @@
 
 A function that is TensorFlow could run inside a dataset; a lambda could not. So the
 elements are read, the function is called on each by the target, in order, and a
-mapped sequence is embedded again. Everything that is no sequence intrinsic is passed
-through untouched.
+mapped sequence is embedded again. Each call draws from the key of its element.
+Everything that is no sequence intrinsic is passed through untouched.
 """
 
 from typing import Any, cast
@@ -11,6 +11,7 @@ from typing import Any, cast
 import federated_language as fl
 from typing_extensions import override
 
+import ray_fed.draws as draws
 import ray_fed.errors as errors
 import ray_fed.intrinsics as intrinsics
 import ray_fed.values as values
@@ -112,18 +113,21 @@ class SequenceExecutor(flf.Executor):
 
     async def _map(self, arg: Any) -> Any:
         function = await self._at(arg, 0)
-        members = [
-            await (await self.create_call(function, member)).compute()
-            for member in await self._elements(await self._at(arg, 1))
-        ]
+        members: list[Any] = []
+        elements = await self._elements(await self._at(arg, 1))
+        for index, element in enumerate(elements):
+            with draws.at_step(_MAP, index):
+                called = await self.create_call(function, element)
+            members.append(await called.compute())
         result = cast("fl.FunctionType", function.type_signature).result
         return await self._target.create_value(members, fl.SequenceType(result))
 
     async def _reduce(self, sequence: Any, zero: Any, operator: Any) -> Any:
         accumulator = zero
-        for member in await self._elements(sequence):
-            pair = await self._target.create_struct([accumulator, member])
-            accumulator = await self.create_call(operator, pair)
+        for index, element in enumerate(await self._elements(sequence)):
+            pair = await self._target.create_struct([accumulator, element])
+            with draws.at_step(_REDUCE, index):
+                accumulator = await self.create_call(operator, pair)
         return accumulator
 
     async def _sum(self, sequence: flf.ExecutorValue) -> Any:

@@ -9,6 +9,7 @@
 Leaves are imported inside of functions: whoever coordinates never loads TensorFlow.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.plan as plan
+import ray_fed.values as values
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.leaf_kernels import LeafStack, ThreadedLeaf
 from ray_fed.executors.local_strategy import LocalStrategy
@@ -53,12 +55,14 @@ def threaded_leaves(
     num_threads: int, client_bytes: int = CLIENT_BYTES
 ) -> list[ThreadedLeaf]:
     """Return leaf stacks, each on a thread of its own; see `leaf_stack`."""
-    return [
-        ThreadedLeaf(
-            leaf_stack(None, client_bytes, num_threads), f"ray_fed leaf {index}"
-        )
-        for index in range(num_threads)
-    ]
+    leaves: list[ThreadedLeaf] = []
+    with contextlib.ExitStack() as failed:
+        for index in range(num_threads):
+            leaf = leaf_stack(None, client_bytes, num_threads)
+            leaves.append(ThreadedLeaf(leaf, f"ray_fed leaf {index}"))
+            failed.callback(leaves[-1].close)
+        failed.pop_all()  # who asked for them closes them
+    return leaves
 
 
 def federated_stack(
@@ -142,7 +146,8 @@ def _key(cardinalities: Any) -> tuple[tuple[str, int], ...]:
 def _debugging_leaf(index: int) -> flf.Executor:
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
-    return ThreadDelegatingExecutor(EagerTFExecutor(), f"ray_fed debugging {index}")
+    leaf = EagerTFExecutor.of_written_graphs()
+    return ThreadDelegatingExecutor(leaf, f"ray_fed debugging {index}")
 
 
 def thread_debugging_executor_factory(
@@ -152,8 +157,9 @@ def thread_debugging_executor_factory(
 
     A ReferenceResolvingExecutor over a FederatingExecutor over one
     ThreadDelegatingExecutor for each group of clients, each over an EagerTFExecutor:
-    no caches of results, and exactly the computation that was passed. References are
-    resolved at the top of the stack only, so what clients run must be TensorFlow.
+    no caches of results, and exactly the computation that was passed, every graph as it
+    was written. References are resolved at the top of the stack only, so what clients
+    run must be TensorFlow.
 
     Args:
         num_clients: size of the cohort, >= 1; None: inferred from each argument.
@@ -161,13 +167,9 @@ def thread_debugging_executor_factory(
 
     Raises:
         ValueError: `num_clients` or `clients_per_thread` is below one.
+        TypeError: one of them is no whole number.
     """
-    if num_clients is not None and num_clients < 1:
-        raise errors.CardinalityError(
-            f"Expected at least one client, found num_clients={num_clients}."
-        )
-    if clients_per_thread < 1:
-        raise errors.CardinalityError(
-            f"Expected at least one client a thread, found {clients_per_thread}."
-        )
+    if num_clients is not None:
+        num_clients = values.check_count(num_clients, "num_clients")
+    clients_per_thread = values.check_count(clients_per_thread, "clients_per_thread")
     return _DebuggingFactory(num_clients, clients_per_thread)

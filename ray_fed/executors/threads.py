@@ -31,7 +31,11 @@ class LoopThread:
         # be entered again: by a signal's handler that closes.
         self._lock = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are as many as the system allows
+            self._loop.close()
+            raise
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -48,11 +52,16 @@ class LoopThread:
     ) -> concurrent.futures.Future[_T]:
         """Start a coroutine on the thread and return its future.
 
+        Where the thread is closed before the coroutine ends, the future has a
+        ContextStateError.
+
         Raises:
             ContextStateError: the thread was closed.
         """
         with self._open_for(coroutine):
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            return asyncio.run_coroutine_threadsafe(
+                _UntilClosed(coroutine, self.was_closed), self._loop
+            )
 
     async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the thread and return its result, to another event loop.
@@ -61,7 +70,7 @@ class LoopThread:
         cancelled here cancels it there.
 
         Raises:
-            ContextStateError: the thread was closed.
+            ContextStateError: the thread was closed, now or before the end.
             Exception: what the coroutine raised.
         """
         loop = asyncio.get_running_loop()
@@ -88,7 +97,7 @@ class LoopThread:
         tasks: "list[asyncio.Task[_T]]",
     ) -> None:
         """Start a coroutine, on the thread; its task goes to a list."""
-        task = self._loop.create_task(coroutine)
+        task = self._loop.create_task(_UntilClosed(coroutine, self.was_closed))
         task.add_done_callback(tell)
         tasks.append(task)
 
@@ -108,6 +117,10 @@ class LoopThread:
     def _is_open(self) -> bool:
         return not self._is_closed and self._thread.is_alive()  # not after a fork
 
+    def was_closed(self) -> bool:
+        """Return whether `close` was called."""
+        return self._is_closed
+
     def _call_soon(self, call: Callable[[], object]) -> None:
         with self._lock:
             if self._is_open:  # or all is cancelled anyway
@@ -119,12 +132,67 @@ class LoopThread:
             self._call_soon(task.cancel)
 
     def close(self) -> None:
-        """Cancel what still runs, stop the loop and join the thread."""
+        """Cancel what still runs, stop the loop and join the thread.
+
+        What was cancelled so ends with a ContextStateError. A call from the thread
+        itself does not wait for its end.
+        """
         with self._lock:
             if self._is_open:
-                asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
                 self._is_closed = True
-        self._thread.join(_JOIN_TIMEOUT_S)
+                asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_TIMEOUT_S)
+
+
+class _UntilClosed(Coroutine[Any, Any, _T]):
+    """A coroutine that says so where it is cancelled because its thread is closed.
+
+    It is no wrapper of `async def`: one that is cancelled before it begins would leave
+    what it wraps without an end.
+
+    Args:
+        coroutine: does the work.
+        was_closed: whether the thread was closed.
+    """
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, _T], was_closed: Callable[[], bool]
+    ) -> None:
+        self._coroutine = coroutine
+        self._was_closed = was_closed
+
+    @override
+    def send(self, value: Any) -> Any:
+        return self._step(self._coroutine.send, value)
+
+    @override
+    def throw(self, *error: Any) -> Any:
+        return self._step(self._coroutine.throw, *error)
+
+    @override
+    def close(self) -> None:
+        self._coroutine.close()
+
+    @override
+    def __await__(self) -> Generator[Any, Any, _T]:
+        return self._coroutine.__await__()
+
+    def _step(self, step: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return step(*args)
+        except asyncio.CancelledError as error:
+            if not self._was_closed():
+                raise
+            raise closed_under_a_call() from error
+
+
+def closed_under_a_call() -> errors.ContextStateError:
+    """Return the error of a call that was cancelled because its context is closed."""
+    return errors.ContextStateError(
+        "Expected calls to end before `close` or `shutdown`, found one that still ran:"
+        " it was cancelled."
+    )
 
 
 def _tell(
@@ -133,6 +201,8 @@ def _tell(
     task: "asyncio.Task[_T]",
 ) -> None:
     """Let a loop's future end as a task of another loop did."""
+    if not task.cancelled():
+        task.exception()  # seen, also where nobody waits for it any more
     with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
         loop.call_soon_threadsafe(_end_as, answer, task)
 

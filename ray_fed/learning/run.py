@@ -8,6 +8,9 @@ from typing import Any
 from ray_fed.learning.cohorts import CohortSampler
 from ray_fed.learning.processes import LearningProcess
 
+_MAX_NAMED = 10
+"""Clients of a cohort that a note lists."""
+
 Dataset = Sequence[Any]
 """What one client has: its batches, each of the model's `batch_type`."""
 
@@ -104,6 +107,13 @@ def _say_who(error: Exception, cohort: Sequence[int]) -> None:
     """Note which clients the places in an error are: it knows of the cohort alone."""
     place = getattr(getattr(error, "location", None), "client_index", None)
     if place is None:
-        error.add_note(f"The cohort is, in order, `clients[i]` for i in {[*cohort]}.")
+        shown = ", ".join(map(str, cohort[:_MAX_NAMED]))
+        others = f" and {len(cohort) - _MAX_NAMED} others" * (len(cohort) > _MAX_NAMED)
+        error.add_note(
+            f"The cohort is, in order, `clients[i]` for i in {shown}{others}."
+        )
     else:
-        error.add_note(f"Client {place} of the cohort is `clients[{cohort[place]}]`.")
+        error.add_note(
+            f"The client at position {place} of the cohort is"
+            f" `clients[{cohort[place]}]`."
+        )

@@ -61,6 +61,9 @@ class RoundProgress:
     def on_event(self, event: events.Event) -> None:
         """Count retries, and the subrounds of a round that has several."""
         match event:
+            case events.Waiting():
+                self.say(event.activity)
+                return
             case events.RoundStarted():
                 self._subrounds = (0, event.num_subrounds)
             case events.SubroundFinished():

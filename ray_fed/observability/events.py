@@ -9,6 +9,20 @@ from ray_fed.fingerprint import Fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
+class Waiting:
+    """The first call of a computation waits, or waits no more.
+
+    Sent only where that call takes longer than half a second.
+
+    Attributes:
+        activity: what it waits for, such as "1 of 2 workers ready"; empty when the call
+            ends.
+    """
+
+    activity: str
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundStarted:
     """A call was cut into subrounds.
 
@@ -170,7 +184,8 @@ class RoundFinished:
 
 
 Event = (
-    RoundStarted
+    Waiting
+    | RoundStarted
     | SubroundFinished
     | ClientDropped
     | RandomOpsUnkeyed

@@ -145,7 +145,7 @@ class RoundReport(pydantic.BaseModel):
                 for lost in subround.lost
             ),
             *(
-                f"dropped client {client}: {reason}"
+                f"dropped the client at position {client}: {reason}"
                 for client, reason in self.dropped_clients.items()
             ),
             *(f"drew without a key: {ops}" for ops in self.unkeyed_ops),
@@ -182,6 +182,8 @@ class ReportBuilder:
 
     def on_event(self, event: events.Event) -> None:
         """Add an event to the report of its round."""
+        if isinstance(event, events.Waiting):
+            return
         if isinstance(event, events.RoundStarted):
             if len(self._open) >= _OPEN_ROUNDS:
                 self._open.pop(next(iter(self._open)))

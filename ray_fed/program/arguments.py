@@ -1,7 +1,8 @@
 """Arguments of federated programs: checked at once, resolved when a call may run."""
 
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Iterable, Mapping, Sequence, Sized
+from collections.abc import Set as AbstractSet
+from typing import Any, cast
 
 import federated_language as fl
 
@@ -35,8 +36,24 @@ def check(value: object, type_spec: fl.Type, label: str) -> Any:
         case fl.TensorType() | fl.SequenceType() if isinstance(value, Reference):
             values.check_assignable(type_spec, value.type_signature, label)
             return value
+        case fl.FederatedType() if values.differs_by_client(type_spec):
+            return plain.to_plain(_to_list(value), type_spec, label)
         case _:
             return plain.to_plain(value, type_spec, label)
+
+
+def _to_list(value: object) -> object:
+    """Return what a data source selected as a list of what each client has.
+
+    What has no length may have no end, and what is no sequence may have no order:
+    mappings, sets, and arrays or datasets, which are values of one client.
+    """
+    is_of_one = hasattr(value, "__array__") or hasattr(value, "as_numpy_iterator")
+    if is_of_one or isinstance(value, Sequence | Mapping | AbstractSet):
+        return value
+    if isinstance(value, Sized) and isinstance(value, Iterable):
+        return list(cast("Iterable[object]", value))
+    return value
 
 
 async def resolve(checked: Any, type_spec: fl.Type) -> Any:

@@ -66,7 +66,7 @@ class ClientData(ClientRun):
             ids, given = list(range(len(clients))), list(clients)
         member = fl.to_type(type_spec)
         held = [
-            plain.to_plain(value, member, f"what client {client!r} has")
+            plain.to_plain(value, member, f"what the client with the id {client!r} has")
             for client, value in zip(ids, given, strict=True)
         ]
         if weights is None:

@@ -22,8 +22,10 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.parts as parts
 import ray_fed.program.arguments as arguments
+import ray_fed.reading as reading
 import ray_fed.values as values
 from ray_fed.compiler.binding import bind_functions
+from ray_fed.compiler.form import function_type_of
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.contexts.installation import create_context
 from ray_fed.program.references import RayValueReference
@@ -44,9 +46,10 @@ class RayFederatedContext(fl.program.FederatedContext):
 
     Where an argument is placed at the server, or unplaced, it may hold references, also
     to results that are not there yet, next to plain values. Where it is placed at
-    clients, it is a list with what each client has, as from a data source. Where its
-    type has functions, it has computations. Calls may come from any thread, with or
-    without a running event loop.
+    clients, it is a list with what each client has, or what the iterator of a data
+    source selected: any object that has a length and yields what each client has, in
+    order. Where its type has functions, it has computations. Calls may come from any
+    thread, with or without a running event loop.
 
     Args:
         context: runs the computations; not owned. None: what `create_context()` makes,
@@ -94,17 +97,15 @@ class RayFederatedContext(fl.program.FederatedContext):
             ValueError: the result type holds something else than structures, tensors,
                 sequences and values placed at the server, or a struct with only some
                 elements named.
-            TypeError: the argument is not of its type.
+            TypeError: `comp` is no computation, or the argument is not of its type.
             ContextStateError: the context was closed.
         """
-        type_spec = comp.type_signature
-        if not isinstance(type_spec, fl.FunctionType):
-            raise errors.ValueMismatchError(
-                f"Expected a computation, found a value of type `{type_spec}`."
-            )
+        type_spec = function_type_of(comp)
+        values.check_no_argument(type_spec, arg)
         _check_result(type_spec.result)
         comp, arg = bind_functions(comp, arg)
-        checked = _check_argument(arg, comp.type_signature.parameter)
+        with reading.limited(self._context.read_limits):
+            checked = _check_argument(arg, comp.type_signature.parameter)
         references = [
             RayValueReference(cast("Any", part_type), self._context)
             for part_type in parts.part_types(type_spec.result)
@@ -179,13 +180,9 @@ def _check_result(type_spec: fl.Type) -> None:
 
 
 def _check_argument(arg: Any, parameter: fl.Type | None) -> Any:
-    if parameter is not None:
-        return arguments.check(arg, parameter, "the argument")
-    if arg is not None:
-        raise errors.ValueMismatchError(
-            f"Expected no argument, found {values.show(arg)}."
-        )
-    return None
+    if parameter is None:
+        return None
+    return arguments.check(arg, parameter, "the argument")
 
 
 def _closed() -> errors.ContextStateError:

@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import federated_language as fl
+import numpy as np
 from federated_language.program import structure_utils
 from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.program.state_encoding as state_encoding
 import ray_fed.program.state_files as state_files
+import ray_fed.values as values
 from ray_fed.executors.fanout import gather_by_index
 
 _logger = logging.getLogger(__name__)
+
+_MAX_VERSION = 2**63
+"""One past the latest version; names of files have an end, too."""
 
 
 class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
@@ -32,6 +37,9 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         root_dir: the folder; made when it is first needed.
         prefix: of file names.
         keep_total: versions to keep, the latest ones; 0 or less keeps all.
+
+    Raises:
+        UnsupportedError: `root_dir` is no path, or `prefix` no beginning of a name.
     """
 
     def __init__(
@@ -40,8 +48,8 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         prefix: str = "program_state_",
         keep_total: int = 5,
     ) -> None:
-        self._folder = pathlib.Path(root_dir)
-        self._prefix = prefix
+        self._folder = _check_folder(root_dir)
+        self._prefix = _check_prefix(prefix)
         self._keep_total = keep_total
 
     @override
@@ -61,7 +69,8 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
 
         Raises:
             ProgramStateNotFoundError: there is no such version.
-            SavedStateError: its file is damaged.
+            SavedStateError: its file is damaged, or is no regular file.
+            UnsupportedError: no version can be that.
             ValueMismatchError: what was saved has another structure.
         """
         path = self._path(version)
@@ -75,13 +84,14 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
     async def load_latest(self, structure: Any) -> tuple[Any, int]:
         """Return the latest state that can be read, and its version.
 
-        A damaged file is passed over with a warning, for the version before it.
+        A version that cannot be read is passed over with a warning, for the one before:
+        its file is damaged, or something that is no regular file has its name.
 
         Returns:
             (state, version); (None, 0) where nothing was saved.
 
         Raises:
-            SavedStateError: all files are damaged.
+            SavedStateError: no version can be read, or the folder cannot.
             ValueMismatchError: what was saved has another structure.
         """
         damage: errors.SavedStateError | None = None
@@ -114,9 +124,14 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         path = self._path(version)
         if await asyncio.to_thread(_is_whole, path):
             raise fl.program.ProgramStateExistsError(version=version, path=str(path))
-        named = structure_utils.flatten_with_name(program_state)
+        named = _flatten(program_state)
         materialised = await gather_by_index(_read(value) for _, value in named)
         names = [name for name, _ in named]
+        if len(set(names)) < len(names):
+            raise errors.ValueMismatchError(
+                "Expected values with a name each to save, found two of one name in"
+                f" {values.show(names)}: `/` parts the names of keys, leave it out."
+            )
         content = dict(zip(names, materialised, strict=True))
         await asyncio.to_thread(self._write, path, content)
 
@@ -125,32 +140,97 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         await asyncio.to_thread(self._remove, self._find_versions())
 
     def _write(self, path: pathlib.Path, content: dict[str, Any]) -> None:
+        self._find_versions()  # says so where the folder is none
         self._folder.mkdir(parents=True, exist_ok=True)
         # What a program that was killed left half-written.
         pattern = f".{glob.escape(self._prefix)}*{state_files.TEMPORARY_SUFFIX}"
-        for leftover in self._folder.glob(pattern):
+        for leftover in filter(_is_file, self._folder.glob(pattern)):
             leftover.unlink(missing_ok=True)
         state_files.write_values(path, content)
         if self._keep_total > 0:
-            self._remove(self._find_versions()[: -self._keep_total])
+            removable = [v for v in self._find_versions() if _is_file(self._path(v))]
+            # What was just written stays, also where later versions lie about.
+            before = [v for v in removable if self._path(v) != path]
+            self._remove(before[: max(0, len(before) + 1 - self._keep_total)])
 
     def _remove(self, versions: Sequence[int]) -> None:
-        for version in versions:
-            self._path(version).unlink(missing_ok=True)
+        for path in map(self._path, versions):
+            if _is_file(path):
+                path.unlink(missing_ok=True)
 
-    def _path(self, version: int) -> pathlib.Path:
-        if version < 0:
+    def _path(self, version: object) -> pathlib.Path:
+        is_whole = isinstance(version, int | np.integer) and type(version) is not bool
+        if not is_whole or not 0 <= int(cast("Any", version)) < _MAX_VERSION:
             raise errors.UnsupportedError(
-                f"Expected a version of at least 0, found {version}."
+                f"Expected a whole number as a version, of at least 0 and below 2**63,"
+                f" found {values.show(version)}."
             )
         return self._folder / f"{self._prefix}{version}.zip"
 
     def _find_versions(self) -> list[int]:
-        if not self._folder.is_dir():
+        try:
+            names = os.listdir(self._folder)  # noqa: PTH208 (3.11 passes over loops)
+        except FileNotFoundError:
             return []
-        pattern = re.compile(re.escape(self._prefix) + r"(0|[1-9]\d*)\.zip")
-        found = (pattern.fullmatch(entry.name) for entry in self._folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        except OSError as error:
+            raise errors.SavedStateError(
+                "Expected a folder of saved state, or nothing yet, at"
+                f" `{self._folder}`, found that it cannot be listed ({error.strerror}):"
+                " name another folder, or move away what is there."
+            ) from error
+        pattern = re.compile(
+            re.escape(self._prefix) + r"(0|[1-9]\d{0,18})\.zip", re.ASCII
+        )
+        found = sorted(
+            int(match[1]) for match in map(pattern.fullmatch, names) if match
+        )
+        return [version for version in found if version < _MAX_VERSION]
+
+
+def _check_folder(root_dir: object) -> pathlib.Path:
+    is_path = isinstance(root_dir, str | os.PathLike)
+    path = os.fspath(cast("Any", root_dir)) if is_path else None
+    if not isinstance(path, str) or not _names_a_file(path):
+        raise errors.UnsupportedError(
+            f"Expected the path of a folder as `root_dir`, found"
+            f" {values.show(root_dir)}."
+        )
+    return pathlib.Path(path)
+
+
+def _check_prefix(prefix: object) -> str:
+    if not isinstance(prefix, str) or "/" in prefix or not _names_a_file(f"{prefix}0"):
+        raise errors.UnsupportedError(
+            "Expected the beginning of a file name as `prefix`, without `/`, found"
+            f" {values.show(prefix)}."
+        )
+    return prefix
+
+
+def _names_a_file(path: str) -> bool:
+    try:
+        return bool(path) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_file(path: pathlib.Path) -> bool:
+    return path.is_symlink() or not path.is_dir()
+
+
+def _flatten(structure: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of a structure, each with its name.
+
+    Raises:
+        ValueMismatchError: it cannot be taken apart.
+    """
+    try:
+        return structure_utils.flatten_with_name(structure)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise errors.ValueMismatchError(
+            "Expected a structure of lists, tuples and mappings, whose keys can be"
+            f" ordered, found {values.show(structure)} ({type(error).__name__})."
+        ) from error
 
 
 async def _read(value: Any) -> Any:
@@ -168,7 +248,7 @@ def _is_whole(path: pathlib.Path) -> bool:
 
 
 def _restore(saved: dict[str, Any], structure: Any, path: pathlib.Path) -> Any:
-    named = structure_utils.flatten_with_name(structure)
+    named = _flatten(structure)
     names = [name for name, _ in named]
     if set(names) != set(saved):
         raise errors.ValueMismatchError(

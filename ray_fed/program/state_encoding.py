@@ -8,6 +8,7 @@ fl.Serializable             its bytes and the name of its class
 
 import collections
 import dataclasses
+import sys
 import types
 import zipfile
 from collections.abc import Mapping
@@ -47,6 +48,16 @@ def class_name(cls: type[Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def _check_digits(value: Any, label: str) -> Any:
+    most = sys.get_int_max_str_digits()
+    if isinstance(value, int) and most and value.bit_length() > 3 * most:
+        raise errors.ValueMismatchError(
+            f"Expected a number of fewer than {most} digits as {label}, found one of"
+            f" {value.bit_length()} bits: save its bytes."
+        )
+    return value
+
+
 class Encoder:
     """Describes values as JSON; what is large goes to members of an archive.
 
@@ -59,7 +70,7 @@ class Encoder:
         self._num_members = 0
 
     def describe(self, value: Any, label: str) -> dict[str, Any]:
-        """Return a value as JSON that `decode` understands.
+        """Return a value as JSON that a `Decoder` understands.
 
         Raises:
             ValueMismatchError: the value is of a kind that cannot be saved.
@@ -76,7 +87,7 @@ class Encoder:
                 name = class_name(type(value))
                 described = {"kind": "object", "class": name, "member": member}
             case _ if type(value) in _JSON_TYPES:
-                described = {"kind": "json", "value": value}
+                described = {"kind": "json", "value": _check_digits(value, label)}
             case _:
                 described = self._describe_container(value, label)
         return described
@@ -100,6 +111,11 @@ class Encoder:
         return {"kind": kind, "keys": keys, "values": described}
 
     def _describe_array(self, value: Any, label: str) -> dict[str, Any]:
+        if isinstance(value, np.ma.MaskedArray):
+            raise errors.ValueMismatchError(
+                f"Expected an array without a mask as {label}, found a masked one: save"
+                " its data and its mask."
+            )
         array = np.asarray(value)
         scalar = isinstance(value, np.generic)
         if array.dtype.kind == "O":
@@ -143,33 +159,62 @@ class Encoder:
         return member
 
 
-def decode(archive: zipfile.ZipFile, described: Mapping[str, Any]) -> Any:
-    """Return a value that `Encoder.describe` described.
+class Decoder:
+    """Returns values that an `Encoder` described, each member of an archive once.
 
     Args:
-        archive: open for reading, its checksums checked.
-        described: the JSON.
-
-    Returns:
-        The value; a `SavedObject` for one that was an `fl.Serializable`.
+        archive: open for reading, its sizes and checksums checked; not owned.
     """
-    kind = described["kind"]
-    if kind in ("json", "complex"):
-        value = described["value"]
-        return complex(*value) if kind == "complex" else value
-    if kind in _CONTAINERS:
-        members = [decode(archive, member) for member in described["values"]]
-        if described["keys"] is not None:
-            members = list(zip(described["keys"], members, strict=True))
-        return _CONTAINERS[kind](members)
-    array = npy.read_member(archive, described["member"])
-    if kind == "array":
-        return _decode_array(array, described)
-    content = array.tobytes()
-    if kind == "strings":
-        lengths = npy.read_member(archive, described["lengths"])
-        return _decode_strings(content, lengths).reshape(tuple(described["shape"]))
-    return SavedObject(described["class"], content) if kind == "object" else content
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+        self._unread = set(archive.namelist())
+
+    def decode(self, described: Mapping[str, Any]) -> Any:
+        """Return the value that is described.
+
+        Args:
+            described: the JSON.
+
+        Returns:
+            The value; a `SavedObject` for one that was an `fl.Serializable`.
+
+        Raises:
+            One of npy.DAMAGES: the JSON or a member is not what an `Encoder` wrote.
+        """
+        kind = described["kind"]
+        if kind == "json" and type(described["value"]) in _JSON_TYPES:
+            return described["value"]
+        if kind == "complex":
+            return complex(*described["value"])
+        if kind in _CONTAINERS:
+            members = [self.decode(member) for member in described["values"]]
+            if described["keys"] is not None:
+                members = list(zip(described["keys"], members, strict=True))
+            return _CONTAINERS[kind](members)
+        if kind == "array":
+            return _decode_array(self._read(described["member"]), described)
+        return self._decode_bytes(kind, described)
+
+    def _decode_bytes(self, kind: str, described: Mapping[str, Any]) -> Any:
+        array = self._read(described["member"])
+        if array.dtype != np.uint8 or array.ndim != 1:
+            raise ValueError(f"bytes that are {array.dtype}{list(array.shape)}")
+        content = array.tobytes()
+        match kind:
+            case "bytes":
+                return content
+            case "object":
+                return SavedObject(described["class"], content)
+            case "strings":
+                strings = _decode_strings(content, self._read(described["lengths"]))
+                return strings.reshape(tuple(described["shape"]))
+            case _:
+                raise ValueError(f"a value of the kind `{kind}`")
+
+    def _read(self, member: str) -> NDArray[Any]:
+        self._unread.remove(member)
+        return npy.read_member(self._archive, member)
 
 
 def _decode_array(array: NDArray[Any], described: Mapping[str, Any]) -> Any:
@@ -179,8 +224,12 @@ def _decode_array(array: NDArray[Any], described: Mapping[str, Any]) -> Any:
 
 
 def _decode_strings(content: bytes, lengths: NDArray[Any]) -> NDArray[Any]:
-    strings = np.empty(len(lengths), object)
+    if lengths.dtype != np.int64 or lengths.ndim != 1 or (lengths < 0).any():
+        raise ValueError(f"lengths of strings that are {lengths.dtype}")
     ends = np.cumsum(lengths)
+    if sum(lengths.tolist()) != len(content):
+        raise ValueError(f"{len(content)} bytes of strings, not as many as declared")
+    strings = np.empty(len(lengths), object)
     for index, (end, length) in enumerate(zip(ends, lengths, strict=True)):
         strings[index] = content[end - length : end]
     return strings

@@ -3,7 +3,7 @@
 Importing this package imports TensorFlow; importing `ray_fed` does not.
 """
 
-from ray_fed.tensorflow.quiet import import_tensorflow
+from ray_fed.tensorflow.importing import import_tensorflow
 
 import_tensorflow()
 

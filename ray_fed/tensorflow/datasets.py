@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.plain as plain
+import ray_fed.reading as reading
 import ray_fed.rows as rows
 import ray_fed.tensorflow.specs as specs
 import ray_fed.values as values
@@ -169,8 +170,17 @@ def _rebuild(
 
 
 def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:
-    """Return all elements of a dataset, computed: numpy values in structs."""
-    return [_structured(member, element) for member in dataset.as_numpy_iterator()]
+    """Return all elements of a dataset, computed: numpy values in structs.
+
+    Raises:
+        ValueMismatchError: it has no end, or is larger than it may be.
+    """
+    meter = reading.Meter("a dataset")
+    elements: list[Any] = []
+    for member in dataset.as_numpy_iterator():
+        elements.append(_structured(member, element))
+        meter.add(max(1, sum(map(values.count_bytes, tf.nest.flatten(member)))))
+    return elements
 
 
 def _structured(member: Any, element: fl.Type) -> Any:

@@ -49,6 +49,31 @@ def configure(num_threads: int, gpu_fraction: float) -> Any:
     return tf.config.list_logical_devices("GPU")[0]
 
 
+def describe_missing(given: str) -> str:
+    """Return that TensorFlow sees no GPU, in words; empty: it sees one.
+
+    Args:
+        given: which GPU this process was given, and by whom, in words.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return ""
+    has_cuda = tf.test.is_built_with_cuda()
+    mend = (
+        "see that its driver and CUDA libraries are there"
+        if has_cuda
+        else "install `tensorflow[and-cuda]`"
+    )
+    return (
+        f"Expected a GPU for TensorFlow, found none: {given}, and TensorFlow"
+        f" {tf.__version__}, built {'with' if has_cuda else 'without'} CUDA, sees"
+        f" {_name_devices()}; {mend} on that node, or set `workers.num_gpus` to 0"
+    )
+
+
+def _name_devices() -> str:
+    return ", ".join(device.name for device in tf.config.list_physical_devices())
+
+
 def read_fingerprint() -> Fingerprint:
     """Return what decides the bits of results here, after `configure`."""
     return Fingerprint(

@@ -23,6 +23,7 @@ import ray_fed.plain as plain
 import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.records as records
 import ray_fed.tensorflow.specs as specs
+import ray_fed.values as values
 from ray_fed.columns import ColumnSpec, NpyTable, NpzTable, Table
 from ray_fed.files import DataFile
 from ray_fed.rows import Dims
@@ -36,19 +37,50 @@ _TABLES: Mapping[str, Callable[[DataFile], Table]] = {
 }
 
 
-def data(uri: str, type_spec: Any) -> fl.framework.Data:
+def data(uri: object, type_spec: Any) -> fl.framework.Data:
     """Return a file as a value: read where it is used, when it is used.
 
     It may stand wherever a value of its type may: in the body of a computation, and in
     arguments, such as a list with one file for each client. Only the name travels.
 
     Args:
-        uri: a path or a URI that fsspec knows, in the file system of the executor; of
-            a TFRecord, parquet, arrow, feather, npz or npy file; `#name` selects one
+        uri: a path, or a URI of `file`, `memory`, or of a protocol of fsspec that
+            `Config.data.protocols` names, in the file system of the executor; of a
+            TFRecord, parquet, arrow, feather, npz or npy file; `#name` selects one
             column.
         type_spec: anything that converts to the type of the value.
+
+    Raises:
+        TypeError: `uri` is no text, or no file holds values of the type.
+        CompileError: the type nests deeper than protobuf writes or reads.
     """
-    return blocks.data_block(uri, specs.to_type(type_spec))
+    found = specs.to_type(type_spec)
+    _check_data_type(found)
+    if not isinstance(uri, str) or not uri.isprintable():
+        raise errors.ValueMismatchError(
+            f"Expected a path or a URI as text, found {values.show(uri)}."
+        )
+    with blocks.depth_in_words():
+        blocks.parse_type(blocks.serialise_type(found))
+    return blocks.data_block(uri, found)
+
+
+def _check_data_type(type_spec: fl.Type) -> None:
+    """Raise unless a file may hold values of a type, at all clients or the server."""
+    inside = type_spec
+    if isinstance(type_spec, fl.FederatedType) and type_spec.all_equal:
+        inside = type_spec.member
+    others = fl.framework.type_contains(
+        inside,
+        lambda part: (
+            not isinstance(part, fl.TensorType | fl.StructType | fl.SequenceType)
+        ),
+    )
+    if others:
+        raise errors.ValueMismatchError(
+            "Expected a type of tensors, structures and sequences for the value that a"
+            f" file holds, found `{type_spec}`."
+        )
 
 
 def read(uri: str, type_spec: fl.Type) -> Any:
@@ -65,7 +97,8 @@ def read(uri: str, type_spec: fl.Type) -> Any:
     Raises:
         MissingFileError: the file is not there.
         ValueMismatchError: it does not hold what the type says.
-        UnsupportedError: the format is none that is read, or needs packages.
+        UnsupportedError: the format is none that is read, or needs packages, or files
+            of the protocol may not be read here.
     """
     file = DataFile.parse(uri)
     is_sequence = isinstance(type_spec, fl.SequenceType)

@@ -34,7 +34,7 @@ def _contains_sequences(type_spec: fl.Type) -> bool:
 
 
 def load_function(
-    message: Any, type_spec: fl.Type, device: str | None
+    message: Any, type_spec: fl.Type, device: str | None, *, lowers: bool = True
 ) -> normal.Executable:
     """Return a TensorFlow message as a function from normal form to normal form.
 
@@ -42,6 +42,7 @@ def load_function(
         message: a `pb.TensorFlow`.
         type_spec: of the function.
         device: name of the device to run on; None leaves it to TensorFlow.
+        lowers: whether it may run without tf.data; else it runs as it was written.
     """
     function_type = cast("fl.FunctionType", type_spec)
     # Not the message's own bytes: draws must not depend on the line of the source.
@@ -54,7 +55,7 @@ def load_function(
     )
     written = _Written(message, function_type, source)
     parameter = function_type.parameter
-    if parameter is None or not _contains_sequences(parameter):
+    if parameter is None or not lowers or not _contains_sequences(parameter):
         written.load()
         return normal.Executable(written)
     lowered = _load_lowered(message, function_type, source)

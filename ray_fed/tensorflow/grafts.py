@@ -119,8 +119,8 @@ class Grafts:
             path: names of the locals that it is called in.
 
         Raises:
-            UnfitError: it is not of TensorFlow, needs tf.data, or has state or effects
-                where there may be none.
+            UnfitError: it is not of TensorFlow, needs tf.data, has state or effects
+                where there may be none, or draws where `use_states` was not called.
         """
         proto = block.to_proto()
         if proto.WhichOneof("computation") != "tensorflow":
@@ -138,6 +138,8 @@ class Grafts:
                 raise UnfitError(f"{stateful}, an op with state or effects")
             self.has_state = True
         states = randomness.key_random_ops(graph_def)
+        if self._state_of is None and (states.names or states.unkeyed):
+            raise UnfitError("random numbers in work without clients")
         feeds = dict(zip(lowered.feeds, _tensors(leaves), strict=True))
         self._note_unkeyed(graph.origin_of(message), content, states)
         assigned = self._assign(graph_def, states, content, path, feeds)

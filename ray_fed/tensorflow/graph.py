@@ -15,6 +15,7 @@ from federated_language.proto import computation_pb2
 
 import ray_fed.tensorflow.datasets as datasets
 import ray_fed.tensorflow.origins as origins
+import ray_fed.tensorflow.python_functions as python_functions
 import ray_fed.tensorflow.specs as specs
 from ray_fed.values import Struct, to_struct
 
@@ -170,6 +171,7 @@ def build_message(
     message = pb.TensorFlow(parameter=parameter, result=result)
     graph_def = graph.as_graph_def()
     origins.write(graph_def, fn)
+    python_functions.write_process(graph_def)
     message.graph_def.Pack(graph_def, deterministic=True)
     if initialize_op is not None:
         message.initialize_op = initialize_op
@@ -182,8 +184,13 @@ def build_computation(message: Any, type_spec: fl.FunctionType) -> Any:
 
 
 def graph_of(message: Any) -> Any:
-    """Return the GraphDef inside a message, without what names its origin."""
+    """Return the GraphDef inside a message, without what names its origin.
+
+    Raises:
+        UnsupportedError: it has Python functions of another process.
+    """
     graph_def = _unpack(message)
+    python_functions.check_process(graph_def)
     graph_def.ClearField("debug_info")
     return graph_def
 
@@ -199,6 +206,15 @@ def content_of(graph_def: Any) -> bytes:
 def origin_of(message: Any) -> str:
     """Return what an error calls the computation: its name and line, where known."""
     return origins.read(_unpack(message))
+
+
+def check_leaves(message: Any) -> None:
+    """Raise if a message cannot run in another process than the one that made it.
+
+    Raises:
+        UnsupportedError: it has Python functions.
+    """
+    python_functions.check_absent(_unpack(message))
 
 
 def _unpack(message: Any) -> Any:

@@ -10,7 +10,6 @@ A call may stop at any client and the next go on from there: the bits are the sa
 iteration at a time, so that variables and random states are those of one client.
 """
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -52,8 +51,6 @@ _CACHED_INDICES = 64
 _OF_TYPE = tf.Tensor, np.ndarray, np.generic
 """Plain values of tensors, which were checked against their types before."""
 
-Array = NDArray[Any]
-
 
 @dataclasses.dataclass(frozen=True)
 class LeafShape:
@@ -73,14 +70,12 @@ class LaidClients:
     """What a kernel takes of some clients.
 
     Attributes:
-        states: of random accumulation, i64[sites, 3].
-        states_of_clients: of random work, i64[clients, sites, 3].
+        states: of random work, and of random accumulation: i64[clients, sites, 3] each.
         data: what `lay_values` returned.
         shape: that `shape_of` returned for the leaves that are to run.
     """
 
-    states: tf.Tensor
-    states_of_clients: tf.Tensor
+    states: tuple[tf.Tensor, tf.Tensor]
     data: "LaidData"
     shape: LeafShape | None = None
 
@@ -110,15 +105,15 @@ class _Given:
 
     Attributes:
         first: client of this call.
-        states: see `LaidClients`.
-        states_of_clients: see `LaidClients`.
+        work_states: see `LaidClients.states`.
+        fold_states: see `LaidClients.states`.
         constants: a struct.
         data: of the clients.
     """
 
     first: tf.Tensor
-    states: tf.Tensor
-    states_of_clients: tf.Tensor
+    work_states: tf.Tensor
+    fold_states: tf.Tensor
     constants: Any
     data: Sequence[tf.Tensor]
 
@@ -188,10 +183,7 @@ class ClientKernel:
             self._function = self._trace(_Way(fold))
             self._work_grafts.create()
             self._fold_grafts.create()
-            self._no_states = (
-                tf.zeros([0, draws.STATE_SIZE], tf.int64),
-                tf.zeros([0, 0, draws.STATE_SIZE], tf.int64),
-            )
+            self._no_states = tf.zeros([0, 0, draws.STATE_SIZE], tf.int64)
         # A cohort is cut alike from round to round.
         self._indices = functools.lru_cache(maxsize=_CACHED_INDICES)(
             functools.partial(_make_indices, device)
@@ -212,10 +204,9 @@ class ClientKernel:
         self._fold_grafts.close()
 
     def _signature(self) -> list[tf.TensorSpec]:
-        states = tf.TensorSpec([None, draws.STATE_SIZE], tf.int64)
-        of_clients = tf.TensorSpec([None, None, draws.STATE_SIZE], tf.int64)
+        states = tf.TensorSpec([None, None, draws.STATE_SIZE], tf.int64)
         return [
-            *(_PAIRS[tf.int64], _PAIRS[tf.int32], _INDICES, states, of_clients),
+            *(_PAIRS[tf.int64], _PAIRS[tf.int32], _INDICES, states, states),
             *(*self._specs, *self._constant_specs),
             *self._layout.specs,
         ]
@@ -230,8 +221,8 @@ class ClientKernel:
         bounds: tf.Tensor,
         merges: tf.Tensor,
         roots: tf.Tensor,
-        states: tf.Tensor,
-        states_of_clients: tf.Tensor,
+        work_states: tf.Tensor,
+        fold_states: tf.Tensor,
         *tensors: tf.Tensor,
     ) -> list[tf.Tensor]:
         """Fold leaf after leaf, merge what is to be merged, return what is left."""
@@ -240,8 +231,8 @@ class ClientKernel:
         num_constants = len(self._constant_specs)
         given = _Given(
             bounds[0, 0],
-            states,
-            states_of_clients,
+            work_states,
+            fold_states,
             plain.pack(iter(rest[:num_constants]), self._constants),
             way.prepare(rest[num_constants:]),
         )
@@ -315,8 +306,8 @@ class ClientKernel:
         size = len(self._specs)
         accumulators, arrays = carried[:size], carried[size:]
         self._work_grafts.ends = []
-        self._work_grafts.use_states(lambda site: given.states_of_clients[index, site])
-        self._fold_grafts.use_states(lambda site: given.states[site])
+        self._work_grafts.use_states(lambda site: given.work_states[index, site])
+        self._fold_grafts.use_states(lambda site: given.fold_states[index, site])
         member = self._layout.member(given.data, index)
         constants = flatten(given.constants)
         worked = self._client.work(self._work_grafts, constants, member)
@@ -354,7 +345,7 @@ class ClientKernel:
     @staticmethod
     def count_bytes(data: LaidData) -> int:
         """Return about how many bytes tensors that were laid hold."""
-        return sum(int(tf.size(tensor)) * tensor.dtype.size for tensor in data.tensors)
+        return sum(map(_count_bytes, data.tensors))
 
     def shape_of(
         self, leaf: range, laid: LaidClients, leaf_size: int
@@ -421,27 +412,23 @@ class ClientKernel:
             data: what `lay_values` returned.
             clients: their places among those that `draws.at_client` counts.
         """
-        if not self._work_grafts.sites and not self._fold_grafts.sites:
-            return LaidClients(*self._no_states, data)
-        of_clients: list[Any] = [
-            self._states(self._work_grafts, position)
-            for position in (clients if self._work_grafts.sites else ())
-        ]
-        shape = [len(of_clients), len(self._work_grafts.sites), draws.STATE_SIZE]
-        with tf.device(self._device):
-            return LaidClients(
-                tf.constant(self._states(self._fold_grafts, None), tf.int64),
-                tf.constant(np.reshape(of_clients, shape), tf.int64),
-                data,
-            )
+        states = self._states(self._work_grafts, clients)
+        with draws.at_step("accumulate"):
+            fold_states = self._states(self._fold_grafts, clients)
+        return LaidClients((states, fold_states), data)
 
-    def _states(self, grafts: Grafts, position: int | None) -> Array:
-        states = np.empty([len(grafts.sites), draws.STATE_SIZE], np.int64)
-        at = contextlib.nullcontext() if position is None else draws.at_client(position)
-        with at:
-            for index, site in enumerate(grafts.sites):
-                states[index] = draws.state(site.content, site.path)
-        return states
+    def _states(self, grafts: Grafts, clients: range) -> tf.Tensor:
+        """Return the states of random ops, i64[clients, sites, 3]."""
+        if not grafts.sites:
+            return self._no_states
+        shape = len(clients), len(grafts.sites), draws.STATE_SIZE
+        states = np.empty(shape, np.int64)
+        for row, position in zip(states, clients, strict=True):
+            with draws.at_client(position):
+                for index, site in enumerate(grafts.sites):
+                    row[index] = draws.state(site.content, site.path)
+        with tf.device(self._device):
+            return tf.constant(states)
 
     def inputs(self, given: Sequence[Any]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return zeros and constants, plain or tensors, as `run` takes them.
@@ -485,7 +472,7 @@ class ClientKernel:
         with tf.device(self._device):
             arguments = [
                 *self._indices(tuple(leaves), tuple(nodes)),
-                *(laid.states, laid.states_of_clients),
+                *laid.states,
                 *as_tensors(accumulators, self._specs),
                 *constants,
                 *laid.data.tensors,
@@ -518,8 +505,9 @@ class ClientKernel:
 
     @functools.cached_property
     def bytes_of_partial(self) -> int | None:
-        """Bytes of one leaf's accumulators; None where their shapes do not say."""
-        if not all(shape.is_fully_defined() for shape in self._shapes):
+        """Bytes of one leaf's accumulators; None where their types do not say."""
+        is_known = all(shape.is_fully_defined() for shape in self._shapes)
+        if not is_known or any(spec.dtype == tf.string for spec in self._specs):
             return None
         return sum(spec.shape.num_elements() * spec.dtype.size for spec in self._specs)
 
@@ -537,6 +525,12 @@ class ClientKernel:
         return self._partial
 
 
+def _count_bytes(tensor: tf.Tensor) -> int:
+    if tensor.dtype == tf.string:
+        return int(tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64)))
+    return int(tf.size(tensor)) * tensor.dtype.size
+
+
 def _make_indices(
     device: str | None, leaves: tuple[range, ...], nodes: tuple[plan.Node, ...]
 ) -> tuple[tf.Tensor, ...]:
@@ -545,7 +539,7 @@ def _make_indices(
     merges = [
         (root + left, root + right)
         for root, node in zip(roots, nodes, strict=True)
-        for left, right in plan.merge_order([(i, i + 1) for i in range(*node)])
+        for left, right, _ in plan.merge_order([(i, i + 1) for i in range(*node)])
     ]
     with tf.device(device):
         return (

@@ -9,7 +9,7 @@ import tensorflow as tf
 import ray_fed.blocks as blocks
 import ray_fed.plain as plain
 import ray_fed.values as values
-from ray_fed.tensorflow.client_data import UnfitError, flatten
+from ray_fed.tensorflow.client_data import flatten
 from ray_fed.tensorflow.client_work import parameter_of, specs_of
 from ray_fed.tensorflow.grafts import Grafts
 from ray_fed.tensorflow.graph_functions import as_graph, as_tensors, before
@@ -29,7 +29,8 @@ class MergeKernel:
         partial: type of a partial.
 
     Raises:
-        UnfitError: it needs what a graph cannot do, or draws.
+        UnfitError: it needs what a graph cannot do, or draws: executors then run it,
+            each merge with the key of its node.
     """
 
     def __init__(self, merge: bytes, device: str | None) -> None:
@@ -54,8 +55,6 @@ class MergeKernel:
         pair = plain.pack(iter(tensors), self._pair)
         merged = Interpreter(grafts).call(self._merge, pair)
         self.has_state |= grafts.has_state
-        if grafts.sites:
-            raise UnfitError("a merge that draws")
         return flatten(merged)
 
     def __call__(self, left: Sequence[Any], right: Sequence[Any]) -> list[tf.Tensor]:

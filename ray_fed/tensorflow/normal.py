@@ -10,7 +10,7 @@ Normalising a normal form again changes nothing.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import federated_language as fl
@@ -121,12 +121,39 @@ def _normalise_sequence(
     if isinstance(value, list | tuple):
         sequence = plain.to_plain(value, fl.SequenceType(element))
         return datasets.HeldSequence(sequence, element)
-    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+    if not values.is_listed(value):
         raise errors.ValueMismatchError(
             f"Expected a dataset or another iterable of `{element}`, found"
             f" {values.show(value)}."
         )
     return datasets.from_iterable(value, element)
+
+
+def move(value: Normal, type_spec: fl.Type, device: str) -> Normal:
+    """Return a normal form with its tensors on a device; itself where they are there.
+
+    Sequences and strings stay where they are: not every kind of device holds them.
+
+    Args:
+        value: of type `type_spec`.
+        type_spec: its type.
+        device: name of a logical device.
+    """
+    match type_spec:
+        case fl.StructType():
+            return values.Struct(
+                (name, move(member, element, device))
+                for (name, element), member in zip(
+                    type_spec.items(), value, strict=True
+                )
+            )
+        case fl.TensorType() if value.dtype != tf.string:
+            if value.device.endswith(device):
+                return value
+            with tf.device(device):
+                return tf.identity(value)
+        case _:
+            return value
 
 
 def flatten(value: Normal, type_spec: fl.Type) -> Iterator[tf.Tensor]:

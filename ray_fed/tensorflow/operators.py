@@ -1,7 +1,7 @@
 """Arithmetic of intrinsics on nested tensors: what the leaf executor runs itself."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
@@ -85,6 +85,44 @@ def _checked(
     return run
 
 
+def _modular_zero(parts: list[Tensors], type_spec: fl.FunctionType) -> Tensors:
+    member, carried = cast("fl.StructType", type_spec.result)
+    (given,) = parts
+    types = flatten_type(carried)
+    moduli = given * len(types) if len(given) == 1 else given
+    checked = [_to_modulus(m, t) for m, t in zip(moduli, types, strict=True)]
+    return [*(_fill(tensor, lambda _: 0) for tensor in flatten_type(member)), *checked]
+
+
+def _to_modulus(modulus: Any, type_spec: fl.TensorType) -> Any:
+    """Return a modulus as one of a type that values have, if it fits."""
+    found, largest = modulus.numpy(), np.iinfo(type_spec.dtype).max
+    if found.size and not (found.min() > 0 and found.max() <= largest):
+        raise errors.ComputationError(
+            f"Expected a modulus from 1 to {largest} for federated_secure_modular_sum"
+            f" of `{type_spec.dtype}` values, found {found}."
+        )
+    return tf.cast(modulus, specs.to_tf_dtype(type_spec))
+
+
+def _add_modular(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
+    (*held,), added = parts
+    sums, moduli = held[: len(held) // 2], held[len(held) // 2 :]
+    pairs = zip(sums, added[: len(sums)], moduli, strict=True)
+    return [*(_add_modulo(x, y, modulus) for x, y, modulus in pairs), *moduli]
+
+
+def _add_modulo(x: Any, y: Any, modulus: Any) -> Any:
+    """Return (x + y) % modulus, x from 0 to modulus - 1; no sum is above that."""
+    y = tf.math.floormod(y, modulus)
+    room = modulus - y
+    return tf.where(x >= room, x - room, x + y)
+
+
+def _modular_sum(parts: list[Tensors], _: fl.FunctionType) -> Tensors:
+    return parts[0]
+
+
 def _filled(
     choose: Callable[[np.dtype[Any]], Any],
 ) -> Callable[..., Tensors]:
@@ -128,6 +166,10 @@ OPERATORS: Mapping[str, Callable[[list[Tensors], fl.FunctionType], Tensors]] = {
         lambda bound: 2**bound - 1, 0, "federated_secure_sum_bitwidth"
     ),
     intrinsics.AVERAGE.uri: _average,
+    intrinsics.MODULAR_ZERO.uri: _modular_zero,
+    intrinsics.ADD_MODULAR.uri: _add_modular,
+    intrinsics.MERGE_MODULAR.uri: _add_modular,
+    intrinsics.MODULAR_SUM.uri: _modular_sum,
     intrinsics.ZEROS.uri: _filled(lambda _: 0),
     intrinsics.LARGEST.uri: _filled(_largest),
     intrinsics.LOWEST.uri: _filled(_lowest),

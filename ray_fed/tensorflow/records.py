@@ -1,15 +1,23 @@
 """TFRecord files of `tf.train.Example`: features by the names of declared elements.
 
 An example knows int64, float32 and strings, each as a list of values without a shape:
-they are laid in the declared shape, in row-major order. Local files are read by
-TensorFlow, with their checksums; others through fsspec, as a stream.
+they are laid in the declared shape, in row-major order.
+
+A file is a row of records, each as
+
+    length u64 | checksum of the length u32 | data | checksum of the data u32
+
+Both checksums of every record are verified, wherever the file lies: runs of whole
+records are copied to a file in memory that TensorFlow reads. TensorFlow alone would
+take a file that ends inside the first twelve bytes of a record for a whole one.
 """
 
 import functools
 import math
 import struct
+import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
@@ -28,8 +36,19 @@ _KINDS: Mapping[np.dtype[Any], str] = {
     np.dtype(object): "bytes_list",
 }
 _HEADER = struct.Struct("<QI")
-"""Length of a record and its checksum; the record follows, then its checksum."""
-_CHECKSUM_BYTES = 4
+"""Length of a record, and the checksum of its length."""
+
+_FRAME_BYTES = _HEADER.size + 4
+"""What a record takes beside its data."""
+
+_RUN_BYTES = 4 * 2**20
+"""What is read at once; a run of records is as long, or one record."""
+
+_FIRST_BYTES = 64 * 2**10
+"""What is read at once to look at the first record alone."""
+
+_ALL = 2**62
+"""Records of a batch that holds all there are."""
 
 
 def read(
@@ -48,19 +67,15 @@ def read(
         is_sequence: whether an example is one element; else tensors have one row an
             example.
     """
-    path = file.local_path()
-    first = next(iter(_stream(file)), None)
+    first = next((run[0] for run in _runs(file, _FIRST_BYTES)), None)
     if first is None and "" in leaves:
         raise file.mismatch("an example, or the name of a feature after a `#`", "none")
     if first is not None:
-        leaves = _checked(file, first, leaves, is_sequence=is_sequence)
-    dataset = (
-        tf.data.TFRecordDataset(path)
-        if path is not None
-        else tf.data.Dataset.from_generator(
-            lambda: _stream(file), output_signature=tf.TensorSpec([], tf.string)
-        )
-    )
+        record = cast("bytes", first.numpy())
+        leaves = _checked(file, record, leaves, is_sequence=is_sequence)
+    dataset = tf.data.Dataset.from_generator(
+        lambda: _runs(file), output_signature=tf.TensorSpec([None], tf.string)
+    ).unbatch()
     shapes = {
         name: leaf.shape if is_sequence else (leaf.shape or ())[1:]
         for name, leaf in leaves.items()
@@ -71,16 +86,74 @@ def read(
     return _stacked(file, parsed, leaves, element)
 
 
-def _stream(file: DataFile) -> Iterator[bytes]:
-    """Yield the records of a file."""
+def _runs(file: DataFile, num_bytes: int = _RUN_BYTES) -> Iterator[tf.Tensor]:
+    """Yield the data of all records as vectors of strings.
+
+    Args:
+        file: to read.
+        num_bytes: to read at once.
+
+    Raises:
+        ValueMismatchError: a record is damaged, or cut short.
+    """
+    held, offset = bytearray(), 0
     with file.open() as opened:
-        while header := opened.read(_HEADER.size):
-            length = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 0
-            record = opened.read(length)
-            if len(header) < _HEADER.size or len(record) < length:
-                raise file.mismatch("whole records", "a record cut short")
-            opened.read(_CHECKSUM_BYTES)
-            yield record
+        while read := opened.read(num_bytes):
+            held += read
+            end = _end_of_whole(file, held, offset)
+            if end:
+                yield _verified(file, bytes(held[:end]), offset)
+                del held[:end]
+                offset += end
+    if held:
+        raise file.damaged(f"the record at byte {offset} cut short")
+
+
+def _end_of_whole(file: DataFile, held: bytearray, offset: int) -> int:
+    """Return where the whole records that begin a run of bytes end.
+
+    Args:
+        file: for errors.
+        held: begins with a record.
+        offset: of these bytes in the file.
+    """
+    end = 0
+    while end + _HEADER.size <= len(held):
+        length, checksum = _HEADER.unpack_from(held, end)
+        if end + _FRAME_BYTES + length > len(held):
+            # Or a damaged length would have the rest of the file read into memory.
+            if _masked_crc32c(held[end : end + 8]) != checksum:
+                raise file.damaged(f"a damaged record at byte {offset + end}")
+            break
+        end += _FRAME_BYTES + length
+    return end
+
+
+def _masked_crc32c(data: bytes | bytearray) -> int:
+    """Return the checksum of the format, of a few bytes: bit by bit is slow."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _verified(file: DataFile, run: bytes, offset: int) -> tf.Tensor:
+    """Return the data of a run of whole records, read by TensorFlow."""
+    name = f"ram://ray_fed/{uuid.uuid4().hex}"
+    try:
+        with tf.device("/device:CPU:0"):
+            with tf.io.gfile.GFile(name, "wb") as copied:
+                copied.write(run)
+            records: Any = tf.data.TFRecordDataset(name)
+            return records.batch(_ALL).get_single_element()
+    except tf.errors.DataLossError as error:
+        raise file.damaged(f"a damaged record after byte {offset}") from error
+    finally:
+        if tf.io.gfile.exists(name):
+            tf.io.gfile.remove(name)
 
 
 def _checked(

@@ -6,7 +6,8 @@ a mapping. Sequences are therefore always bound as nested OrderedDicts and tuple
 """
 
 import collections
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import attrs
@@ -14,7 +15,18 @@ import federated_language as fl
 import numpy as np
 import tensorflow as tf
 
+import ray_fed.blocks as blocks
+import ray_fed.errors as errors
 from ray_fed.values import Struct, iter_elements, to_struct
+
+_DTYPES = frozenset(
+    {"bool", "bfloat16", "complex64", "complex128"}
+    | {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+    | {f"float{bits}" for bits in (16, 32, 64)}
+)
+"""Names of the dtypes that federated_language writes, but for strings."""
+
+_MAX_ELEMENTS = 2**63
 
 
 def to_tf_dtype(type_spec: fl.TensorType) -> tf.DType:
@@ -25,8 +37,15 @@ def to_tf_dtype(type_spec: fl.TensorType) -> tf.DType:
 
 def to_tensor_type(dtype: tf.DType, shape: tf.TensorShape) -> fl.TensorType:
     """Return the tensor type of TensorFlow's dtype and shape."""
-    numpy_dtype = np.str_ if dtype == tf.string else dtype.as_numpy_dtype
-    return fl.TensorType(numpy_dtype, _dims(shape))
+    return fl.TensorType(_numpy_dtype(dtype), _dims(shape))
+
+
+def _numpy_dtype(dtype: tf.DType) -> Any:
+    if dtype == tf.string:
+        return np.str_
+    if dtype in (tf.variant, tf.resource):
+        raise _dtype_error(f"tf.{dtype.name}")
+    return dtype.as_numpy_dtype
 
 
 def _dims(shape: tf.TensorShape) -> Any:
@@ -126,15 +145,81 @@ def to_type(obj: object) -> fl.Type:
     `tf.TensorSpec`, `tf.data.DatasetSpec` anywhere inside.
 
     Raises:
-        TypeError: `obj` specifies no type.
+        TypeError: `obj` specifies no type, or one that no tensors can have.
+        CompileError: it nests deeper than protobuf writes or reads.
     """
-    return fl.to_type(_without_tensorflow(obj))
+    try:
+        type_spec = fl.to_type(_without_tensorflow(obj))
+        _check_type(type_spec)
+    except RecursionError as error:
+        raise blocks.depth_error() from error
+    except NotImplementedError as error:  # a dtype that federated_language cannot write
+        raise _dtype_error(error) from error
+    return type_spec
+
+
+def _check_type(type_spec: fl.Type) -> None:
+    """Raise unless tensors of a type can be.
+
+    Raises:
+        ValueMismatchError: a dtype, a size or a name in it cannot be.
+    """
+    if isinstance(type_spec, fl.TensorType):
+        _check_dtype(type_spec.dtype)
+        _check_sizes(type_spec.shape or ())
+    if isinstance(type_spec, fl.StructType):
+        for element in type_spec.items():  # of a struct: names may be absent
+            _check_name(element[0])
+    for part in type_spec.children():
+        _check_type(part)
+
+
+def _check_dtype(dtype: Any) -> None:
+    found = np.dtype(dtype)
+    if found.type is not np.str_ and found.name not in _DTYPES:
+        raise _dtype_error(found)
+
+
+def _dtype_error(found: object) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f"Expected a dtype of numbers, truth values or strings, found `{found}`:"
+        f" legal are {sorted(_DTYPES)} and np.str_."
+    )
+
+
+def _check_sizes(shape: Iterable[Any]) -> None:
+    sizes = [size for size in shape if size is not None]
+    are_counts = all(
+        isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0
+        for size in sizes
+    )
+    if (
+        not are_counts
+        or math.prod(max(int(size), 1) for size in sizes) >= _MAX_ELEMENTS
+    ):
+        raise _sizes_error(sizes)
+
+
+def _sizes_error(sizes: list[Any]) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        "Expected None or whole numbers of at least 0 as sizes of a shape, and"
+        f" fewer than 2**63 elements, found {errors.describe(sizes)}."
+    )
+
+
+def _check_name(name: str | None) -> None:
+    try:
+        (name or "").encode()
+    except UnicodeEncodeError as error:
+        raise errors.ValueMismatchError(
+            f"Expected names of elements that UTF-8 can hold, found {name!r}."
+        ) from error
 
 
 def _without_tensorflow(obj: Any) -> Any:
     match obj:
         case tf.DType():
-            return np.str_ if obj == tf.string else obj.as_numpy_dtype
+            return _numpy_dtype(obj)
         case tf.TensorSpec():
             return to_tensor_type(obj.dtype, obj.shape)
         case tf.data.DatasetSpec():
@@ -151,6 +236,8 @@ def _container_without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind
     match obj:
         case fl.Type() | Struct():
             return obj
+        case bool() | np.bool_():  # a type of size True is that of size 1, if one is
+            raise _sizes_error([obj])
         case tuple() if hasattr(obj, "_fields"):
             return cast("Any", type(obj))(
                 *(_without_tensorflow(field) for field in obj)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import federated_language as fl
 import tensorflow as tf
 
+import ray_fed.blocks as blocks
 import ray_fed.intrinsics as intrinsics
 import ray_fed.tensorflow.operators as operators
 import ray_fed.tensorflow.specs as specs
@@ -29,6 +30,7 @@ _IN_GRAPHS = operators.OPERATORS.keys() - {
     intrinsics.AVERAGE.uri,
     intrinsics.CHECK_MAXIMUM.uri,
     intrinsics.CHECK_BITWIDTH.uri,
+    intrinsics.MODULAR_ZERO.uri,
 }
 """What has no need to look at a value while the graph is built."""
 
@@ -77,11 +79,11 @@ class Interpreter:
             case flf.Block():
                 for name, local in block.locals:
                     names = {**names, name: self._local(name, local, names, path)}
-                return self._evaluate(block.result, names, path)
+                return self._part(block.result, "result", names, path)
             case flf.Struct():
                 return Struct(
-                    (name, self._evaluate(element, names, path))
-                    for name, element in block.items()
+                    (name, self._part(element, index, names, path))
+                    for index, (name, element) in enumerate(block.items())
                 )
             case flf.Selection():
                 return self._evaluate(block.source, names, path)[block.as_index()]
@@ -89,10 +91,15 @@ class Interpreter:
                 argument = None
                 function = self._evaluate(block.function, names, path)
                 if block.argument is not None:
-                    argument = self._evaluate(block.argument, names, path)
+                    argument = self._part(block.argument, "argument", names, path)
                 return function.run(argument, path)
             case _:
                 return self._atom(block)
+
+    def _part(self, part: Block, where: str | int, names: Names, path: Path) -> Any:
+        """Return a part of a block, which draws by its place in that."""
+        name = blocks.part_name(part, where)
+        return self._evaluate(part, names, path if name is None else (*path, name))
 
     def _local(
         self, name: str, block: Block, names: Names, path: Path

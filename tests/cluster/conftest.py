@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
 import ray.exceptions
 
 from ray_fed.cluster.connection import LostWorkerError, Worker
@@ -87,6 +88,16 @@ class FakeSource:
 
     async def settle(self) -> None:
         self.settled += 1
+
+
+@pytest.fixture
+def unconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has joined no Ray, as far as the package sees.
+
+    What fails to connect must not shut down the Ray of the test session.
+    """
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The lease of a worker that is done is kept for a moment, or given back at once."""
 
 import asyncio
-import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -30,10 +29,36 @@ class _Verb:
         self._calls.append((self._name, *args))
 
 
+class _Told:
+    """Answers once somebody waits for a worker, and then when nobody does."""
+
+    def __init__(self) -> None:
+        self._states = {True: asyncio.Event(), False: asyncio.Event()}
+        self.num_pending = 0
+
+    def tell(self, *, is_awaited: bool) -> None:
+        self._states[is_awaited].set()
+        self._states[not is_awaited].clear()
+
+    async def _answer(self, known: bool, timeout_s: float) -> bool:
+        self.num_pending += 1
+        try:
+            await asyncio.wait_for(self._states[not known].wait(), timeout_s)
+        except TimeoutError:
+            return known
+        finally:
+            self.num_pending -= 1
+        return not known
+
+    def remote(self, *, known: bool, timeout_s: float) -> asyncio.Future[bool]:
+        return asyncio.ensure_future(self._answer(known, timeout_s))
+
+
 class FakePool:
     """Notes what a pool is told."""
 
     def __init__(self) -> None:
+        self.when_awaited = _Told()
         self.calls: list[tuple[Any, ...]] = []
         self.release = _Verb("release", self.calls)
         self.end = _Verb("end", self.calls)
@@ -59,7 +84,6 @@ def play(
     *,
     begun_ago_s: float = 0.0,
     pause_s: float = 0.0,
-    num_running: int = 0,
     scope: str = "first",
     attempts: int = 1,
 ) -> Played:
@@ -68,12 +92,9 @@ def play(
 
     async def run() -> Lent | None:
         kept = KeptLeases(pool, num_workers=1)
-        with contextlib.ExitStack() as others:
-            for _ in range(num_running):
-                others.enter_context(kept.running())
-            begun_s = time.monotonic() - begun_ago_s
-            came_to = driven("worker 0", scope, attempts)
-            kept.keep("first", terms, begun_s, came_to)
+        begun_s = time.monotonic() - begun_ago_s
+        came_to = driven("worker 0", scope, attempts)
+        kept.keep("first", terms, begun_s, came_to)
         await asyncio.sleep(pause_s)
         return kept.take(terms)
 
@@ -105,7 +126,6 @@ def test_lease_goes_back_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -
         pytest.param(
             {"terms": Terms(30.0), "begun_ago_s": 29.3}, "first", id="nearly hung"
         ),
-        pytest.param({"terms": Terms(), "num_running": 1}, "first", id="others wait"),
         pytest.param({"terms": Terms(), "attempts": 2}, "first", id="it lost another"),
         pytest.param(
             {"terms": Terms(siblings="round 1", spare_after_s=0.05)},
@@ -124,6 +144,58 @@ def test_lease_goes_back_when_nothing_follows(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_lease_goes_back_at_once(ended: dict[str, Any], scope: str) -> None:
     assert play(**ended) == Played([("release", "first", scope)], None)
+
+
+def test_kept_lease_goes_back_once_somebody_waits_for_a_worker() -> None:
+    pool = FakePool()
+
+    async def run() -> list[str]:
+        kept = KeptLeases(pool, num_workers=2)
+        kept.keep("a", Terms(), time.monotonic(), driven("worker 0", "a"))
+        pool.when_awaited.tell(is_awaited=True)
+        await asyncio.sleep(0.01)
+        kept.keep("b", Terms(), time.monotonic(), driven("worker 0", "b"))
+        return [call for call, *_ in pool.calls]
+
+    assert asyncio.run(run()) == ["note_uses", "release", "release"]
+
+
+def test_leases_are_kept_again_once_nobody_waits() -> None:
+    pool = FakePool()
+
+    async def run() -> Lent | None:
+        kept = KeptLeases(pool, num_workers=2)
+        for name, is_awaited in (("a", True), ("b", False)):
+            kept.keep(name, Terms(), time.monotonic(), driven("worker 0", name))
+            pool.when_awaited.tell(is_awaited=is_awaited)
+            await asyncio.sleep(0.01)
+        kept.keep("b", Terms(), time.monotonic(), driven("worker 0", "b"))
+        return kept.take(Terms())
+
+    lent = asyncio.run(run())
+
+    assert lent is not None
+    assert lent.name == "b"
+
+
+def test_pool_is_asked_only_while_leases_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_leases, "_KEPT_S", 0.05)
+    pool = FakePool()
+
+    async def run() -> list[int]:
+        kept = KeptLeases(pool, num_workers=2)
+        pending: list[int] = []
+        for name in ("a", "b"):
+            kept.keep(name, Terms(), time.monotonic(), driven("worker 0", name))
+            await asyncio.sleep(0.01)
+            pending.append(pool.when_awaited.num_pending)
+            await asyncio.sleep(0.3)
+            pending.append(pool.when_awaited.num_pending)
+        return pending
+
+    assert asyncio.run(run()) == [1, 0, 1, 0]
 
 
 def tell(num_plans: int, pause_s: float) -> FakePool:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import ray.exceptions
 
 import ray_fed
 import ray_fed.plan as plan
 from ray_fed import errors
-from ray_fed.cluster import pool_host
+from ray_fed.cluster import leases, pool_host
 from ray_fed.cluster.actions import Size, UseBegan, UseEnded
 from ray_fed.cluster.failures import Failure
 from ray_fed.cluster.placement import Node
@@ -31,9 +32,15 @@ class Method:
 
 
 class Worker:
-    """Stands for the handle of a worker that answers and lives."""
+    """Stands for the handle of a worker that answers and lives until it is ended."""
 
     def __init__(self, node: str) -> None:
+        self.ended = asyncio.Event()
+
+        async def live() -> None:
+            await self.ended.wait()
+            raise ray.exceptions.ActorDiedError
+
         async def describe() -> WorkerDescription:
             fingerprint: Any = Fingerprint
             fields = {field.name: None for field in dataclasses.fields(fingerprint)}
@@ -43,7 +50,7 @@ class Worker:
             pass
 
         self.ping = Method(describe)
-        self.hold = Method(asyncio.Event().wait)
+        self.hold = Method(live)
         self.free = self.settle = Method(nothing)
 
 
@@ -112,6 +119,25 @@ def test_count_of_a_full_pool_holds_for_a_while(size: Size) -> None:
 
 def test_count_of_a_pool_short_of_workers_holds_for_one_round(size: Size) -> None:
     assert asyncio.run(count_workers(Played(room=1), size)) == (1, 0.0)
+
+
+async def watch_workers(size: Size) -> list[tuple[int, int]]:
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
+    found = [await host.await_ready(None)]
+    started = asyncio.ensure_future(host.begin_round())
+    while found[-1][0] < 2:
+        found.append(await asyncio.wait_for(host.await_ready(found[-1]), 5))
+    await started
+    return found
+
+
+def test_those_who_watch_hear_of_each_worker_that_becomes_ready(size: Size) -> None:
+    found = asyncio.run(watch_workers(size))
+
+    assert found[0] == (0, 0)
+    assert found[-1] == (2, 2)
+    assert [ready for ready, _ in found] == sorted(ready for ready, _ in found)
+    assert len(set(found)) == len(found)
 
 
 async def use_a_lease_again(size: Size) -> tuple[list[str], list[int]]:
@@ -254,3 +280,63 @@ def test_loss_of_a_kept_worker_counts_only_while_it_is_used(
     size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
 
     assert asyncio.run(lose_in_between(size, used_ago_s)) == expected
+
+
+async def watch_who_waits(size: Size) -> list[bool]:
+    """Return what a pool of one worker tells of three subrounds, one after another."""
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=1))
+    await host.begin_round()
+    first, _, _ = await host.lease("first")
+    told: list[bool] = []
+    watching = asyncio.ensure_future(host.when_awaited(known=False, timeout_s=9))
+    await asyncio.sleep(0.01)
+    told.append(watching.done())
+    waiting = [asyncio.ensure_future(host.lease(name)) for name in ("second", "third")]
+    told.append(await watching)
+    await host.release("first", "first")
+    await waiting[0]
+    told.append(await host.when_awaited(known=False, timeout_s=9))
+    await host.release("second", "second")
+    await waiting[1]
+    told.append(await host.when_awaited(known=True, timeout_s=9))
+    told.append(await host.when_awaited(known=False, timeout_s=0.01))
+    assert first.worker == "worker 0"
+    return told
+
+
+def test_pool_tells_whether_somebody_waits_for_a_worker() -> None:
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+    assert asyncio.run(watch_who_waits(size)) == [False, True, True, False, False]
+
+
+class _Remote:
+    """Stands for the handle of a pool's host."""
+
+    _actor_id = "pool"
+
+    def __init__(self, host: PoolHost) -> None:
+        self._host = host
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._host, name)
+        return type("Remote", (), {"remote": staticmethod(method)})
+
+
+async def resume_what_is_gone(size: Size) -> tuple[bool, int, int]:
+    """Return whether a kept lease is found again, and what the next one counts."""
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
+    await host.begin_round()
+    kept, worker, _ = await host.lease("first")
+    worker.ended.set()
+    await asyncio.sleep(0.05)
+    found = await leases.resumed(_Remote(host), "first", kept, leases.Handles())
+    again, _, lost = await host.lease("first")
+    return found is not None, again.attempt, len(lost)
+
+
+@pytest.mark.usefixtures("_nobody_dies")
+def test_loss_of_a_kept_worker_that_its_next_user_never_had_counts_for_nobody() -> None:
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+    assert asyncio.run(resume_what_is_gone(size)) == (False, 1, 0)

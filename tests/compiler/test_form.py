@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ray_fed import errors
-from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
+from ray_fed.compiler.form import MergeableCompForm
 
 flf = fl.framework
 
@@ -113,27 +113,3 @@ def test_errors_print_the_types_that_were_found() -> None:
         "Expected `merge` to take `<int32,int32>`, two results of `up_to_merge` or of"
         " itself, found `(<int32> -> int32)`."
     )
-
-
-def _sum_of_argument() -> flf.ConcreteComputation:
-    """An after_merge by hand, which aggregates the clients' values once more."""
-    types = fl.StructType([AT_CLIENTS, AT_SERVER])
-    argument = flf.Reference("x", types)
-    total = flf.create_federated_sum(flf.Selection(argument, index=0))
-    lambda_ = flf.Lambda("x", types, total)
-    return flf.ConcreteComputation.from_building_block(lambda_)
-
-
-@pytest.mark.parametrize(
-    ("after_merge", "expected"),
-    [
-        pytest.param(AFTER_MERGE, False, id="passed by"),
-        pytest.param(_sum_of_argument(), True, id="aggregated"),
-    ],
-)
-def test_chain_says_whether_its_end_reads_clients(
-    after_merge: flf.ConcreteComputation, expected: bool
-) -> None:
-    form = MergeableCompForm(UP_TO_MERGE, MERGE, after_merge)
-
-    assert MergeableCompChain.of(form).reads_clients is expected

@@ -407,6 +407,71 @@ FORMS: dict[str, tuple[Any, list[Any]]] = {
 FORMS["of constants"] = (of_constants, [SOME_FLOATS])
 NAMES = list(FORMS)
 
+F, N = np.array(SOME_FLOATS, np.float64), NUM_CLIENTS
+WEIGHTS = np.arange(1, N + 1)
+TOTALS = np.array([sum(data) for data in SOME_DATA], np.float64)
+PICKED = [2 * TABLE[first] + TABLE[second] for first, second in SOME_KEYS]
+OF_MODELS = (np.array([m["w"] for m in SOME_MODELS]), np.arange(N))
+MEAN_DELTA = [np.full(2, np.average(1 + TOTALS, weights=WEIGHTS)), 2.7]
+BY_NUMPY: dict[str, list[Any]] = {
+    "sum": [F.sum()],
+    "sum of integers": [sum(SOME_INTS)],
+    "sum of structs": [part.sum(0) for part in OF_MODELS],
+    "mean": [F.mean()],
+    "mean of structs": [part.mean(0) for part in OF_MODELS],
+    "weighted mean": [np.average(F, weights=WEIGHTS)],
+    "min": [F.min()],
+    "max": [max(SOME_INTS)],
+    "aggregate": [F.mean()],
+    "aggregate of a map": [1.1 * F.mean()],
+    "secure sum": [sum(SOME_INTS)],
+    "secure sum by bits": [sum(SOME_INTS)],
+    "select": [sum(PICKED)],
+    "secure select": [sum(PICKED)],
+    "map before": [1.1 * F.sum()],
+    "map before and after": [0.55 * F.sum()],
+    "lambda": [1.21 * F.sum()],
+    "captured": [(F + 2).sum()],
+    "broadcast inside": [(F + 3).sum()],
+    "all equal argument": [(F + 3).sum()],
+    "all equal result": [F.sum()],
+    "several aggregations": [F.mean(), max(SOME_INTS), F.sum()],
+    "one aggregation used twice": [2 * F.sum()],
+    "one map aggregated twice": [1.1 * F.min(), 1.1 * F.max()],
+    "sequences": [*(1.1 * TOTALS)],
+    "sum of sequences": [TOTALS.sum()],
+    "federated averaging": [*MEAN_DELTA, WEIGHTS.sum()],
+    "states on both sides": [
+        2, 3, *(part for i in range(N) for part in (2 * i, i + 1)), WEIGHTS.sum(),
+    ],
+    "containers kept": [F.sum(), *F, *F],
+    "clients only": [part for x in F for part in (x, np.trunc(x))],
+    "clients unchanged": [*F],
+    "server only": [1.5],
+    "server unchanged": [np.ones(2), 3],
+    "zip of clients and result": [part for x in F for part in (x, F.sum())],
+    "apply after": [[F.sum(), F.sum() ** 2]],
+    "two servers' zip": [F.sum() / F.max()],
+    "no argument": [N],
+    "eval at clients": [N],
+    "eval at server": [7],
+    "nothing federated": [6],
+    "empty struct": [F.sum()],
+    "nested argument": [F.sum(), 2, *SOME_INTS],
+    "deviation: two stages": [F.var()],
+    "three stages": [(np.mean(F.mean() < F) < F).sum(), np.mean(F.mean() < F)],
+    "stage beside a stage": [F.var(), F.max(), *F],
+    "kept: totals": [
+        np.mean(TOTALS.mean() < TOTALS), [TOTALS.sum(), (TOTALS**2).sum()],
+        *([total, total**2] for total in TOTALS),
+    ],
+    "kept: structs": [*MEAN_DELTA, N],
+    "kept: work without an argument": [0],
+    "loss of a loss": [(F + F.sum()).sum()],
+    "of constants": [(F / 9).sum()],
+}  # fmt: skip
+"""The tensors of each result, in order, by numpy alone."""
+
 
 @pytest.fixture(scope="module")
 def direct() -> Iterator[Callable[[Any, list[Any]], Any]]:
@@ -470,6 +535,18 @@ def test_compiled_form_equals_direct_interpretation(
     expected = direct(comp, args)
     for result in results:
         assert_same(result, expected)
+    for found, wanted in zip(tensors_of(expected), BY_NUMPY[name], strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def tensors_of(value: Any) -> list[Any]:
+    """Return the tensors of a result, in the order of its type."""
+    if isinstance(value, dict):
+        value = list(cast("dict[str, Any]", value).values())
+    if isinstance(value, list | tuple):
+        parts = cast("list[Any]", value)
+        return [tensor for part in parts for tensor in tensors_of(part)]
+    return [value]
 
 
 def assert_same(found: Any, expected: Any) -> None:

@@ -117,7 +117,9 @@ def test_aggregation_becomes_three_parts() -> None:
         "(id_arg -> id_arg)>)"
         " in federated_zip_at_server(<v0>)))"
     )
-    assert _print(form.merge) == "(pair -> <generic_plus(<pair[0][0],pair[1][0]>)>)"
+    assert _print(form.merge) == (
+        "(pair -> (let v0=generic_plus(<pair[0][0],pair[1][0]>) in <v0>))"
+    )
     assert _print(form.after_merge) == (
         "(pair -> (let argument=pair[0],merged=pair[1],"
         "v0=federated_apply(<(v0_partials -> v0_partials[0]),merged>)"
@@ -143,8 +145,8 @@ def test_independent_aggregations_are_zipped() -> None:
         " in federated_zip_at_server(<v0,v1>)))"
     )
     assert _print(form.merge) == (
-        "(pair -> <generic_plus(<pair[0][0],pair[1][0]>),"
-        "ray_fed_maximum(<pair[0][1],pair[1][1]>)>)"
+        "(pair -> (let v0=generic_plus(<pair[0][0],pair[1][0]>),"
+        "v1=ray_fed_maximum(<pair[0][1],pair[1][1]>) in <v0,v1>))"
     )
     assert _print(form.after_merge) == (
         "(pair -> (let argument=pair[0],merged=pair[1],"
@@ -193,7 +195,9 @@ def test_report_of_an_aggregate_moves_after_the_merge() -> None:
         "(v1 -> v1[0]),(id_arg -> id_arg)>)"
         " in federated_zip_at_server(<v3>)))"
     )
-    assert _print(form.merge) == "(pair -> <(v1 -> v1[0])(<pair[0][0],pair[1][0]>)>)"
+    assert _print(form.merge) == (
+        "(pair -> (let v3=(v1 -> v1[0])(<pair[0][0],pair[1][0]>) in <v3>))"
+    )
     assert _print(form.after_merge) == (
         "(pair -> (let argument=pair[0],merged=pair[1],"
         "v3=federated_apply(<(v3_partials -> (v2 -> <v2,v2>)(v3_partials[0])),merged>)"
@@ -297,9 +301,9 @@ def test_merge_may_capture_what_does_not_depend_on_the_argument() -> None:
     form = _compile(flf.ConcreteComputation.from_building_block(block))
 
     assert _print(form.merge) == (
-        "(pair -> (let v0=generic_plus(<1,1>)"
-        " in <(v1 -> (let v2=generic_plus(<v1[0],v0>) in v2))"
-        "(<pair[0][0],pair[1][0]>)>))"
+        "(pair -> (let v0=generic_plus(<1,1>),"
+        "v4=(v1 -> (let v2=generic_plus(<v1[0],v0>) in v2))(<pair[0][0],pair[1][0]>)"
+        " in <v4>))"
     )
 
 
@@ -363,7 +367,7 @@ def test_aggregation_of_another_aggregation_is_a_later_stage() -> None:
         " in federated_zip_at_server(<v5>)))"
     )
     assert _print(second.merge) == (
-        "(pair -> <ray_fed_maximum(<pair[0][0],pair[1][0]>)>)"
+        "(pair -> (let v5=ray_fed_maximum(<pair[0][0],pair[1][0]>) in <v5>))"
     )
     assert _print(chain.after_merge) == (
         "(pair -> (let argument=pair[0],merged=pair[1],merged_1=pair[2],"

@@ -145,7 +145,7 @@ def test_one_more_than_allowed_is_the_error_of_its_client(
 def test_clients_that_may_not_be_dropped_end_the_round(
     build: ContextFactory, settings: dict[str, Any], computation: Any
 ) -> None:
-    with pytest.raises(ray_fed.errors.ComputationError, match="client 6"):
+    with pytest.raises(ray_fed.errors.ComputationError, match="client at position 6"):
         build(**settings).invoke(computation, failing(6))
 
 
@@ -203,13 +203,16 @@ def test_work_that_raised_holds_nothing(
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize(
+    "num_rounds", [10, pytest.param(30, marks=pytest.mark.slow)], ids=str
+)
 def test_subrounds_that_were_ended_leave_their_workers_at_work(
-    ray_contexts: ContextFactory, ray_memory: Any
+    ray_contexts: ContextFactory, ray_memory: Any, num_rounds: int
 ) -> None:
     # Many small calls, one of which is on its way when its subround is ended. A worker
     # that answers no more costs a round ten seconds, and is another's to replace.
     context = ray_contexts(workers=2, kernels={"enabled": False}, clients_per_leaf=1)
-    for _ in range(30):
+    for _ in range(num_rounds):
         with pytest.raises(errors.ComputationError):
             context.invoke(add_up, failing(0))
         assert context.invoke(add_up, SOUND) == sum(SOUND)
@@ -241,4 +244,4 @@ def test_report_and_an_event_tell_who_was_dropped_and_why(
     report: Any = context.last_report
     assert report.dropped_clients == {10: event.reason}
     assert "12 clients (1 dropped) in 2 subrounds" in str(report)
-    assert "dropped client 10: " in report._repr_html_()
+    assert "dropped the client at position 10: " in report._repr_html_()

@@ -199,3 +199,41 @@ def test_driver_opens_no_file_of_a_client(
     monkeypatch.setattr(files.DataFile, "open", refuse)
 
     assert context.invoke(mean_of_totals, data) == 2.5
+
+
+@fl.federated_computation(AT_CLIENTS, AT_SERVER)
+def both_totals(data: Any, more: Any) -> Any:
+    at_clients = fl.federated_sum(fl.federated_map(total, data))
+    return at_clients, fl.federated_map(total, more)
+
+
+@pytest.mark.parametrize(
+    ("backend", "settings"),
+    [
+        pytest.param("local", {}, id="local"),
+        pytest.param("local", {"debug": True}, id="debug"),
+        pytest.param("local", {"kernels": {"enabled": False}}, id="no kernels"),
+        pytest.param("ray", {}, id="ray", marks=[pytest.mark.ray, pytest.mark.slow]),
+    ],
+)
+def test_protocols_are_opened_where_they_are_named(
+    request: pytest.FixtureRequest,
+    write: FilesOf,
+    backend: str,
+    settings: Any,
+) -> None:
+    contexts: ContextFactory = request.getfixturevalue(f"{backend}_contexts")
+    data = rtf.data(f"simplecache::file://{write(3)[2]}", NUMBERS)
+
+    def invoke(**named: Any) -> Any:
+        context = contexts(workers=2, subrounds=2, **settings, **named)
+        try:
+            return context.invoke(both_totals, ([data, [np.float32(4)]], data))
+        finally:
+            context.close()
+
+    with pytest.raises(
+        errors.UnsupportedError, match=r"found `simplecache` in .*protocols"
+    ):
+        invoke()
+    assert invoke(data={"protocols": ["simplecache"]}) == (7.0, 3.0)

@@ -76,7 +76,7 @@ def bits(result: Any) -> dict[str, bytes]:
     return {name: np.asarray(value).tobytes() for name, value in result.items()}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def expected_bits() -> dict[str, bytes]:
     config = ray_fed.Config(backend="local", workers=1, subrounds=1)
     with ray_fed.create_context(config) as context:
@@ -316,7 +316,9 @@ def test_error_of_a_client_names_it_and_is_not_retried(
     def checked_sum(values: Any) -> Any:
         return fl.federated_sum(fl.federated_map(fail_at_five, values))
 
-    with pytest.raises(errors.ComputationError, match=r"no fives.*client 5") as caught:
+    with pytest.raises(
+        errors.ComputationError, match=r"no fives.*client at position 5"
+    ) as caught:
         context.invoke(checked_sum, [float(index) for index in range(8)])
 
     assert caught.value.location.client_index == 5
@@ -331,7 +333,7 @@ def test_report_counts_the_seconds_that_an_argument_takes_to_read(
     class SlowData:
         def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> Any:
             time.sleep(0.3)
-            return np.ones(50, dtype)
+            return np.ones(50, dtype or np.float32)
 
     started = time.monotonic()
     context.invoke(one_round, [[SlowData(), SlowData()], MODEL])
@@ -363,22 +365,6 @@ def test_worker_that_dies_between_rounds_costs_no_bit(
     assert last.retries.keys() <= {"crash"}  # none where the pool saw the death first
 
 
-@pytest.mark.ray
-def test_python_inside_of_a_graph_does_not_travel(
-    ray_contexts: ContextFactory,
-) -> None:
-    @rtf.computation(np.float32)
-    def through_python(x: Any) -> Any:
-        return tf.ensure_shape(tf.py_function(tf.identity, [x], tf.float32), [])
-
-    @fl.federated_computation(AT_CLIENTS)
-    def python_sum(values: Any) -> Any:
-        return fl.federated_sum(fl.federated_map(through_python, values))
-
-    with pytest.raises(errors.ComputationError, match=r"py_function.* stays in the"):
-        ray_contexts(workers=2).invoke(python_sum, [1.0, 2.0])
-
-
 def test_report_counts_clients_and_subrounds(context: ExecutionContext) -> None:
     context.invoke(sum_of_clients, [1.0] * 32)
 
@@ -397,7 +383,8 @@ def test_sinks_see_events_of_a_round_in_order(context: ExecutionContext) -> None
             self.names: list[str] = []
 
         def on_event(self, event: events.Event) -> None:
-            self.names.append(type(event).__name__)
+            if not isinstance(event, events.Waiting):  # told only where a call is slow
+                self.names.append(type(event).__name__)
 
     recorder = Recorder()
     context.subscribe(recorder)
@@ -476,8 +463,8 @@ def test_interrupted_call_leaves_the_pool_usable(ray_contexts: ContextFactory) -
             {"count": 64}, "Expected 64 CPU for 64 `workers`, found 4", id="cpus"
         ),
         pytest.param(
-            {"count": 1, "num_gpus": 2},
-            "Expected 2 GPU for 1 `workers`, found 0",
+            {"count": 2, "num_gpus": 1},
+            "Expected 2 GPU for 2 `workers`, found 0",
             id="gpus",
         ),
         pytest.param(
@@ -486,10 +473,12 @@ def test_interrupted_call_leaves_the_pool_usable(ray_contexts: ContextFactory) -
     ],
 )
 def test_more_than_the_cluster_has_is_refused_at_once(
-    ray_contexts: ContextFactory, workers: dict[str, Any], message: str
+    ray_cluster: None, workers: dict[str, Any], message: str
 ) -> None:
+    config = ray_fed.Config.load(backend="ray", workers=workers)
+
     with pytest.raises(errors.ResourceError, match=message):
-        ray_contexts(workers=workers)
+        ray_fed.create_context(config)
 
 
 @pytest.mark.ray

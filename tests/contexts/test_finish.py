@@ -12,8 +12,8 @@ import ray_fed
 import ray_fed.plan as plan
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
+from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.contexts.policy import RoundPolicy
 from ray_fed.contexts.runners import LocalRunner
 from ray_fed.executors import stack
 from ray_fed.tensorflow import devices
@@ -45,8 +45,9 @@ def square_of_total(values: Any) -> Any:
 
 
 @fl.federated_computation(AT_CLIENTS, AT_SERVER)
-def total_once_more(values: Any, merged: Any) -> Any:
-    return fl.federated_map(add, (fl.federated_sum(values), merged))
+def merged_alone(values: Any, merged: Any) -> Any:
+    fl.federated_map(add, (values, fl.federated_broadcast(merged)))
+    return merged
 
 
 class RecordingRunner(LocalRunner):
@@ -72,8 +73,8 @@ def runner() -> RecordingRunner:
 @pytest.fixture
 def context(runner: RecordingRunner) -> Iterator[ExecutionContext]:
     config = ray_fed.Config(backend="local")
-    store = RoundPolicy.store
-    with ExecutionContext(config, [runner], 1, store, runner.close) as context:
+    backend = Backend([runner], 1, runner.close)
+    with ExecutionContext(config, backend) as context:
         yield context
 
 
@@ -95,12 +96,12 @@ def test_merges_between_stages_take_partials_alone(
     assert [len(before) for before in runner.before] == [0, 2]
 
 
-def test_work_that_reads_clients_is_given_them(
+def test_clients_stay_away_from_work_that_maps_them_for_nothing(
     context: ExecutionContext, runner: RecordingRunner
 ) -> None:
-    parts: tuple[Any, Any, Any] = (total, add, total_once_more)
+    parts: tuple[Any, Any, Any] = (total, add, merged_alone)
 
     result = context.invoke(MergeableCompForm(*parts), [2.0, 3.0])
 
-    assert result == 10.0
-    assert runner.before == [([2.0, 3.0],)]
+    assert result == 5.0
+    assert runner.before == [(StoredClients(None, 0, 2),)]

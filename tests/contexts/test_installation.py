@@ -82,8 +82,68 @@ def test_init_twice_with_the_same_config_is_one_context() -> None:
 def test_init_with_another_config_is_refused() -> None:
     ray_fed.init(config=LOCAL)
 
-    with pytest.raises(errors.ContextStateError, match=r"call ray_fed.shutdown\(\)"):
+    with pytest.raises(errors.ContextStateError, match=r"Call ray_fed.shutdown\(\)"):
         ray_fed.init(config=ray_fed.Config(backend="local", workers=1))
+
+
+@pytest.mark.parametrize(
+    ("address", "settings", "names"),
+    [
+        pytest.param(None, {"seed": 7}, ["`seed` is 0 there, 7 here"], id="one"),
+        pytest.param(
+            None,
+            {"workers": {"count": 2, "num_cpus": 2}, "kernels": {"jit": "on"}},
+            ["`workers.num_cpus` is 1.0 there, 2.0 here", "`kernels.jit` is 'off'"],
+            id="nested",
+        ),
+        pytest.param(
+            "auto", {}, ["`address` is None there, 'auto' here"], id="address"
+        ),
+        pytest.param(
+            None,
+            {"backend": "ray", "runtime_env": {"env_vars": {"A": "secret"}}},
+            ["`backend` is 'local' there, 'ray' here", "`runtime_env"],
+            id="absent there",
+        ),
+    ],
+)
+def test_init_with_other_settings_names_those_that_differ(
+    address: str | None, settings: dict[str, Any], names: list[str]
+) -> None:
+    ray_fed.init(config=LOCAL)
+    config = ray_fed.Config(**{"backend": "local", "workers": 2, **settings})
+
+    with pytest.raises(errors.ContextStateError) as raised:
+        ray_fed.init(address, config=config)
+
+    said = str(raised.value)
+    assert all(name in said for name in names), said
+    assert "secret" not in said
+
+
+def test_call_without_a_context_says_what_to_do() -> None:
+    with pytest.raises(RuntimeError, match=r"No default context.*ray_fed.init\(\)"):
+        mean_of_halves([1.0])
+
+
+def test_call_of_another_thread_says_what_to_do() -> None:
+    ray_fed.init(config=LOCAL)
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            mean_of_halves([1.0])
+        except RuntimeError as error:
+            raised.append(error)
+        ray_fed.init(config=LOCAL)
+        assert mean_of_halves([1.0]) == 0.5
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(60)
+
+    assert [type(error) for error in raised] == [errors.ContextStateError]
+    assert "belongs to the thread that installed it" in str(raised[0])
 
 
 def test_init_after_shutdown_builds_a_new_context() -> None:
@@ -159,6 +219,7 @@ def test_calls_from_several_threads() -> None:
     assert results == {index: index / 2 for index in range(5)}
 
 
+@pytest.mark.slow
 def test_graphs_of_local_workers_run_at_the_same_time() -> None:
     run = subprocess.run(
         [sys.executable, "-c", TWO_AT_ONCE], capture_output=True, text=True, check=False

@@ -7,12 +7,15 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ray_fed.errors as errors
+from ray_fed import framework
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.executors.stack import thread_debugging_executor_factory
 
+flf = fl.framework
 ContextFactory = Callable[..., ExecutionContext]
 Invoke = Callable[[Any, Any], Any]
 
@@ -24,6 +27,16 @@ TABLE = fl.FederatedType(fl.TensorType(np.float32, [4]), fl.SERVER)
 @rtf.computation(fl.TensorType(np.float32, [4]), np.int32)
 def pick(table: Any, key: Any) -> Any:
     return table[key]
+
+
+@rtf.computation(np.int32)
+def to_pair(x: Any) -> Any:
+    return tf.stack([x, x])
+
+
+@rtf.computation(np.float32, np.int32)
+def scale(factor: Any, key: Any) -> Any:
+    return factor * tf.cast(key, tf.float32)
 
 
 @fl.federated_computation(INTEGERS)
@@ -91,7 +104,9 @@ def test_secure_sum_is_the_sum(invoke: Invoke, comp: Any, expected: Any) -> None
 def test_secure_sum_names_the_client_that_breaks_its_bound(
     invoke: Invoke, comp: Any, values: list[int]
 ) -> None:
-    with pytest.raises(errors.ComputationError, match=r"at most 1[05] .*client 2"):
+    with pytest.raises(
+        errors.ComputationError, match=r"at most 1[05] .*client at position 2"
+    ):
         invoke(comp, values)
 
 
@@ -113,15 +128,90 @@ def test_key_beyond_the_largest_names_the_client(invoke: Invoke) -> None:
         invoke(selected, (keys, np.zeros(4, np.float32)))
 
 
+def modular_sum(modulus: Any, member: Any = np.int32) -> Any:
+    """Return the sum of clients' values modulo a number, as read from bytes."""
+    clients = flf.Reference("x", fl.FederatedType(member, fl.CLIENTS))
+    array = np.asarray(modulus)
+    literal = flf.Literal(modulus, fl.TensorType(array.dtype.type, array.shape))
+    type_spec = fl.FunctionType(
+        [clients.type_signature, literal.type_signature],
+        fl.FederatedType(member, fl.SERVER),
+    )
+    call = flf.Call(
+        flf.Intrinsic("federated_secure_modular_sum", type_spec),
+        flf.Struct([clients, literal]),
+    )
+    function = flf.Lambda(clients.name, clients.type_signature, call)
+    comp = flf.ConcreteComputation.from_building_block(function)
+    return framework.deserialize_computation(framework.serialize_computation(comp))
+
+
+def test_modular_sum_is_numpys(invoke: Invoke) -> None:
+    values = [5, -3, 2**31 - 1, -(2**31), 12, 0, 7]
+
+    result = invoke(modular_sum(np.int32(11)), values)
+
+    assert result == np.sum(np.array(values, np.int64)) % 11
+    assert result.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("modulus", "member", "message"),
+    [
+        pytest.param(np.int32(0), np.int32, "modulus from 1 to 2147483647", id="zero"),
+        pytest.param(np.int32(-5), np.int32, r"modulus from 1 .* found -5", id="below"),
+        pytest.param(np.int64(128), np.int8, "modulus from 1 to 127", id="too large"),
+        pytest.param(np.float32(5), np.int32, "Expected integers", id="no integer"),
+        pytest.param(np.int32(5), np.float32, "Expected integers", id="of floats"),
+        pytest.param(
+            np.int32(5), fl.SequenceType(np.int32), "Expected tensors", id="sequences"
+        ),
+        pytest.param(
+            np.array([3, 4], np.int32), np.int32, "modulus of the shape", id="shape"
+        ),
+    ],
+)
+def test_modular_sum_refuses_what_is_no_modulus(
+    invoke: Invoke, modulus: Any, member: Any, message: str
+) -> None:
+    values: Any = [[1]] if isinstance(member, fl.SequenceType) else [member(1)]
+
+    with pytest.raises(errors.RayFedError, match=message):
+        invoke(modular_sum(modulus, member), values)
+
+
+@fl.federated_computation(INTEGERS)
+def pick_securely(values: Any) -> Any:
+    keys = fl.federated_map(to_pair, values)
+    table = fl.federated_value(np.float32(1.0), fl.SERVER)
+    return fl.federated_secure_select(
+        keys, fl.federated_value(3, fl.SERVER), table, scale
+    )
+
+
 @pytest.mark.claim("semantics.59")
-def test_first_secure_sum_says_that_it_is_simulated(
-    local_contexts: ContextFactory, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "comp",
+    [
+        pytest.param(sum_of_at_most_ten, id="sum"),
+        pytest.param(sum_of_four_bits, id="sum of few bits"),
+        pytest.param(modular_sum(np.int32(3)), id="modular sum"),
+        pytest.param(pick_securely, id="select"),
+        pytest.param(
+            framework.compile_to_mergeable_comp_form(modular_sum(np.int32(3))),
+            id="form",
+        ),
+    ],
+)
+def test_first_simulation_says_that_it_is_one(
+    local_contexts: ContextFactory, caplog: pytest.LogCaptureFixture, comp: Any
 ) -> None:
     context = local_contexts(workers=1)
 
     with caplog.at_level(logging.WARNING, "ray_fed"):
-        context.invoke(sum_of_at_most_ten, [1])
-        context.invoke(sum_of_four_bits, [1])
+        context.invoke(comp, [1])
+        context.invoke(comp, [1])
+        context.invoke(sum_of_pairs, [1])
 
     said = [record for record in caplog.records if "in the clear" in record.message]
     assert len(said) == 1

@@ -168,7 +168,7 @@ def test_failure_is_that_of_a_plain_call(context: ExecutionContext) -> None:
     def total(values: Any) -> Any:
         return fl.federated_sum(fl.federated_map(fail, values))
 
-    with pytest.raises(errors.ComputationError, match="client 1"):
+    with pytest.raises(errors.ComputationError, match="client at position 1"):
         start(context, total, [1.0, 5.0])
 
 

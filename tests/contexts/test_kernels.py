@@ -1,5 +1,6 @@
 """Client work in kernels: the interpreter's bits, its errors, and when it steps in."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from ray_fed.observability import events
 from ray_fed.tensorflow import jit, kernels, shaped_clients
 
 ContextFactory = Callable[..., ExecutionContext]
+stats: Any = importlib.import_module("scipy.stats")
 
 NUM_CLIENTS = 7
 VECTOR = fl.TensorType(np.float32, [3])
@@ -265,6 +267,95 @@ def test_kernel_has_the_bits_of_the_interpreter(
     other = interpreted(local_contexts, clients_per_leaf=3)
     assert found == [call(other, comp, args) for _ in range(2)]
     assert kernel_leaves(context) == 3
+
+
+def batches_by_numpy() -> list[Any]:
+    weights, counts = np.zeros([NUM_CLIENTS, 3]), 0
+    for client, data in enumerate(RAGGED):
+        for batch in data:
+            added = batch["x"].sum(0) + batch["y"].sum()
+            weights[client] = weights[client] * 0.5 + added
+            counts += len(batch["x"])
+    return [weights.sum(0), counts]
+
+
+def training_by_numpy() -> Any:
+    changes: list[Any] = []
+    for data in RAGGED:
+        weights = STATE_VALUE["w"].astype(np.float64)
+        for batch in data:
+            error = batch["x"] @ weights + STATE_VALUE["b"] - batch["y"]
+            weights = weights - 0.1 * batch["x"].T @ error
+        changes.append(weights - STATE_VALUE["w"])
+    return np.mean(changes, 0)
+
+
+X = np.array(vectors(), np.float64)
+BY_NUMPY: dict[str, list[Any]] = {
+    "tensors": [3 * X.sum(0), X.sum()],
+    "variable": [(X + X * X).sum(0)],
+    "table": [2 * X.sum(0)],
+    "ragged batches": batches_by_numpy(),
+    "training": [training_by_numpy()],
+    "aggregations and a capture": [
+        np.average(X, 0, WEIGHTS), 1, X.max(0), X.sum(0), 2.5 * NUM_CLIENTS,
+    ],
+    "strings": [sum(range(NUM_CLIENTS))],
+    "unknown leading dimension": [sum(n * (n - 1) // 2 for n in range(NUM_CLIENTS))],
+}  # fmt: skip
+WITH_DRAWS: dict[str, tuple[Any, Any]] = {
+    "random initial value": (
+        X.sum(0) + NUM_CLIENTS / 2, NUM_CLIENTS * (1 + 1 / 12)
+    ),
+    "random loop": (X.sum(0), 3 * NUM_CLIENTS),
+    "random over a sequence": (
+        0, sum((X[:n] ** 2).sum(0) for n in range(NUM_CLIENTS))
+    ),
+    "draws without data": (0, NUM_CLIENTS),
+    "random accumulation": (0.5, (X**2).sum(0)),
+}  # fmt: skip
+"""Mean and variance of a result, where all draws are independent. Sums of uniform and
+normal numbers are near enough to normal ones; orders of shuffles are counted in
+`tests/tensorflow/test_lowering.py`."""
+NUM_CALLS = 40
+
+
+def test_each_case_has_an_oracle() -> None:
+    assert BY_NUMPY.keys() | WITH_DRAWS.keys() == CASES.keys() - {"shuffled sequence"}
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreter"])
+def test_results_are_those_of_numpy(
+    local_contexts: ContextFactory, enabled: bool
+) -> None:
+    context = local_contexts(
+        workers=1, clients_per_leaf=3, kernels={"enabled": enabled}
+    )
+
+    for case, expected in BY_NUMPY.items():
+        comp, args = CASES[case]
+        result = context.invoke(comp, args[0] if len(args) == 1 else args)
+        leaves = tf.nest.flatten(result)
+        for found, wanted in zip(leaves, expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, err_msg=case)
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreter"])
+@pytest.mark.parametrize("case", WITH_DRAWS)
+def test_sums_of_draws_have_the_variance_of_independent_ones(
+    local_contexts: ContextFactory, case: str, enabled: bool
+) -> None:
+    (comp, args), (mean, variance) = CASES[case], WITH_DRAWS[case]
+    context = local_contexts(
+        workers=1, clients_per_leaf=3, kernels={"enabled": enabled}
+    )
+    argument = args[0] if len(args) == 1 else args
+
+    calls = [context.invoke(comp, argument) for _ in range(NUM_CALLS)]
+
+    sums = np.array([tf.nest.flatten(result)[0] for result in calls])
+    scores = (sums - mean) / np.sqrt(variance)
+    assert stats.kstest(scores.ravel(), "norm")[1] > 1e-3
 
 
 @pytest.mark.parametrize("case", ["random initial value", "ragged batches"])

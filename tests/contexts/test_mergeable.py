@@ -186,6 +186,40 @@ def test_compiler_makes_the_form_of_a_computation(build: Build) -> None:
     assert result == 12.0
 
 
+@fl.federated_computation(AT_CLIENTS)
+def add_sum_to_each(values: Any) -> Any:
+    total = fl.federated_broadcast(fl.federated_sum(values))
+    return fl.federated_map(add, (values, total))
+
+
+@fl.federated_computation(AT_CLIENTS, AT_SERVER)
+def add_sum_after_merge(values: Any, merged: Any) -> Any:
+    del merged
+    total = fl.federated_broadcast(fl.federated_sum(values))
+    return fl.federated_map(add, (values, total))
+
+
+@pytest.mark.parametrize("num_subrounds", [1, 2, 4])
+def test_sum_that_is_sent_back_is_that_of_the_whole_cohort(
+    build: Build, num_subrounds: int
+) -> None:
+    context = build(
+        compiler_fn=compile_to_mergeable_comp_form, num_subrounds=num_subrounds
+    )
+    clients = np.array([1, 2, 3, 4], np.float32)
+
+    result = context.invoke(add_sum_to_each, list(clients))
+
+    np.testing.assert_array_equal(result, clients + np.sum(clients))
+
+
+def test_form_that_would_send_back_the_sum_of_a_slice_is_refused() -> None:
+    parts: tuple[Any, Any, Any] = (sum_of_doubles, add, add_sum_after_merge)
+
+    with pytest.raises(errors.CompileError, match="the intrinsic `federated_sum`"):
+        MergeableCompForm(*parts)
+
+
 @pytest.mark.claim("mergeable.09", "mergeable.10", "semantics.80")
 def test_argument_and_result_are_transformed(build: Build) -> None:
     context = build(
@@ -227,11 +261,11 @@ def test_error_of_a_subround_reaches_the_caller(build: Build) -> None:
     ("contexts", "options", "message"),
     [
         pytest.param(0, {}, "at least one context", id="no contexts"),
-        pytest.param(1, {"num_subrounds": 0}, "at least one subround", id="no rounds"),
+        pytest.param(1, {"num_subrounds": 0}, "at least 1, found", id="no rounds"),
     ],
 )
 def test_constructor_refuses(
     build: Build, contexts: int, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(errors.UnsupportedError, match=message):
+    with pytest.raises(ValueError, match=message):
         build(contexts, **options)

@@ -152,6 +152,22 @@ def test_result_is_what_direct_interpretation_gives(
     factory.clean_up_executor({fl.CLIENTS: 9})
 
 
+def test_results_are_those_of_numpy(local_contexts: ContextFactory) -> None:
+    context = local_contexts(workers=2, subrounds=3, default_num_clients=9)
+    vectors, scalars = np.array(VECTOR_ARGS), np.array(SCALAR_ARGS)
+    lengths = np.linalg.norm(vectors, axis=1)
+    clipped = vectors * np.minimum(1, lengths.mean() / lengths)[:, np.newaxis]
+
+    mean, bound = context.invoke(clipped_mean, VECTOR_ARGS)
+
+    np.testing.assert_allclose(bound, lengths.mean(), rtol=1e-6)
+    np.testing.assert_allclose(mean, clipped.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(
+        context.invoke(variance, SCALAR_ARGS), scalars.var(), rtol=1e-6
+    )
+    assert context.invoke(without_argument) == 9 * (9 - 1)
+
+
 def test_both_stages_see_the_same_random_numbers(
     local_contexts: ContextFactory,
 ) -> None:

@@ -1,6 +1,6 @@
 """The demo's training ends with the same weights, bit for bit, wherever it runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -19,7 +19,7 @@ NUM_CLIENTS = 8
 NUM_ROUNDS = 2
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def job() -> Job:
     """The demo's process, and a part of its clients' batches."""
     clients, _ = digits.load_clients(NUM_CLIENTS, seed=0)
@@ -40,11 +40,11 @@ def train(context: ExecutionContext, job: Job) -> list[bytes]:
     ]
 
 
-@pytest.fixture(scope="module")
-def expected(job: Job) -> Iterator[list[bytes]]:
+@pytest.fixture(scope="session")
+def expected(job: Job) -> list[bytes]:
     config = ray_fed.Config(backend="local", workers=1, subrounds=1)
     with ray_fed.create_context(config) as context:
-        yield train(context, job)
+        return train(context, job)
 
 
 @pytest.mark.ray

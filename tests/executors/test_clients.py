@@ -80,7 +80,10 @@ class TestDescribeFailure:
         error = clients.describe_failure(caught.value, 7)
 
         copied = pickle.loads(pickle.dumps(error))
-        assert str(copied) == "A computation raised KeyError: 'mine' [client 7]"
+        assert (
+            str(copied)
+            == "A computation raised KeyError: 'mine' [client at position 7]"
+        )
         assert copied.location == errors.Location(client_index=7)
         assert "test_clients.py" in copied.cause_text
 
@@ -91,7 +94,8 @@ class TestDescribeFailure:
         message = re.sub(r"py:\d+", "py:LINE", str(caught.value))
         assert message == (
             "The computation `positive` (test_clients.py:LINE) raised"
-            " InvalidArgumentError: assertion failed: [not positive] [client 6]"
+            " InvalidArgumentError: assertion failed: [not positive]"
+            " [client at position 6]"
         )
 
 
@@ -149,7 +153,9 @@ def test_accumulation_folds_from_zero_in_client_order() -> None:
         zero = await executor.create_value(9.0, FLOAT)
         members = await clients.embed_members(executor, [1.0, 2.0, 3.0], FLOAT)
         function = await executor.create_value(digits)
-        folded = await clients.accumulate_members(executor, zero, members, function)
+        folded = await clients.accumulate_members(
+            executor, zero, members, function, range(3)
+        )
         return await folded.compute()
 
     assert asyncio.run(act()) == 9123.0

@@ -8,28 +8,46 @@ debugging stack may refuse (lambdas and sequence intrinsics at clients) is marke
 
 # pyright: reportUnknownLambdaType=false
 
-import collections
-import dataclasses
-import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
 import pytest
 import tensorflow as tf
+from federated_language.compiler import intrinsic_defs
 
 import ray_fed.errors as errors
 from ray_fed import plain
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.direct import RayExecutorFactory
+from ray_fed.compiler.substitution import called_uris
 from ray_fed.executors import stack
+from ray_fed.intrinsics import FEDERATED_SECURE_MODULAR_SUM
+from tests.contract_cases import (
+    CASES,
+    FLOAT,
+    INT,
+    MODEL,
+    add,
+    at_clients,
+    bracket,
+    computation_of,
+    double,
+    federated_computation,
+    join,
+    mean,
+    name_of,
+    of,
+    simple,
+    square,
+)
 
 flf = fl.framework
+IntrinsicDef = flf.IntrinsicDef
 StackFor = Callable[..., flf.Executor]
 Evaluate = Callable[..., Any]
-federated_computation = cast("Callable[..., Any]", fl.federated_computation)
 
 
 @pytest.fixture
@@ -74,561 +92,6 @@ def stack_for(request: pytest.FixtureRequest) -> StackFor:
     return request.getfixturevalue(request.param)
 
 
-class Point(NamedTuple):
-    z: Any
-    a: Any
-
-
-def at_clients(member: Any, *, all_equal: bool = False) -> fl.FederatedType:
-    return fl.FederatedType(member, fl.CLIENTS, all_equal=all_equal)
-
-
-def at_server(member: Any) -> fl.FederatedType:
-    return fl.FederatedType(member, fl.SERVER)
-
-
-FLOAT = at_clients(np.float32)
-INT = at_clients(np.int32)
-TEXT = at_clients(np.str_)
-SERVER_FLOAT = at_server(np.float32)
-VECTOR = at_clients(fl.TensorType(np.float32, (2,)))
-MODEL = collections.OrderedDict(
-    w=fl.TensorType(np.float32, (2,)), b=[np.float32, np.int32]
-)
-FLOATS_MODEL = collections.OrderedDict(
-    w=fl.TensorType(np.float32, (2,)), b=[np.float32, np.float64]
-)
-MODELS = at_clients(MODEL)
-ALL_EQUAL = at_clients(np.float32, all_equal=True)
-SEQUENCE = at_clients(fl.SequenceType(np.int32))
-POINTS = at_clients(fl.SequenceType(Point(np.int32, np.int32)))
-
-
-@rtf.computation(np.float32)
-def double(x: Any) -> Any:
-    return 2 * x
-
-
-@rtf.computation(np.float32, np.float32)
-def add(x: Any, y: Any) -> Any:
-    return x + y
-
-
-@rtf.computation(np.float32)
-def square(x: Any) -> Any:
-    return x * x * tf.constant(1.1)
-
-
-@rtf.computation(np.int32)
-def name_of(x: Any) -> Any:
-    return tf.strings.as_string(x)
-
-
-@rtf.computation(np.float32)
-def to_point(x: Any) -> Any:
-    return Point(z=x, a=-x)
-
-
-@rtf.computation(np.int32)
-def increment(x: Any) -> Any:
-    return x + 1
-
-
-@rtf.computation(np.int32, np.int32)
-def add_ints(x: Any, y: Any) -> Any:
-    return x + y
-
-
-@rtf.computation(np.str_, np.str_)
-def join(x: Any, y: Any) -> Any:
-    return tf.strings.join([x, y])
-
-
-@rtf.computation(np.str_)
-def bracket(x: Any) -> Any:
-    return tf.strings.join(["<", x, ">"])
-
-
-@rtf.computation
-def seven() -> Any:
-    return np.float32(7)
-
-
-@rtf.computation
-def model() -> Any:
-    return collections.OrderedDict(w=tf.constant([1.0, 2.0]), b=[3.0, 4])
-
-
-@rtf.computation(fl.SequenceType(Point(np.int32, np.int32)))
-def tens_and_ones(points: Any) -> Any:
-    return points.reduce(0, lambda total, point: total + 10 * point.z + point.a)
-
-
-@rtf.computation(fl.SequenceType(np.int32))
-def longer(dataset: Any) -> Any:
-    return dataset.concatenate(dataset.map(lambda x: 10 * x))
-
-
-@rtf.computation(fl.TensorType(np.float32, (3,)), np.int32)
-def gather(state: Any, key: Any) -> Any:
-    return state[key]
-
-
-def mean(values: Any) -> Any:
-    return fl.federated_mean(values)
-
-
-def weighted_mean(values: Any, weights: Any) -> Any:
-    return fl.federated_mean(values, weights)
-
-
-def numbers(num_clients: int) -> list[float]:
-    return [float(n + 1) for n in range(num_clients)]
-
-
-def ints(num_clients: int) -> list[int]:
-    return [3 * n - 2 for n in range(num_clients)]
-
-
-def texts(num_clients: int) -> list[str]:
-    return [chr(ord("a") + n) for n in range(num_clients)]
-
-
-def vectors(num_clients: int) -> list[list[float]]:
-    return [[n + 0.5, -n * 1.0] for n in range(num_clients)]
-
-
-def models(num_clients: int) -> list[Any]:
-    return [{"b": [n + 0.25, n], "w": [n * 1.0, 2.0]} for n in range(num_clients)]
-
-
-def sequences(num_clients: int) -> list[list[int]]:
-    return [list(range(n)) for n in range(num_clients)]
-
-
-def points(num_clients: int) -> list[list[Point]]:
-    return [[Point(n, k) for k in range(n)] for n in range(num_clients)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A computation, its arguments, and what numpy says of its result.
-
-    Attributes:
-        make: builds the computation.
-        args: from a number of clients to the arguments.
-        expected: from a number of clients to the result.
-        needs_lambdas: the stack runs lambdas and sequence intrinsics.
-        needs_clients: there is no result without clients.
-    """
-
-    make: Callable[[], Any]
-    args: Callable[[int], tuple[Any, ...]]
-    expected: Callable[[int], Any]
-    needs_lambdas: bool = False
-    needs_clients: bool = False
-
-
-def of(fn: Callable[..., Any], *types: Any) -> Callable[[], Any]:
-    return lambda: federated_computation(fn, *types)
-
-
-def nothing(_: int) -> tuple[Any, ...]:
-    return ()
-
-
-def all_equal_map() -> Any:
-    """Return a call of map_all_equal, which federated_language writes nowhere."""
-    block = flf.create_federated_map_all_equal(
-        double.to_compiled_building_block(), flf.Reference("x", ALL_EQUAL)
-    )
-    return flf.ConcreteComputation.from_building_block(
-        flf.Lambda("x", ALL_EQUAL, block)
-    )
-
-
-def value_of_an_argument(placement: Any) -> Any:
-    """Return a call of federated_value, which warns of all but literals."""
-    member = fl.to_type(MODEL)
-    block = flf.create_federated_value(flf.Reference("x", member), placement)
-    return flf.ConcreteComputation.from_building_block(flf.Lambda("x", member, block))
-
-
-def sum_and_count() -> Any:
-    accumulator = collections.OrderedDict(total=np.float32, count=np.int32)
-
-    @rtf.computation(accumulator, np.float32)
-    def accumulate(partial: Any, x: Any) -> Any:
-        return collections.OrderedDict(
-            total=partial["total"] + x, count=partial["count"] + 1
-        )
-
-    @rtf.computation(accumulator, accumulator)
-    def merge(x: Any, y: Any) -> Any:
-        return collections.OrderedDict(
-            total=x["total"] + y["total"], count=x["count"] + y["count"]
-        )
-
-    report = rtf.computation(lambda x: x, accumulator)
-    zero = collections.OrderedDict(total=0.0, count=0)
-    return federated_computation(
-        lambda x: fl.federated_aggregate(x, zero, accumulate, merge, report), FLOAT
-    )
-
-
-def shifted_aggregate() -> Any:
-    @federated_computation(FLOAT, np.float32)
-    def aggregate(values: Any, shift: Any) -> Any:
-        accumulate = federated_computation(
-            lambda x, y: add(add(x, shift), y), np.float32, np.float32
-        )
-        merge = federated_computation(lambda x, y: add(y, x), np.float32, np.float32)
-        report = federated_computation(lambda x: (x, shift), np.float32)
-        return fl.federated_aggregate(values, np.float32(0), accumulate, merge, report)
-
-    return aggregate
-
-
-CASES: Mapping[str, Case] = {
-    "value of a literal at clients": Case(
-        of(lambda: fl.federated_value(5, fl.CLIENTS)),
-        nothing, lambda _: 5, needs_clients=True,
-    ),
-    "value of a literal at the server": Case(
-        of(lambda: fl.federated_value(2.5, fl.SERVER)), nothing, lambda _: 2.5
-    ),
-    "value of an argument at clients": Case(
-        lambda: value_of_an_argument(fl.CLIENTS),
-        lambda _: (models(4)[3],), lambda _: models(4)[3], needs_clients=True,
-    ),
-    "value of an argument at the server": Case(
-        lambda: value_of_an_argument(fl.SERVER),
-        lambda _: (models(4)[3],), lambda _: models(4)[3],
-    ),
-    "eval at clients": Case(
-        of(lambda: fl.federated_eval(seven, fl.CLIENTS)), nothing, lambda n: [7.0] * n
-    ),
-    "eval of a struct at clients": Case(
-        of(lambda: fl.federated_eval(model, fl.CLIENTS)),
-        nothing, lambda n: [{"w": [1.0, 2.0], "b": [3.0, 4]}] * n,
-    ),
-    "eval at the server": Case(
-        of(lambda: fl.federated_eval(seven, fl.SERVER)), nothing, lambda _: 7.0
-    ),
-    "map": Case(
-        of(lambda x: fl.federated_map(double, x), FLOAT),
-        lambda n: (numbers(n),), lambda n: [2 * x for x in numbers(n)],
-    ),
-    "map of a map": Case(
-        of(lambda x: fl.federated_map(double, fl.federated_map(double, x)), FLOAT),
-        lambda n: (numbers(n),), lambda n: [4 * x for x in numbers(n)],
-    ),
-    "map to a named tuple": Case(
-        of(lambda x: fl.federated_map(to_point, x), FLOAT),
-        lambda n: (numbers(n),), lambda n: [Point(x, -x) for x in numbers(n)],
-    ),
-    "map of strings": Case(
-        of(lambda x: fl.federated_map(bracket, x), TEXT),
-        lambda n: (texts(n),), lambda n: [f"<{x}>".encode() for x in texts(n)],
-    ),
-    "map of sequences": Case(
-        of(lambda x: fl.federated_map(tens_and_ones, x), POINTS),
-        lambda n: (points(n),),
-        lambda n: [sum(10 * p.z + p.a for p in c) for c in points(n)],
-    ),
-    "map to sequences": Case(
-        of(lambda x: fl.federated_map(longer, x), SEQUENCE),
-        lambda n: (sequences(n),),
-        lambda n: [c + [10 * x for x in c] for c in sequences(n)],
-    ),
-    "map of two values": Case(
-        of(lambda x, y: fl.federated_map(add, (x, y)), FLOAT, FLOAT),
-        lambda n: (numbers(n), numbers(n)[::-1]), lambda n: [n + 1.0] * n,
-    ),
-    "map of a value that all clients have": Case(
-        of(lambda x: fl.federated_map(double, x), ALL_EQUAL),
-        lambda _: (3.0,), lambda n: [6.0] * n,
-    ),
-    "map of an all-equal value to one": Case(
-        all_equal_map,
-        lambda _: (3.0,), lambda _: 6.0, needs_clients=True,
-    ),
-    "map of a lambda": Case(
-        of(
-            lambda x: fl.federated_map(
-                federated_computation(lambda v: {"d": double(v), "v": v}, np.float32), x
-            ),
-            FLOAT,
-        ),
-        lambda n: (numbers(n),),
-        lambda n: [{"d": 2 * x, "v": x} for x in numbers(n)], needs_lambdas=True,
-    ),
-    "map of a lambda that captures": Case(
-        of(
-            lambda x, y: fl.federated_map(
-                federated_computation(lambda v: add(v, y), np.float32), x
-            ),
-            FLOAT, np.float32,
-        ),
-        lambda n: (numbers(n), 100.0),
-        lambda n: [x + 100 for x in numbers(n)], needs_lambdas=True,
-    ),
-    "apply": Case(
-        of(lambda x: fl.federated_map(double, x), SERVER_FLOAT),
-        lambda _: (3.0,), lambda _: 6.0,
-    ),
-    "apply of a lambda that captures": Case(
-        of(
-            lambda x, y: fl.federated_map(
-                federated_computation(lambda v: (add(v, y), y), np.float32), x
-            ),
-            SERVER_FLOAT, np.float32,
-        ),
-        lambda _: (3.0, 4.0), lambda _: (7.0, 4.0),
-    ),
-    "broadcast": Case(
-        of(fl.federated_broadcast, at_server(MODEL)),
-        lambda _: (models(4)[3],), lambda _: models(4)[3], needs_clients=True,
-    ),
-    "map of a broadcast": Case(
-        of(lambda x: fl.federated_map(double, fl.federated_broadcast(x)), SERVER_FLOAT),
-        lambda _: (3.0,), lambda n: [6.0] * n,
-    ),
-    "map of a broadcast beside a value": Case(
-        of(
-            lambda x, y: fl.federated_map(add, (fl.federated_broadcast(y), x)),
-            FLOAT, SERVER_FLOAT,
-        ),
-        lambda n: (numbers(n), 10.0), lambda n: [x + 10 for x in numbers(n)],
-    ),
-    "zip at clients": Case(
-        of(lambda x, y: fl.federated_zip((x, y)), FLOAT, TEXT),
-        lambda n: (numbers(n), texts(n)),
-        lambda n: [
-            (x, y.encode()) for x, y in zip(numbers(n), texts(n), strict=True)
-        ],
-    ),
-    "zip of nested structures at clients": Case(
-        of(lambda x, y: fl.federated_zip({"z": x, "a": [y, (x,)]}), FLOAT, MODELS),
-        lambda n: (numbers(n), models(n)),
-        lambda n: [
-            {"z": x, "a": [y, (x,)]}
-            for x, y in zip(numbers(n), models(n), strict=True)
-        ],
-    ),
-    "zip of what all clients have": Case(
-        of(
-            lambda x, y: fl.federated_zip((x, fl.federated_broadcast(y))),
-            FLOAT, SERVER_FLOAT,
-        ),
-        lambda n: (numbers(n), 9.0), lambda n: [(x, 9.0) for x in numbers(n)],
-    ),
-    "zip at the server": Case(
-        of(
-            lambda x, y: fl.federated_zip({"z": x, "a": (y, [x])}),
-            SERVER_FLOAT, at_server(MODEL),
-        ),
-        lambda _: (3.0, models(2)[1]),
-        lambda _: {"z": 3.0, "a": (models(2)[1], [3.0])},
-    ),
-    "sum": Case(
-        of(fl.federated_sum, FLOAT),
-        lambda n: (numbers(n),), lambda n: sum(numbers(n)),
-    ),
-    "sum of ints": Case(
-        of(fl.federated_sum, INT),
-        lambda n: (ints(n),), lambda n: sum(ints(n)),
-    ),
-    "sum of vectors": Case(
-        of(fl.federated_sum, VECTOR),
-        lambda n: (vectors(n),),
-        lambda n: np.sum(vectors(n), axis=0) if n else [0.0, 0.0],
-    ),
-    "sum of structures": Case(
-        of(fl.federated_sum, MODELS),
-        lambda n: (models(n),),
-        lambda n: {
-            "w": [sum(range(n)), 2.0 * n],
-            "b": [sum(range(n)) + 0.25 * n, sum(range(n))],
-        },
-    ),
-    "sum of what all clients have": Case(
-        of(lambda x: fl.federated_sum(fl.federated_broadcast(x)), SERVER_FLOAT),
-        lambda _: (3.0,), lambda n: 3.0 * n,
-    ),
-    "mean": Case(
-        of(mean, FLOAT),
-        lambda n: (numbers(n),), lambda n: np.mean(numbers(n)), needs_clients=True,
-    ),
-    "mean of structures": Case(
-        of(mean, at_clients(FLOATS_MODEL)),
-        lambda n: ([{"w": [x, 2.0], "b": [0.5, x]} for x in numbers(n)],),
-        lambda n: {"w": [np.mean(numbers(n)), 2.0], "b": [0.5, np.mean(numbers(n))]},
-        needs_clients=True,
-    ),
-    "weighted mean": Case(
-        of(weighted_mean, FLOAT, FLOAT),
-        lambda n: (numbers(n), [2.0 ** k for k in range(n)]),
-        lambda n: np.float32(
-            np.average(numbers(n), weights=[2.0**k for k in range(n)])
-        ),
-        needs_clients=True,
-    ),
-    "weighted mean of structures by ints": Case(
-        of(weighted_mean, at_clients(FLOATS_MODEL), INT),
-        lambda n: (
-            [{"w": [4.0 * x, 2.0], "b": [0.5, 4.0 * x]} for x in numbers(n)], [2] * n,
-        ),
-        lambda n: {
-            "w": [4 * np.mean(numbers(n)), 2.0], "b": [0.5, 4 * np.mean(numbers(n))],
-        },
-        needs_clients=True,
-    ),
-    "min": Case(
-        of(fl.federated_min, INT),
-        lambda n: (ints(n)[::-1],), lambda n: min(ints(n), default=2**31 - 1),
-    ),
-    "max": Case(
-        of(fl.federated_max, FLOAT),
-        lambda n: (numbers(n),), lambda n: max(numbers(n), default=-np.inf),
-    ),
-    "min of structures": Case(
-        of(fl.federated_min, MODELS),
-        lambda n: (models(n),), lambda _: models(1)[0] | {"w": [0.0, 2.0]},
-        needs_clients=True,
-    ),
-    "aggregate": Case(
-        of(
-            lambda x: fl.federated_aggregate(x, np.float32(0), add, add, double), FLOAT
-        ),
-        lambda n: (numbers(n),), lambda n: 2 * sum(numbers(n)),
-    ),
-    "aggregate in client order": Case(
-        of(lambda x: fl.federated_aggregate(x, "", join, join, bracket), TEXT),
-        lambda n: (texts(n),), lambda n: f"<{''.join(texts(n))}>".encode(),
-    ),
-    "aggregate to another type": Case(
-        sum_and_count,
-        lambda n: (numbers(n),),
-        lambda n: {"total": sum(numbers(n)), "count": n},
-    ),
-    "aggregate with lambdas that capture": Case(
-        shifted_aggregate,
-        lambda n: (numbers(n), 100.0),
-        lambda n: (sum(numbers(n)) + 100 * n, 100.0), needs_lambdas=True,
-    ),
-    "secure sum": Case(
-        of(lambda x: fl.federated_secure_sum(x, 100), INT),
-        lambda n: (ints(n),), lambda n: sum(ints(n)),
-    ),
-    "secure sum of few bits": Case(
-        of(lambda x: fl.federated_secure_sum_bitwidth(x, 8), INT),
-        lambda n: ([k * k for k in range(n)],), lambda n: sum(k * k for k in range(n)),
-    ),
-    "select": Case(
-        of(
-            lambda keys, state: fl.federated_select(
-                keys, fl.federated_value(2, fl.SERVER), state, gather
-            ),
-            at_clients(fl.TensorType(np.int32, (2,))),
-            at_server(fl.TensorType(np.float32, (3,))),
-        ),
-        lambda n: ([[k % 3, 2] for k in range(n)], [0.0, 10.0, 20.0]),
-        lambda n: [[10.0 * (k % 3), 20.0] for k in range(n)],
-    ),
-    "sequence map": Case(
-        of(lambda x: fl.sequence_map(increment, x), SEQUENCE),
-        lambda n: (sequences(n),),
-        lambda n: [[x + 1 for x in c] for c in sequences(n)], needs_lambdas=True,
-    ),
-    "sequence reduce": Case(
-        of(
-            lambda x: fl.sequence_reduce(
-                x, fl.federated_value(5, fl.CLIENTS), add_ints
-            ),
-            SEQUENCE,
-        ),
-        lambda n: (sequences(n),),
-        lambda n: [5 + sum(c) for c in sequences(n)], needs_lambdas=True,
-    ),
-    "sequence sum": Case(
-        of(fl.sequence_sum, SEQUENCE),
-        lambda n: (sequences(n),),
-        lambda n: [sum(c) for c in sequences(n)], needs_lambdas=True,
-    ),
-    "sequence sum at the server": Case(
-        of(fl.sequence_sum, at_server(fl.SequenceType(np.int32))),
-        lambda _: ([1, 2, 3],), lambda _: 6, needs_lambdas=True,
-    ),
-    "sequence map without a placement": Case(
-        of(lambda x: fl.sequence_map(increment, x), fl.SequenceType(np.int32)),
-        lambda _: ([1, 2],), lambda _: [2, 3], needs_lambdas=True,
-    ),
-    "literals": Case(
-        of(lambda: (10, 2.5, "x", {"b": True, "a": [np.int64(2**40)]})),
-        nothing, lambda _: (10, 2.5, b"x", {"b": True, "a": [2**40]}),
-    ),
-    "a literal beside client values": Case(
-        of(
-            lambda x: fl.federated_map(add, (x, fl.federated_value(0.5, fl.CLIENTS))),
-            FLOAT,
-        ),
-        lambda n: (numbers(n),), lambda n: [x + 0.5 for x in numbers(n)],
-    ),
-    "work without a placement": Case(
-        of(lambda x, y: {"r": add(double(x), y), "x": x}, np.float32, np.float32),
-        lambda _: (3.0, 4.0), lambda _: {"r": 10.0, "x": 3.0},
-    ),
-    "structures of placed and unplaced values": Case(
-        of(
-            lambda x: [x["c"], fl.federated_sum(x["c"]), (x["u"][0], x["u"][1])],
-            {"c": FLOAT, "u": (np.int32, SERVER_FLOAT)},
-        ),
-        lambda n: ({"u": (7, 8.0), "c": numbers(n)},),
-        lambda n: [numbers(n), sum(numbers(n)), (7, 8.0)],
-    ),
-    "a round with a state": Case(
-        of(
-            lambda state, x: (
-                fl.federated_map(
-                    add, (state, fl.federated_sum(fl.federated_map(add, (
-                        x, fl.federated_broadcast(state)
-                    ))))
-                ),
-                fl.federated_max(x),
-            ),
-            SERVER_FLOAT, FLOAT,
-        ),
-        lambda n: (10.0, numbers(n)),
-        lambda n: (
-            10 + sum(numbers(n)) + 10.0 * n, max(numbers(n), default=-np.inf),
-        ),
-    ),
-    "client values as they are": Case(
-        of(lambda x: x, at_clients(fl.StructType([MODEL, fl.SequenceType(np.int32)]))),
-        lambda n: (list(zip(models(n), sequences(n), strict=True)),),
-        lambda n: list(zip(models(n), sequences(n), strict=True)),
-    ),
-}  # fmt: skip
-
-
-@functools.cache
-def computation_of(name: str) -> Any:
-    return CASES[name].make()
-
-
-def simple(value: Any) -> Any:
-    """Return nested lists and dicts of Python numbers, to compare with ==."""
-    if isinstance(value, Mapping):
-        pairs = cast("Mapping[Any, Any]", value).items()
-        return {name: simple(member) for name, member in pairs}
-    if isinstance(value, list | tuple):
-        return [simple(member) for member in cast("list[Any]", value)]
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    return value
-
-
 SUPPORTED = [
     pytest.param(
         stack_name,
@@ -666,6 +129,36 @@ def test_computes_what_numpy_says(
 
     assert simple(result) == simple(case.expected(num_clients))
     plain.to_plain(result, comp.type_signature.result)  # the dtypes are the declared
+
+
+def uris_of(cases: Iterable[str]) -> set[str]:
+    """Return the intrinsics that cases call."""
+    return {
+        uri
+        for name in cases
+        for uri in called_uris(computation_of(name).to_building_block())
+    }
+
+
+def defined_uris() -> set[str]:
+    """Return the intrinsics that there are, of today and of TensorFlow Federated."""
+    defined = [d for d in vars(intrinsic_defs).values() if isinstance(d, IntrinsicDef)]
+    assert len(defined) > 20  # the module is private: it may be empty one day
+    return {*(d.uri for d in defined), FEDERATED_SECURE_MODULAR_SUM.uri}
+
+
+def test_cases_have_every_intrinsic_of_the_language() -> None:
+    assert defined_uris() <= uris_of(CASES)
+
+
+@pytest.mark.claim("debugging.13")
+def test_cases_of_the_debugging_stack_have_every_federated_intrinsic() -> None:
+    supported = {param.values[1] for param in SUPPORTED if "debugging" in param.values}
+    called = uris_of(cast("set[str]", supported))
+
+    federated = {uri for uri in defined_uris() if uri.startswith("federated_")}
+    assert len(federated) > 15
+    assert federated <= called
 
 
 @federated_computation(FLOAT, FLOAT, at_clients(MODEL))
@@ -717,7 +210,16 @@ def test_gives_the_same_bits_on_every_stack(
     )
 
     assert bits(found) == bits(expected)
-    np.testing.assert_allclose(found["mean"], np.mean(x), rtol=1e-4, atol=1e-6)
+    by_numpy = {
+        "sum": np.sum(x),
+        "mean": np.mean(x),
+        "weighted": np.average(x, weights=abs(w)),
+        "squares": 1.1 * np.sum(x**2),
+    }
+    for name, wanted in by_numpy.items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-5)
+    total = np.sum(np.array([model["w"] for model in m]), axis=0)
+    np.testing.assert_allclose(found["models"]["w"], total, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.claim("federating.34", "semantics.60")
@@ -845,7 +347,9 @@ class TestErrors:
     ) -> None:
         comp = computation_of("secure sum")
 
-        with pytest.raises(errors.ComputationError, match=r"most 100 .*\[client 1[],]"):
+        with pytest.raises(
+            errors.ComputationError, match=r"most 100 .*\[client at position 1[],]"
+        ):
             evaluate(stack_for(2), comp, [100, 101])
 
     def test_a_key_above_the_last(
@@ -853,5 +357,7 @@ class TestErrors:
     ) -> None:
         comp = computation_of("select")
 
-        with pytest.raises(errors.ComputationError, match=r"max_key=2.*\[client 1[],]"):
+        with pytest.raises(
+            errors.ComputationError, match=r"max_key=2.*\[client at position 1[],]"
+        ):
             evaluate(stack_for(2), comp, [[0, 1], [3, 0]], [0.0, 1.0, 2.0])

@@ -10,11 +10,12 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 import pytest
+from federated_language.proto import computation_pb2  # noqa: TID251 (messages by hand)
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed import blocks, values
 from ray_fed import tensorflow as rtf
-from ray_fed import values
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.local_strategy import LocalStrategy
@@ -22,6 +23,7 @@ from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
 
 flf = fl.framework
+pb: Any = computation_pb2
 
 NUM_CLIENTS = 3
 INT = fl.TensorType(np.int32)
@@ -302,6 +304,16 @@ class TestCreateValue:
         ("value", "type_spec"),
         [
             pytest.param(10, None, id="no type"),
+            pytest.param(fl.SERVER, np.int32, id="placement at a tensor's type"),
+            pytest.param(fl.SERVER, AT_SERVER, id="placement at a placed type"),
+            pytest.param(flf.Placement(fl.SERVER), INT, id="block of a placement"),
+            pytest.param(5, fl.PlacementType(), id="number at a placement's type"),
+            pytest.param(LAMBDA, INT, id="lambda at a tensor's type"),
+            pytest.param(
+                blocks.Function(blocks.serialise(LAMBDA)), SUM, id="travelling function"
+            ),
+            pytest.param(ONE, np.float32, id="literal of another type"),
+            pytest.param(10, INT_TO_INT, id="number at a function's type"),
             pytest.param(1.5, np.int32, id="another dtype"),
             pytest.param((1, 2, 3), NAMED, id="another length"),
             pytest.param([1, 2.5, 3], AT_CLIENTS, id="of one client"),
@@ -311,6 +323,10 @@ class TestCreateValue:
             pytest.param("abc", AT_CLIENTS, id="string for clients"),
             pytest.param(iter([1, 2, 3]), AT_CLIENTS, id="iterator for clients"),
             pytest.param(np.arange(3), AT_CLIENTS, id="array for clients"),
+            pytest.param(range(3), AT_CLIENTS, id="range for clients"),
+            pytest.param(collections.deque([1]), AT_CLIENTS, id="deque for clients"),
+            pytest.param(bytearray(b"abc"), AT_CLIENTS, id="bytearray for clients"),
+            pytest.param(memoryview(b"abc"), AT_CLIENTS, id="memoryview for clients"),
             pytest.param(([1, 2, 3], "x"), [AT_CLIENTS, INT], id="inside a struct"),
             pytest.param(increment, SUM, id="function of another type"),
         ],
@@ -320,6 +336,64 @@ class TestCreateValue:
     ) -> None:
         with pytest.raises(TypeError, match=r"^Expected "):
             computed(embed(executor, value, type_spec))
+
+    @pytest.mark.claim("federating.39")
+    @pytest.mark.parametrize(
+        "type_spec",
+        [np.float32, AT_SERVER, ALL_EQUAL, AT_CLIENTS, [np.int32], INT_TO_INT],
+        ids=str,
+    )
+    @pytest.mark.parametrize("place", ["alone", "in a struct"])
+    def test_of_an_embedded_value_at_another_type_is_a_type_error(
+        self, executor: FederatingExecutor, type_spec: Any, place: str
+    ) -> None:
+        value: Any = embed(executor, 5, INT)
+        if place == "in a struct":
+            value, type_spec = (value, 5), [type_spec, AT_SERVER]
+
+        with pytest.raises(TypeError, match=r"^Expected "):
+            embed(executor, value, type_spec)
+
+    @pytest.mark.claim("federating.39")
+    @pytest.mark.parametrize(
+        "type_spec",
+        [
+            np.float32,
+            fl.FederatedType(np.float32, fl.SERVER),
+            fl.FederatedType(np.float32, fl.CLIENTS, all_equal=True),
+            AT_CLIENTS,
+            [np.int32],
+        ],
+        ids=str,
+    )
+    def test_of_the_unplaced_executors_value_at_another_type_is_a_type_error(
+        self, executor: FederatingExecutor, type_spec: Any
+    ) -> None:
+        value = embed(executor.unplaced, 5, INT)
+
+        with pytest.raises(TypeError, match=r"^Expected "):
+            embed(executor, value, type_spec)
+
+    @pytest.mark.parametrize("type_spec", [INT, AT_SERVER, ALL_EQUAL], ids=str)
+    def test_of_the_unplaced_executors_value_is_placed(
+        self, executor: FederatingExecutor, type_spec: Any
+    ) -> None:
+        value = embed(executor, embed(executor.unplaced, 5, INT), type_spec)
+
+        assert value.type_signature == type_spec
+        assert computed(value) == 5
+
+    @pytest.mark.claim("federating.37")
+    @pytest.mark.parametrize("type_spec", [None, np.int32], ids=["none", "its own"])
+    def test_of_an_embedded_value_is_that_value(
+        self, executor: FederatingExecutor, type_spec: Any
+    ) -> None:
+        embedded = embed(executor, 5, INT)
+
+        again = embed(executor, embedded, type_spec)
+
+        assert again.type_signature == INT
+        assert computed(call(executor, embed(executor, increment), again)) == 6
 
     @pytest.mark.claim("semantics.48")
     @pytest.mark.parametrize("length", [0, 2, 4])
@@ -344,11 +418,45 @@ class TestCreateValue:
             pytest.param(flf.Intrinsic("foo", INT_TO_INT), id="foreign intrinsic"),
         ],
     )
+    @pytest.mark.parametrize("form", ["as it is", "as a message"])
     def test_of_another_kind_of_computation_is_a_value_error(
-        self, executor: FederatingExecutor, block: Any
+        self, executor: FederatingExecutor, block: Any, form: str
     ) -> None:
         with pytest.raises(ValueError, match=r"^Expected (an intrinsic|one of)"):
-            embed(executor, block)
+            embed(executor, block if form == "as it is" else block.to_proto())
+
+    @pytest.mark.claim("federating.40")
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda _: pb.Computation(), id="message of no kind"),
+            pytest.param(
+                lambda _: pb.Computation(type=INT_TO_INT.to_proto(), xla=pb.Xla()),
+                id="another compiler's message",
+            ),
+            pytest.param(
+                lambda e: embed(e.unplaced, 5, INT), id="value of another executor"
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("type_spec", [None, INT_TO_INT], ids=str)
+    def test_of_another_kind_of_value_is_a_value_error(
+        self, executor: FederatingExecutor, make: Any, type_spec: Any
+    ) -> None:
+        with pytest.raises(ValueError, match=r"^Expected "):
+            embed(executor, make(executor), type_spec)
+
+    @pytest.mark.claim("federating.39", "federating.40")
+    @pytest.mark.parametrize("value", [10, None, len, INT, [1, 2]], ids=type)
+    @pytest.mark.parametrize("type_spec", [None, INT_TO_INT], ids=str)
+    def test_of_a_python_value_without_a_type_of_values_is_both_errors(
+        self, executor: FederatingExecutor, value: Any, type_spec: Any
+    ) -> None:
+        with pytest.raises(errors.KindMismatchError, match=r"^Expected a") as raised:
+            embed(executor, value, type_spec)
+
+        assert isinstance(raised.value, TypeError)
+        assert isinstance(raised.value, ValueError)
 
 
 class TestCreateCall:
@@ -428,14 +536,15 @@ class TestCreateCall:
         assert result.type_signature == ALL_EQUAL
         assert computed(result) == 6
 
-    @pytest.mark.claim("semantics.52")
-    def test_of_map_all_equal_with_values_that_differ_is_a_value_error(
-        self, executor: FederatingExecutor
+    @pytest.mark.claim("semantics.52", "federating.18")
+    @pytest.mark.parametrize("error", [ValueError, TypeError])
+    def test_of_map_all_equal_with_values_that_differ_is_both_errors(
+        self, executor: FederatingExecutor, error: type[Exception]
     ) -> None:
         function = embed(executor, flf.FEDERATED_MAP_ALL_EQUAL, MAP_ALL_EQUAL)
         arg = embed_pair(executor, increment, embed(executor, [1, 2, 3], AT_CLIENTS))
 
-        with pytest.raises(ValueError, match="Expected an all-equal value"):
+        with pytest.raises(error, match="Expected an all-equal value"):
             call(executor, function, arg)
 
     def test_of_broadcast_gives_a_bare_value(
@@ -574,6 +683,16 @@ class TestStructs:
         with pytest.raises(TypeError, match="embedded in FederatingExecutor, found"):
             asyncio.run(executor.create_struct([1]))
 
+    @pytest.mark.claim("federating.28")
+    @pytest.mark.parametrize("elements", [5, None, "ab", {1}, iter([])], ids=type)
+    def test_refuse_what_is_no_collection(
+        self, executor: FederatingExecutor, elements: Any
+    ) -> None:
+        with pytest.raises(
+            errors.ValueMismatchError, match="of embedded values, found"
+        ):
+            asyncio.run(executor.create_struct(elements))
+
     @pytest.mark.claim("federating.20", "federating.21")
     @pytest.mark.parametrize("source", ["created", "embedded", "unplaced"])
     @pytest.mark.parametrize(
@@ -603,6 +722,8 @@ class TestStructs:
             pytest.param({"index": 0, "name": "z"}, ValueError, id="both"),
             pytest.param({"index": 2}, TypeError, id="index out of range"),
             pytest.param({"name": "b"}, TypeError, id="unknown name"),
+            pytest.param({"index": "z"}, TypeError, id="name as an index"),
+            pytest.param({"index": 0.0}, TypeError, id="float as an index"),
         ],
     )
     def test_refuse_other_selections(
@@ -713,8 +834,14 @@ class TestEmptyCohort:
 
         assert computed(result) == []
 
-    def test_has_no_value_that_all_have(self, empty: FederatingExecutor) -> None:
-        with pytest.raises(
-            errors.CardinalityError, match="at least one client to read"
-        ):
-            computed(embed(empty, 5, ALL_EQUAL))
+    def test_returns_what_each_client_would_have(
+        self, empty: FederatingExecutor
+    ) -> None:
+        value = embed(empty, 5, ALL_EQUAL)
+        arg = embed_pair(empty, increment, value)
+        function = embed(empty, flf.FEDERATED_MAP_ALL_EQUAL, MAP_ALL_EQUAL)
+
+        mapped = call(empty, function, arg)
+
+        assert computed(value) == 5
+        assert computed(mapped) == 6

@@ -328,10 +328,15 @@ def tree_sum(members: Any, clients_per_leaf: int | None) -> Any:
         for index in leaf:
             total = total + members[index]
         partials.append(total)
-    nodes = [(index, index + 1) for index in range(len(partials))]
-    for left, right in plan.merge_order(nodes):
-        partials[left] = partials[left] + partials[right]
-    return partials[0]
+
+    def merge(first: int, stop: int) -> Any:
+        """Halve the leaves; the left half has the odd one."""
+        if stop - first == 1:
+            return partials[first]
+        middle = first + (stop - first + 1) // 2
+        return merge(first, middle) + merge(middle, stop)
+
+    return merge(0, len(partials))
 
 
 def test_counts_its_clients(build: Build) -> None:

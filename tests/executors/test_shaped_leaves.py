@@ -131,6 +131,30 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+def train_by_numpy(batches: Any) -> Any:
+    weights = np.ones(3)
+    for batch in batches:
+        error = batch["x"] @ weights - batch["y"]
+        weights = weights - 0.1 * 2 * (batch["x"].T @ error) / len(error)
+    return weights
+
+
+def train_in_batches_by_numpy(vectors: Any) -> Any:
+    pairs = [np.array(vectors[i : i + 2]) for i in range(0, len(vectors), 2)]
+    return train_by_numpy([{"x": x, "y": x.sum(1)} for x in pairs])
+
+
+def total_by_numpy(rows: Any) -> Any:
+    return (rows.astype(np.float64) ** 2).sum(0)
+
+
+BY_NUMPY = {
+    train: train_by_numpy,
+    train_in_batches: train_in_batches_by_numpy,
+    total_of_rows: total_by_numpy,
+}
+
+
 @pytest.fixture(name="leaf")
 def leaf_fixture() -> Iterator[LeafStack]:
     leaf = stack.leaf_stack()
@@ -223,6 +247,8 @@ def test_results_are_those_of_one_client_at_a_time(
 
     one_by_one = run(leaf, prepare(work, clients_per_leaf, len(data)), data)
     np.testing.assert_allclose(found, one_by_one, rtol=BOUND)
+    by_numpy = sum(BY_NUMPY[work](client) for client in data)
+    np.testing.assert_allclose(found, by_numpy, rtol=1e-4)
     assert len(shaped) == 1
     assert refusals(leaf, prepared) == set()
 
@@ -357,6 +383,7 @@ with ray_fed.create_context(config) as context:
 """
 
 
+@pytest.mark.slow
 def test_xla_compiles_once_wherever_clients_lie(tmp_path: pathlib.Path) -> None:
     flags = f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"
 

@@ -64,6 +64,20 @@ def one() -> Any:
 ones = federated_computation(lambda: fl.federated_eval(one, fl.CLIENTS))
 
 
+@rtf.computation(np.float32)
+def fail(x: Any) -> Any:
+    tf.debugging.assert_less(x, 0.0)
+    return x
+
+
+def mapped(fn: Callable[[Any], Any]) -> Any:
+    return federated_computation(fn, AT_CLIENTS)
+
+
+def lambda_of_half() -> Any:
+    return federated_computation(lambda x: (half(x), x), np.float32)
+
+
 class Context(flf.SyncContext):
     """Runs calls on the executors of a factory, as federated_language's does."""
 
@@ -180,14 +194,28 @@ class TestCardinality:
             same(1.0)
 
     @pytest.mark.claim("debugging.18")
-    @pytest.mark.parametrize("num_clients", [0, -1])
-    def test_below_one_is_a_value_error(self, num_clients: int) -> None:
-        with pytest.raises(ValueError, match=f"num_clients={num_clients}"):
-            stack.thread_debugging_executor_factory(num_clients)
+    @pytest.mark.parametrize("number", [0, -1, 0.5, np.int64(0), -np.inf])
+    @pytest.mark.parametrize("name", ["num_clients", "clients_per_thread"])
+    def test_below_one_is_a_value_error(self, name: str, number: Any) -> None:
+        with pytest.raises(ValueError, match=f"{name}={number}"):
+            stack.thread_debugging_executor_factory(**{name: number})
 
-    def test_a_thread_has_at_least_one_client(self) -> None:
-        with pytest.raises(ValueError, match="at least one client a thread, found 0"):
-            stack.thread_debugging_executor_factory(clients_per_thread=0)
+    @pytest.mark.claim("debugging.18")
+    @pytest.mark.parametrize(
+        "number", [1.5, 2.0, np.nan, np.inf, "2", True, [1], np.float32(2)], ids=repr
+    )
+    @pytest.mark.parametrize("name", ["num_clients", "clients_per_thread"])
+    def test_that_is_no_whole_number_is_a_type_error(
+        self, name: str, number: Any
+    ) -> None:
+        with pytest.raises(TypeError, match=f"a whole number for `{name}`, found"):
+            stack.thread_debugging_executor_factory(**{name: number})
+
+    @pytest.mark.claim("debugging.14")
+    def test_may_be_a_number_of_numpy(self, install: Factory) -> None:
+        install(np.int64(3), clients_per_thread=np.int32(2))
+
+        assert ones() == [1.0] * 3
 
 
 class TestStructure:
@@ -309,7 +337,42 @@ class TestClose:
         assert factory.create_executor({fl.CLIENTS: 2}) is not first
 
     @pytest.mark.claim("semantics.66")
-    def test_an_error_cleans_the_stack_up(self, install: Factory) -> None:
+    @pytest.mark.parametrize(
+        ("comp", "arg"),
+        [
+            pytest.param(same, [1.0, "x"], id="argument"),
+            pytest.param(
+                mapped(lambda x: fl.federated_map(fail, x)), [1.0, 2.0], id="client"
+            ),
+            pytest.param(
+                mapped(lambda x: fl.federated_map(fail, fl.federated_sum(x))),
+                [1.0, 2.0],
+                id="server",
+            ),
+            pytest.param(
+                mapped(lambda x: fl.federated_map(lambda_of_half(), x)),
+                [1.0, 2.0],
+                id="refusal",
+            ),
+        ],
+    )
+    def test_any_error_cleans_the_stack_up(
+        self, install: Factory, comp: Any, arg: Any
+    ) -> None:
+        factory = install()
+        first = factory.create_executor({fl.CLIENTS: 2})
+        started = names_of_threads()
+
+        with pytest.raises((RuntimeError, TypeError, ValueError, tf.errors.OpError)):
+            comp(arg)
+
+        assert len(started) == 3
+        assert names_of_threads() == []
+        assert factory.create_executor({fl.CLIENTS: 2}) is not first
+
+    def test_an_error_without_clients_cleans_the_stack_up(
+        self, install: Factory
+    ) -> None:
         install()
         no_mean = federated_computation(lambda x: fl.federated_mean(x, x), AT_CLIENTS)
 
@@ -329,7 +392,7 @@ class TestClose:
 class TestWhatClientsRun:
     """References are resolved at the top only: clients run TensorFlow."""
 
-    @pytest.mark.claim("debugging.05")
+    @pytest.mark.claim("debugging.04", "debugging.05")
     @pytest.mark.parametrize(
         ("fn", "construct"),
         [

@@ -93,6 +93,44 @@ class TestLoopThread:
         loop.close()
 
         assert ended == ["cleaned up"]
+        with pytest.raises(errors.ContextStateError, match="found one that still ran"):
+            future.result(10)
+
+    def test_close_tells_what_was_about_to_begin(
+        self, loop: LoopThread, recwarn: pytest.WarningsRecorder
+    ) -> None:
+        async def occupy() -> None:
+            time.sleep(0.2)  # noqa: ASYNC251 (nothing else begins meanwhile)
+
+        async def begin() -> None:
+            await asyncio.sleep(60)
+
+        futures = [loop.submit(occupy()), *(loop.submit(begin()) for _ in range(50))]
+        loop.close()
+
+        for future in futures[1:]:
+            with pytest.raises(errors.ContextStateError):
+                future.result(10)
+        gc.collect()
+        assert [str(warning.message) for warning in recwarn] == []
+
+    def test_close_from_the_thread_itself_does_not_wait(self, loop: LoopThread) -> None:
+        async def close() -> str:
+            loop.close()
+            return "closed"
+
+        assert loop.submit(close()).result(10) == "closed"
+        loop.close()
+
+        assert threads_of_this_test() == []
+
+    def test_cancelled_future_of_an_open_thread_is_just_cancelled(
+        self, loop: LoopThread
+    ) -> None:
+        future = loop.submit(asyncio.sleep(60))
+
+        future.cancel()
+
         with pytest.raises(concurrent.futures.CancelledError):
             future.result(10)
 
@@ -162,7 +200,7 @@ class TestLoopThread:
 
         done.set()
         closing.join(10)
-        assert first.cancelled()
+        assert isinstance(first.exception(), errors.ContextStateError)
         assert threads_of_this_test() == []
 
     def test_what_a_run_raises_is_freed_without_the_collector(
@@ -350,7 +388,7 @@ class TestThreadDelegatingExecutor:
         with pytest.raises(errors.ContextStateError, match="found it closed"):
             asyncio.run(executor.create_value(1))
 
-    def test_close_ends_who_waits(self) -> None:
+    def test_close_tells_who_waits(self) -> None:
         executor: Any = ThreadDelegatingExecutor(SleepingExecutor(), NAME)
 
         async def act() -> None:
@@ -359,7 +397,7 @@ class TestThreadDelegatingExecutor:
             executor.close()
             await waiting
 
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(errors.ContextStateError, match="found one that still ran"):
             asyncio.run(act())
 
     def test_cancelling_a_caller_at_once_leaves_nothing_to_await(

@@ -70,7 +70,11 @@ def debugging() -> Iterator[None]:
     factory.clean_up_executor({})
 
 
-@pytest.mark.parametrize("name", foreign_cases.CASES)
+def _slow_secure(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.slow) if name == "secure" else name
+
+
+@pytest.mark.parametrize("name", [_slow_secure(n) for n in foreign_cases.CASES])
 def test_fixture_runs_to_the_same_results(
     name: str, local_contexts: Callable[..., ExecutionContext]
 ) -> None:
@@ -135,7 +139,9 @@ def test_computation_comes_back_from_its_bytes() -> None:
 
 
 def test_bytes_of_no_computation_are_refused() -> None:
-    with pytest.raises(errors.CompileError, match="Expected a computation"):
+    with pytest.raises(
+        errors.CompileError, match="Expected the bytes of a serialised computation"
+    ):
         framework.deserialize_computation(b"not a message")
 
 

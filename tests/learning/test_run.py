@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -121,13 +122,28 @@ def test_resumed_training_has_the_same_bits(
         np.testing.assert_array_equal(one, other)
 
 
+def test_error_of_a_round_lists_at_most_ten_clients() -> None:
+    def fail(state: Counter, data: list[Any]) -> Any:
+        del state, data
+        raise ValueError("no")
+
+    process = LearningProcess(lambda: Counter(0, ()), fail)
+
+    with pytest.raises(ValueError, match="no") as caught:
+        run(process, [[]] * 1000, num_rounds=1)
+
+    (note,) = caught.value.__notes__
+    assert len(re.findall(r"\d+", note)) == 11
+    assert note.endswith(" and 990 others.")
+
+
 @pytest.mark.parametrize(
     ("error", "note"),
     [
         (ValueError("data[0]"), "The cohort is, in order, `clients[i]` for i in {}."),
         (
             errors.ComputationError("no", errors.Location(client_index=1)),
-            "Client 1 of the cohort is `clients[{[1]}]`.",
+            "The client at position 1 of the cohort is `clients[{[1]}]`.",
         ),
     ],
     ids=["no place", "a place"],
@@ -145,5 +161,7 @@ def test_error_of_a_round_says_which_clients_its_cohort_has(
         run(process, CLIENTS, num_rounds=1, cohort_size=3, seed=9)
 
     cohort = CohortSampler(6, 3, 9).sample(0)
-    expected = note.replace("{[1]}", str(cohort[1])).replace("{}", str(cohort))
+    expected = note.replace("{[1]}", str(cohort[1])).replace(
+        "{}", ", ".join(map(str, cohort))
+    )
     assert caught.value.__notes__ == [expected]

@@ -4,6 +4,7 @@ import collections
 import gc
 import os
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import ray
 import tensorflow as tf
 
+import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.client_runs import ClientRun
@@ -78,6 +80,14 @@ def test_held_values_give_the_bits_of_plain_ones(
 
     for result in found:
         np.testing.assert_array_equal(result, expected)
+    by_numpy = totals_by_numpy(clients, 2.0)
+    if computation is mean_of_totals:
+        by_numpy = by_numpy.mean(0)
+    np.testing.assert_allclose(expected, by_numpy, rtol=1e-4, atol=1e-6)
+
+
+def totals_by_numpy(clients: Any, scale: float) -> Any:
+    return scale * np.array([np.sum([*rows, np.zeros(3)], axis=0) for rows in clients])
 
 
 def test_loaded_values_give_the_bits_of_plain_ones(context: ExecutionContext) -> None:
@@ -89,6 +99,8 @@ def test_loaded_values_give_the_bits_of_plain_ones(context: ExecutionContext) ->
     found = context.invoke(mean_of_totals, (data.select(cohort), 0.5))
 
     np.testing.assert_array_equal(found, expected)
+    by_numpy = totals_by_numpy([clients[c] for c in cohort], 0.5).mean(0)
+    np.testing.assert_allclose(found, by_numpy, rtol=1e-4, atol=1e-6)
 
 
 def test_each_client_is_loaded_once_by_a_worker(
@@ -127,6 +139,31 @@ def test_clients_come_back_to_the_worker_that_has_them(ray_contexts: Any) -> Non
     assert all(len(found) == 1 for found in pids.values())
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+def test_workers_leave_keras_to_a_function_that_imports_it(ray_contexts: Any) -> None:
+    own_pool = ray_fed.Workers(count=2, client_bytes=2**28)
+    context = ray_contexts(workers=own_pool, subrounds=2)
+
+    def look(_: int) -> Any:
+        loaded = {"keras", "sklearn", "matplotlib"} & set(sys.modules)
+        return [np.full(3, float(len(loaded)), np.float32)]
+
+    def use(_: int) -> Any:
+        import keras
+
+        weights = keras.layers.Dense(3, kernel_initializer="ones")
+        return [np.asarray(weights(np.ones([1, 2], np.float32)))[0]]
+
+    found = [
+        context.invoke(totals, (ClientData.from_function(range(4), load, DATASET), 1.0))
+        for load in (look, use)
+    ]
+
+    np.testing.assert_array_equal(found[0], np.zeros([4, 3]))
+    np.testing.assert_array_equal(found[1], np.full([4, 3], 2.0))
+
+
 def test_list_of_clients_may_repeat_one(context: ExecutionContext) -> None:
     clients = values_of(3)
     data = ClientData.from_values(clients, DATASET)
@@ -150,12 +187,27 @@ def test_function_that_raises_names_the_client(context: ExecutionContext) -> Non
     assert context.invoke(totals, (data[:1], 1.0)) is not None
 
 
+def test_id_and_position_of_a_client_are_told_apart(context: ExecutionContext) -> None:
+    def load(client: int) -> Any:
+        if client == 1:
+            raise OSError("the disk is gone")
+        return []
+
+    data = ClientData.from_function([3, 2, 1], load, DATASET)
+
+    with pytest.raises(errors.ComputationError) as caught:
+        context.invoke(mean_of_totals, (data, 1.0))
+
+    assert "the client with the id 1, found" in str(caught.value)
+    assert "client at position 2" in str(caught.value)
+
+
 def test_function_that_returns_another_type_names_the_client(
     context: ExecutionContext,
 ) -> None:
     data = ClientData.from_function([8, 9], np.float32, DATASET)
 
-    with pytest.raises(errors.ValueMismatchError, match=r"what client [89] has"):
+    with pytest.raises(errors.ValueMismatchError, match=r"with the id [89] has"):
         context.invoke(mean_of_totals, (data, 1.0))
 
 
@@ -190,7 +242,10 @@ def test_references_tell_ids_and_weights() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ClientData.from_values([[1.0]], DATASET), r"what client 0 has"),
+        (
+            lambda: ClientData.from_values([[1.0]], DATASET),
+            "what the client with the id 0 has",
+        ),
         (
             lambda: ClientData.from_values([[]], DATASET, weights=[1.0, 2.0]),
             "one weight for each of 1 clients, found 2",

@@ -134,6 +134,103 @@ def test_clients_are_what_a_data_source_selects(context: RayFederatedContext) ->
     assert read([first, second]) == [3.0, 15.0]
 
 
+class Selection:
+    """What a data source may select: opaque, but for its length and its clients."""
+
+    def __init__(self, clients: list[Any]) -> None:
+        self._clients = clients
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._clients)
+
+
+class OpaqueSource(Source):
+    """A data source whose selections are no sequences."""
+
+    @override
+    def select(self, k: int | None = None) -> Any:
+        return Selection(super().select(k))
+
+
+@pytest.mark.claim("federated_context.06", "federated_context.18")
+def test_clients_are_opaque_objects_that_a_data_source_selects(
+    context: RayFederatedContext,
+) -> None:
+    @fl.federated_computation(AT_SERVER, [AT_CLIENTS, AT_CLIENTS])
+    def add_sums(state: Any, values: Any) -> Any:
+        total = fl.federated_map(add, (fl.federated_sum(values[0]), state))
+        return fl.federated_map(add, (total, fl.federated_sum(values[1])))
+
+    selections = OpaqueSource().iterator()
+
+    first = add_sum(0.0, selections.select(2))
+    second = add_sums(first, [selections.select(3), selections.select(3)])
+
+    assert read([first, second]) == [3.0, 3.0 + 12.0 + 21.0]
+
+
+@pytest.mark.claim("federated_context.18")
+@pytest.mark.parametrize(
+    "clients",
+    [
+        pytest.param(lambda: iter([1.0]), id="without a length"),
+        pytest.param(lambda: {1.0}, id="without an order"),
+        pytest.param(lambda: {"anna": 1.0}, id="mapping"),
+        pytest.param(lambda: np.ones(2, np.float32), id="array"),
+        pytest.param(lambda: tf.constant([1.0]), id="tensor"),
+        pytest.param(lambda: tf.data.Dataset.from_tensor_slices([1.0]), id="dataset"),
+        pytest.param(object, id="neither length nor clients"),
+        pytest.param(lambda: Selection(["x"]), id="of another type"),
+    ],
+)
+def test_other_objects_are_no_clients(
+    local_context: RayFederatedContext, clients: Any
+) -> None:
+    with pytest.raises(TypeError, match=r"^Expected the argument"):
+        local_context.invoke(add_sum, (0.0, clients()))
+
+
+@pytest.mark.parametrize("comp", [3, None, "text", len, fl.FederatedType], ids=str)
+@pytest.mark.parametrize("kind", ["program", "rounds"])
+def test_what_is_no_computation_is_a_type_error(
+    local_context: RayFederatedContext, comp: Any, kind: str
+) -> None:
+    context: fl.framework.SyncContext = local_context
+    if kind == "rounds":
+        context = local_context.execution_context
+
+    with pytest.raises(
+        TypeError, match="Expected a MergeableCompForm or a computation"
+    ):
+        context.invoke(comp, [1.0])
+
+
+@pytest.mark.parametrize("kind", ["program", "rounds"])
+def test_argument_that_is_not_taken_is_a_type_error(
+    local_context: RayFederatedContext, kind: str
+) -> None:
+    context: fl.framework.SyncContext = local_context
+    if kind == "rounds":
+        context = local_context.execution_context
+
+    with pytest.raises(TypeError, match="Expected no argument"):
+        context.invoke(no_argument, 3)
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError)],
+)
+def test_invocations_are_counted_in_whole_numbers(
+    local_context: RayFederatedContext, number: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="`num_calls`"):
+        local_context.resume_at(number)
+
+
 @pytest.mark.claim("federated_context.20")
 def test_argument_is_optional(context: RayFederatedContext) -> None:
     values = [context.invoke(no_argument), context.invoke(no_argument, None)]
@@ -180,6 +277,11 @@ def test_result_is_references_in_the_containers_of_its_type(
     assert isinstance(value["in_order"][1], list)
 
 
+NAMED = fl.StructType([("b", np.float32), ("a", np.float32)])
+UNNAMED = fl.StructType([np.float32, np.float32])
+BY_NAME = collections.OrderedDict(b=1.0, a=2.0)
+
+
 @pytest.mark.claim(
     "federated_context.11",
     "federated_context.14",
@@ -187,24 +289,25 @@ def test_result_is_references_in_the_containers_of_its_type(
     "federated_context.17",
 )
 @pytest.mark.parametrize(
-    ("type_spec", "expected"),
+    ("type_spec", "expected", "arg"),
     [
-        pytest.param(
-            fl.StructType([("b", np.float32), ("a", np.float32)]),
-            collections.OrderedDict(b=1.0, a=2.0),
-            id="all named",
-        ),
-        pytest.param(fl.StructType([np.float32, np.float32]), (1.0, 2.0), id="unnamed"),
+        pytest.param(NAMED, BY_NAME, BY_NAME, id="all named"),
+        pytest.param(NAMED, BY_NAME, {"a": 2.0, "b": 1.0}, id="all named, of a dict"),
+        pytest.param(NAMED, BY_NAME, (1.0, 2.0), id="all named, of a tuple"),
+        pytest.param(UNNAMED, (1.0, 2.0), (1.0, 2.0), id="unnamed"),
+        pytest.param(UNNAMED, (1.0, 2.0), [1.0, 2.0], id="unnamed, of a list"),
     ],
 )
 def test_struct_without_a_container(
-    local_context: RayFederatedContext, type_spec: fl.Type, expected: Any
+    local_context: RayFederatedContext, type_spec: fl.Type, expected: Any, arg: Any
 ) -> None:
+    """The container follows from the type, whatever container the argument has."""
+
     @fl.federated_computation(fl.FederatedType(type_spec, fl.SERVER))
     def same(value: Any) -> Any:
         return value
 
-    result = same(expected)
+    result = local_context.invoke(same, arg)
 
     assert type(result) is type(expected)
     assert read(result) == expected
@@ -393,7 +496,9 @@ def test_failure_is_located_and_reaches_those_who_depend_on_it(
     fine = add_sum(0.0, [1.0, 2.0])
 
     for reference in (failed, dependent):
-        with pytest.raises(errors.ComputationError, match="client 2") as caught:
+        with pytest.raises(
+            errors.ComputationError, match="client at position 2"
+        ) as caught:
             read(reference)
         assert caught.value.location.client_index == 2
     assert read(fine) == 3.0

@@ -2,12 +2,19 @@
 
 import asyncio
 import collections
+import errno
+import functools
+import json
 import logging
 import math
 import os
 import pathlib
 import random
+import socket
+import struct
+import tracemalloc
 import zipfile
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import federated_language as fl
@@ -223,11 +230,6 @@ def test_version_that_is_there_is_not_overwritten(
     assert run(manager.load(2, None)) == "first"
 
 
-def test_negative_version_is_refused(manager: FileProgramStateManager) -> None:
-    with pytest.raises(ValueError, match="at least 0"):
-        run(manager.save(1, -1))
-
-
 def test_other_structure_is_told(manager: FileProgramStateManager) -> None:
     run(manager.save({"a": 1, "b": [2]}, 0))
 
@@ -299,6 +301,299 @@ def test_cut_file_is_passed_over_for_the_one_before(
     assert "Version 2 is passed over" in caplog.text
     with pytest.raises(errors.SavedStateError, match="damaged"):
         run(manager.load(2, CONTENT))
+
+
+def put_folder(path: pathlib.Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def put_loop(path: pathlib.Path) -> None:
+    path.unlink()
+    path.symlink_to(path)
+
+
+def put_link_to_nothing(path: pathlib.Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("nothing"))
+
+
+def put_fifo(path: pathlib.Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def put_device(path: pathlib.Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def put_socket(path: pathlib.Path) -> None:
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(os.path.relpath(path))  # absolute, it may be too long
+
+
+ARRAY = {"kind": "array", "member": "0.npy", "dtype": None, "scalar": False}
+
+
+def put_archive(
+    path: pathlib.Path,
+    member: bytes,
+    compression: int = zipfile.ZIP_STORED,
+    described: Any = ARRAY,
+) -> None:
+    """Write an archive whose checksums are right, with one member."""
+    manifest = {"format": 1, "values": [{"name": "model", "value": described}]}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("0.npy", member)
+        archive.writestr("manifest.json", json.dumps(manifest))
+
+
+def npy(header: str, content: bytes = b"") -> bytes:
+    """Return an array of numpy's format with a header of that text."""
+    return (
+        b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header.encode() + content
+    )
+
+
+def header(shape: str, descr: str = "'<f4'") -> str:
+    return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n"
+
+
+def put_larger_than_declared(path: pathlib.Path) -> None:
+    """Declare fewer bytes of a compressed member than it has, as zip bombs do."""
+    put_archive(
+        path, npy(header("(4,)"), bytes(16)) + bytes(2**20), zipfile.ZIP_DEFLATED
+    )
+    declare_size(path, len(npy(header("(4,)"), bytes(16))))
+
+
+def put_overlapping(path: pathlib.Path) -> None:
+    """Declare more bytes of a member than the file has."""
+    put_archive(path, npy(header("(4,)"), bytes(16)))
+    declare_size(path, 2**31, both=True)
+
+
+def declare_size(path: pathlib.Path, size: int, *, both: bool = False) -> None:
+    """Write another size of the first member into the directory of an archive."""
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    content[entry + 24 : entry + 28] = struct.pack("<I", size)
+    if both:
+        content[entry + 20 : entry + 24] = struct.pack("<I", size)
+    path.write_bytes(content)
+
+
+NOT_WHOLE = [
+    pytest.param(put_folder, id="folder"),
+    pytest.param(put_loop, id="loop of links"),
+    pytest.param(put_link_to_nothing, id="link to nothing"),
+    pytest.param(put_fifo, id="FIFO"),
+    pytest.param(put_device, id="device"),
+    pytest.param(put_socket, id="socket"),
+    pytest.param(put_larger_than_declared, id="member larger than it declares"),
+    pytest.param(put_overlapping, id="member larger than the file"),
+    *(
+        pytest.param(functools.partial(put_archive, member=member), id=name)
+        for name, member in {
+            "10**25 elements": npy(header(f"({10**25},)")),
+            "10**25 elements of nothing": npy(header(f"({10**25},)", "'|V0'")),
+            "10**11 elements": npy(header(f"({10**11},)")),
+            "product of sizes beyond 64 bits": npy(header(f"({2**33}, {2**31})")),
+            "unclosed header": npy("{'descr': '<f4', 'shape': (3,"),
+            "unclosed text": npy("{'descr': '<f4"),
+            "deep header": npy("(" * 5000),
+            "many signs in a header": npy("-" * 9000 + "1"),
+            "header of another kind": npy("[1, 2]"),
+            "dtype that is none": npy(header("(1,)", "'<q9'"), bytes(9)),
+            "negative size": npy(header("(-1,)")),
+            "two negative sizes": npy(header("(-1, -4)"), bytes(16)),
+            "fewer elements than content": npy(header("(2,)"), bytes(16)),
+            "array of arrays": npy(header("(1,)", "('<f4', (2,))"), bytes(8)),
+            "later version of the format": b"\x93NUMPY\x09\0" + bytes(100),
+        }.items()
+    ),
+    *(
+        pytest.param(
+            functools.partial(
+                put_archive, member=npy(header("(4,)"), bytes(16)), described=described
+            ),
+            id=name,
+        )
+        for name, described in {
+            "one member for two values": {
+                "kind": "list",
+                "keys": None,
+                "values": [ARRAY, ARRAY],
+            },
+            "no such kind": {**ARRAY, "kind": "pickle"},
+            "no such member": {**ARRAY, "member": "1.npy"},
+            "floats as bytes": {**ARRAY, "kind": "bytes"},
+            "list as a number": {"kind": "json", "value": [1]},
+            "no description": [],
+        }.items()
+    ),
+    *(
+        pytest.param(
+            functools.partial(
+                put_archive, member=npy(header("(4,)"), bytes(16)), compression=kind
+            ),
+            id=f"compressed by {name}",
+        )
+        for name, kind in {
+            "deflate": zipfile.ZIP_DEFLATED,
+            "bzip2": zipfile.ZIP_BZIP2,
+            "lzma": zipfile.ZIP_LZMA,
+        }.items()
+    ),
+]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("put", NOT_WHOLE)
+def test_whatever_is_no_whole_state_is_passed_over_for_the_one_before(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    put: Callable[[pathlib.Path], None],
+) -> None:
+    manager, path = save_two(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    put(path)
+
+    with caplog.at_level(logging.WARNING):
+        loaded, version = run(manager.load_latest(CONTENT))
+
+    assert (version, loaded["count"]) == (1, 2)
+    assert "Version 2 is passed over" in caplog.text
+    with pytest.raises(errors.SavedStateError, match=r"program_state_2\.zip"):
+        run(manager.load(2, {"model": 0}))
+
+
+@pytest.mark.parametrize("put", NOT_WHOLE)
+def test_whatever_is_no_whole_state_is_replaced_or_told(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    put: Callable[[pathlib.Path], None],
+) -> None:
+    manager, path = save_two(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    put(path)
+
+    if put is put_folder:
+        with pytest.raises(errors.SavedStateError, match="folder of that name: move"):
+            run(manager.save(CONTENT, 2))
+        run(manager.save(CONTENT, 3))
+        run(manager.remove_all())
+        assert list(tmp_path.iterdir()) == [path]
+    else:
+        run(manager.save({**CONTENT, "count": 4}, 2))
+        assert run(manager.load_latest(CONTENT))[0]["count"] == 4
+
+
+def test_reading_takes_no_more_memory_than_the_file_has(tmp_path: pathlib.Path) -> None:
+    manager, path = save_two(tmp_path)
+    elements = 2**26
+    bomb = npy(header(f"({elements},)", "'|u1'"), bytes(elements))
+    put_archive(path, bomb, zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < elements / 500
+
+    tracemalloc.start()
+    with pytest.raises(errors.SavedStateError):
+        run(manager.load(2, {"model": 0}))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert most < 2**22
+
+
+def test_process_without_descriptors_is_no_damage(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, path = save_two(tmp_path)
+    before = path.read_bytes()
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        for use in (manager.load_latest(CONTENT), manager.save("other", 2)):
+            with pytest.raises(OSError, match="Too many open files"):
+                run(use)
+
+    assert path.read_bytes() == before
+
+
+def test_later_versions_that_lie_about_do_not_cost_the_one_saved(
+    tmp_path: pathlib.Path,
+) -> None:
+    manager = FileProgramStateManager(tmp_path, keep_total=1)
+    (tmp_path / "program_state_9.zip").mkdir()
+    (tmp_path / "program_state_8.zip").write_bytes(b"damaged")
+
+    run(manager.save("state", 4))
+
+    assert run(manager.load_latest(None)) == ("state", 4)
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param(-1, id="negative"),
+        pytest.param(True, id="bool"),
+        pytest.param(1.0, id="float"),
+        pytest.param("1", id="text"),
+        pytest.param(None, id="none"),
+        pytest.param(2**63, id="2**63"),
+        pytest.param(10**5000, id="of 5000 digits"),
+    ],
+)
+def test_what_can_be_no_version_is_refused(
+    manager: FileProgramStateManager, version: Any
+) -> None:
+    for use in (manager.load(version, None), manager.save(1, version)):
+        with pytest.raises(errors.UnsupportedError, match="at least 0 and below 2"):
+            run(use)
+
+
+def test_versions_may_be_numbers_of_numpy(manager: FileProgramStateManager) -> None:
+    run(manager.save("state", np.int64(3)))  # pyright: ignore[reportArgumentType]
+
+    assert run(manager.load_latest(None)) == ("state", 3)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param({"root_dir": "a\0b"}, id="NUL"),
+        pytest.param({"root_dir": "\ud800"}, id="lone surrogate"),
+        pytest.param({"root_dir": ""}, id="empty"),
+        pytest.param({"root_dir": 3}, id="number"),
+        pytest.param({"root_dir": b"a"}, id="bytes"),
+        pytest.param({"root_dir": "a", "prefix": "b/c"}, id="folder in the prefix"),
+        pytest.param({"root_dir": "a", "prefix": "\0"}, id="NUL in the prefix"),
+        pytest.param({"root_dir": "a", "prefix": None}, id="no prefix"),
+    ],
+)
+def test_what_can_be_no_folder_is_refused(names: dict[str, Any]) -> None:
+    with pytest.raises(errors.UnsupportedError, match="Expected the"):
+        FileProgramStateManager(**names)
+
+
+def test_file_in_place_of_the_folder_is_told(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "states").write_text("not a folder")
+    manager = FileProgramStateManager(tmp_path / "states")
+
+    for use in (manager.load_latest(None), manager.save(1, 1), manager.get_versions()):
+        with pytest.raises(errors.SavedStateError, match="Expected a folder"):
+            run(use)
+
+
+def test_two_values_of_one_name_are_refused(manager: FileProgramStateManager) -> None:
+    with pytest.raises(errors.ValueMismatchError, match="two of one name"):
+        run(manager.save({"a/b": 1, "a": {"b": 2}}, 0))
 
 
 def test_damaged_version_may_be_saved_again(tmp_path: pathlib.Path) -> None:

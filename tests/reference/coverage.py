@@ -4,7 +4,8 @@
 
 Fails on a claim without a test, and on a test that names a claim which is none. Tests
 are found by pytest itself, so a test that is listed exists; one that never runs in
-`.ci/run` (skipped, expected to fail, in need of an accelerator) holds nothing.
+`.ci/run` (skipped, expected to fail, in need of an accelerator) holds nothing. Where
+ray_fed differs from a document, `differences.md` says so, and why.
 """
 
 import collections

@@ -17,7 +17,7 @@ CLAIMS = read_claims(
 10  Every stack has this structure, whatever the number of clients.
 11  Each client runs in a thread of its own, at the same time as the others.
 12  Follows dependencies of data: what depends on nothing runs at the same time.
-13  Executes whatever intrinsics federated computations are made of.
+13  Executes every federated intrinsic, where the functions it takes are TensorFlow.
 14  With `num_clients`, has exactly so many clients.
 15  Without, infers their number from the values that it is passed.
 16  `clients_per_thread` clients run in sequence on one thread.

@@ -6,7 +6,7 @@ CLAIMS = read_claims(
     "federating",
     """
 01  Handles federated types and intrinsics over executors, some of them for clients.
-02  What its strategy does not implement is not implemented.
+02  An intrinsic that needs what its strategy does not implement is not implemented.
 03  The strategy decides how intrinsics and federated types are carried out.
 04  The strategy decides how federated values are represented in the stack.
 05  The strategy delegates work to target executors.

@@ -1,6 +1,7 @@
 """The table that says which tests hold which claims."""
 
 import pathlib
+import re
 
 import pytest
 
@@ -170,6 +171,17 @@ def test_command_fails_where_something_is_wrong(
 
     assert coverage.main() == expected
     assert "Says something." in capsys.readouterr().out
+
+
+def test_differences_name_claims_that_there_are() -> None:
+    page = pathlib.Path(coverage.__file__).with_name("differences.md").read_text()
+    documents = {claim.id.partition(".")[0] for claim in coverage.CLAIMS}
+
+    named = re.findall(r"`(\w+)\.(\d\d)`", page)
+
+    ids = {f"{document}.{number}" for document, number in named}
+    assert ids <= {claim.id for claim in coverage.CLAIMS}
+    assert {document for document, _ in named} == documents
 
 
 def test_documents_number_each_claim_once() -> None:

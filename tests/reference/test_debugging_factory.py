@@ -26,6 +26,7 @@ from ray_fed.framework import (
     ThreadDelegatingExecutor,
     thread_debugging_executor_factory,
 )
+from ray_fed.tensorflow import graph, loader
 
 flf = fl.framework
 Build = Callable[..., flf.ExecutorFactory]
@@ -38,6 +39,14 @@ AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
 @rtf.computation(np.float32)
 def half(x: Any) -> Any:
     return x / 2
+
+
+MODEL = fl.TensorType(np.float32, (2,))
+
+
+@rtf.computation(MODEL)
+def train(model: Any) -> Any:
+    return tf.reduce_sum(model)
 
 
 @pytest.fixture
@@ -137,6 +146,69 @@ def test_each_call_of_the_computation_is_one_call_of_tensorflow(
     assert sorted(calls) == [5.0] * 8 + [7.0] * 4
 
 
+@pytest.mark.claim("debugging.04")
+def test_nothing_below_the_top_resolves_references(build: Build) -> None:
+    number = fl.TensorType(np.float32)
+    references = [
+        flf.Lambda("x", number, flf.Reference("x", number)),
+        flf.Block([("x", flf.Literal(1.0, number))], flf.Reference("x", number)),
+    ]
+    top = build().create_executor({fl.CLIENTS: 2})
+
+    for target in targets_of(top):
+        for block in references:
+            with pytest.raises(ValueError, match="a ReferenceResolvingExecutor above"):
+                asyncio.run(target.create_value(block))
+    assert asyncio.run(asyncio.run(top.create_value(references[1])).compute()) == 1.0
+
+
+@pytest.mark.claim("debugging.17")
+@pytest.mark.parametrize(
+    ("clients_per_thread", "num_threads"), [(1, 6), (2, 3), (6, 1), (9, 1)]
+)
+def test_threads_hold_one_copy_of_a_model_each(
+    build: Build,
+    monkeypatch: pytest.MonkeyPatch,
+    clients_per_thread: int,
+    num_threads: int,
+) -> None:
+    copies: list[str] = []
+    working, most = set[str](), list[int]()
+
+    class ModelExecutor(EagerTFExecutor):
+        """Notes who embeds a model, and how many clients work on it at once."""
+
+        @override
+        async def create_value(self, value: Any, type_spec: Any = None) -> Any:
+            if str(type_spec) == str(MODEL):
+                copies.append(threading.current_thread().name)
+            return await super().create_value(value, type_spec)
+
+        @override
+        async def create_call(self, comp: Any, arg: Any = None) -> Any:
+            name = threading.current_thread().name
+            assert name not in working
+            working.add(name)
+            most.append(len(working))
+            result = await super().create_call(comp, arg)
+            working.remove(name)
+            return result
+
+    monkeypatch.setattr(eager_tf, "EagerTFExecutor", ModelExecutor)
+    factory = build(6, clients_per_thread)
+    comp = federated_computation(
+        lambda x: fl.federated_map(train, fl.federated_broadcast(x)),
+        fl.FederatedType(MODEL, fl.SERVER),
+    )
+
+    results = invoke(factory, comp, [1.0, 2.0])
+
+    assert results == [3.0] * 6
+    at_clients = sorted(copies[1:])  # the first is the server's
+    assert at_clients == [f"ray_fed debugging {i}" for i in range(num_threads)]
+    assert max(most) <= num_threads
+
+
 class EmbeddingExecutor(EagerTFExecutor):
     """Notes the computations that it is asked to run."""
 
@@ -162,6 +234,50 @@ def test_clients_are_given_the_computation_as_it_was_written(
 
     written = half.to_proto().SerializeToString(deterministic=True)
     assert EmbeddingExecutor.embedded == [written] * 2
+
+
+SEQUENCE = fl.SequenceType(np.float32)
+
+
+@rtf.computation(SEQUENCE)
+def total(numbers: Any) -> Any:
+    shuffled = numbers.map(lambda x: 2.0 * x).batch(2)
+    return shuffled.reduce(0.0, lambda x, y: x + tf.reduce_sum(y))
+
+
+def ops_of(graph_def: Any) -> list[str]:
+    """Return the kinds of all ops of a graph and of its functions, in order."""
+    nodes = [
+        *graph_def.node,
+        *(n for f in graph_def.library.function for n in f.node_def),
+    ]
+    return sorted(node.op for node in nodes if node.op not in ("Const", "NoOp"))
+
+
+@pytest.mark.claim("debugging.06")
+def test_graphs_run_as_they_were_written(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[Any] = []
+    import_function = loader.import_function
+
+    def note(graph_def: Any, *names: Any) -> Any:
+        loaded.append(ops_of(graph_def))
+        return import_function(graph_def, *names)
+
+    monkeypatch.setattr(loader, "import_function", note)
+    comp = federated_computation(
+        lambda x, y: (fl.federated_map(total, x), fl.federated_map(total, y)),
+        fl.FederatedType(SEQUENCE, fl.CLIENTS),
+        fl.FederatedType(SEQUENCE, fl.SERVER),
+    )
+
+    result = invoke(build(), comp, [[1.0, 2.0, 3.0], []], [4.0])
+
+    written = ops_of(graph.graph_of(total.to_proto().tensorflow))
+    assert result == ([12.0, 0.0], 8.0)
+    assert loaded == [written] * 3
+    assert {"MapDataset", "BatchDatasetV2", "ReduceDataset"} <= set(written)
 
 
 @pytest.mark.claim("debugging.03")

@@ -34,6 +34,11 @@ def increment(x: Any) -> Any:
     return x + 1
 
 
+@rtf.computation(np.int32, np.int32)
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
 class Reversed:
     """Client values as one strategy might keep them: the last client first."""
 
@@ -175,14 +180,37 @@ def test_what_has_no_placement_runs_on_the_unplaced_executor(
 
 
 @pytest.mark.claim("federating.02")
+@pytest.mark.parametrize(
+    "aggregation",
+    [
+        pytest.param(fl.federated_sum, id="sum"),
+        pytest.param(fl.federated_max, id="max"),
+        pytest.param(
+            lambda x: fl.federated_aggregate(x, np.int32(0), add, add, increment),
+            id="aggregate",
+        ),
+    ],
+)
 def test_what_the_strategy_does_not_implement_is_not_implemented(
-    executor: FederatingExecutor,
+    client_target: Target, unplaced: Target, aggregation: Callable[[Any], Any]
 ) -> None:
-    function = embed(executor, flf.FEDERATED_SUM, SUM)
-    argument = embed(executor, [1, 2, 3], AT_CLIENTS)
+    """A strategy without `reduce` does maps, and refuses whatever aggregates."""
+    federating = FederatingExecutor(lambda _: ForeignStrategy(client_target), unplaced)
+    stack = ReferenceResolvingExecutor(federating)
+    work = fl.federated_computation(
+        lambda x: fl.federated_map(increment, x), AT_CLIENTS
+    )
+    aggregate = fl.federated_computation(aggregation, AT_CLIENTS)
 
+    async def run(comp: Any) -> Any:
+        function = await stack.create_value(comp)
+        argument = await stack.create_value([1, 2, 3], AT_CLIENTS)
+        return await (await stack.create_call(function, argument)).compute()
+
+    assert asyncio.run(run(work)) == [2, 3, 4]
     with pytest.raises(NotImplementedError, match="no reduction"):
-        asyncio.run(executor.create_call(function, argument))
+        asyncio.run(run(aggregate))
+    stack.close()
 
 
 @pytest.mark.claim("federating.06")

@@ -237,6 +237,41 @@ def test_contexts_run_at_the_same_time() -> None:
     assert len(asked) == 3
 
 
+class Plain(flf.AsyncContext):
+    """Its `invoke` is a function that returns what it is told to."""
+
+    def __init__(self, to_result: Callable[[Any], Any]) -> None:
+        self._to_result = to_result
+
+    @override
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        return self._to_result(np.float32(1))
+
+
+@pytest.mark.claim("mergeable.06")
+def test_context_that_returns_no_awaitable_is_a_type_error() -> None:
+    context = MergeableCompExecutionContext([Plain(lambda result: result)])
+
+    with pytest.raises(TypeError, match=r"`invoke` of context 0 .* an awaitable"):
+        context.invoke(SUM_FORM, CLIENTS)
+
+    context.close()
+
+
+@pytest.mark.claim("mergeable.06")
+def test_context_may_return_any_awaitable() -> None:
+    async def later(result: Any) -> Any:
+        return result
+
+    context = MergeableCompExecutionContext(
+        [Plain(lambda result: asyncio.ensure_future(later(result)))]
+    )
+
+    assert context.invoke(SUM_FORM, CLIENTS) == 1.0
+
+    context.close()
+
+
 @pytest.mark.claim("mergeable.07")
 def test_compiler_is_given_the_computation_and_its_form_is_executed(
     build: Build,
@@ -256,6 +291,110 @@ def test_compiler_is_given_the_computation_and_its_form_is_executed(
     assert given == [largest]
     assert isinstance(given[0], flf.ConcreteComputation)
     assert result == 15.0
+
+
+@pytest.mark.claim("mergeable.07")
+def test_computation_is_compiled_once(build: Build) -> None:
+    given: list[Any] = []
+
+    def compile_to_sum(comp: Any) -> MergeableCompForm:
+        given.append(comp)
+        return SUM_FORM
+
+    context = build(compiler_fn=compile_to_sum)
+    others = [
+        federated_computation(fl.federated_max, AT_CLIENTS),
+        federated_computation(fl.federated_min, AT_CLIENTS),
+    ]
+
+    results = [context.invoke(comp, CLIENTS) for comp in [*others, *others]]
+
+    assert results == [15.0] * 4
+    assert given == others
+
+
+@pytest.mark.claim("mergeable.07")
+@pytest.mark.parametrize("form", [None, "form", total, (total, add, 1)], ids=type)
+def test_compiler_that_returns_no_form_is_a_type_error(build: Build, form: Any) -> None:
+    context = build(compiler_fn=lambda _: form)
+
+    with pytest.raises(TypeError, match="`compiler_fn` to return a MergeableCompForm"):
+        context.invoke(total, CLIENTS)
+
+
+def async_context() -> flf.AsyncContext:
+    factory = framework.thread_debugging_executor_factory()
+    return flf.AsyncExecutionContext(factory)
+
+
+@pytest.mark.claim("mergeable.06")
+@pytest.mark.parametrize(
+    ("contexts", "error"),
+    [
+        pytest.param([], ValueError, id="none"),
+        pytest.param(None, TypeError, id="no sequence"),
+        pytest.param(async_context(), TypeError, id="context outside of a sequence"),
+        pytest.param([async_context(), 3], TypeError, id="number"),
+        pytest.param([flf.AsyncExecutionContext], TypeError, id="class"),
+        pytest.param(
+            [flf.SyncExecutionContext(framework.thread_debugging_executor_factory())],
+            TypeError,
+            id="synchronous context",
+        ),
+    ],
+)
+def test_contexts_are_asynchronous_contexts(
+    contexts: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=r"^Expected "):
+        MergeableCompExecutionContext(contexts)
+
+
+@pytest.mark.claim("mergeable.03")
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"compiler_fn": SUM_FORM}, TypeError),
+        ({"transform_args": 3}, TypeError),
+        ({"transform_result": "x"}, TypeError),
+        ({"num_subrounds": 1.5}, TypeError),
+        ({"num_subrounds": "2"}, TypeError),
+        ({"num_subrounds": True}, TypeError),
+        ({"num_subrounds": 0}, ValueError),
+        ({"num_subrounds": -1}, ValueError),
+    ],
+    ids=str,
+)
+def test_options_are_of_their_types(options: Any, error: type[Exception]) -> None:
+    (name,) = options
+
+    with pytest.raises(error, match=f"^Expected .*`{name}`"):
+        MergeableCompExecutionContext([async_context()], **options)
+
+
+@pytest.mark.claim("mergeable.09", "mergeable.16")
+@pytest.mark.parametrize("returned", [None, 5.0], ids=["none", "an argument"])
+def test_none_is_transformed_too(build: Build, returned: Any) -> None:
+    seen: list[Any] = []
+
+    def transform(arg: Any) -> Any:
+        seen.append(arg)
+        return returned
+
+    context = build(transform_args=transform, num_clients=3)
+    form = SERVER_FORM if returned else ONES_FORM
+
+    result = context.invoke(form)
+
+    assert seen == [None]
+    assert result == (10.0 if returned else 6.0)
+
+
+def test_argument_that_is_not_taken_is_a_type_error(build: Build) -> None:
+    context = build(num_clients=3)
+
+    with pytest.raises(TypeError, match="Expected no argument"):
+        context.invoke(ONES_FORM, 3)
 
 
 @pytest.mark.claim("mergeable.13")
@@ -290,6 +429,11 @@ def ones() -> Any:
 
 IDENTITY = federated_computation(lambda merged: merged, AT_SERVER)
 ONES_FORM = MergeableCompForm(ones, add, IDENTITY)
+SERVER_FORM = MergeableCompForm(
+    federated_computation(lambda x: x, AT_SERVER),
+    add,
+    federated_computation(lambda _, merged: merged, AT_SERVER, AT_SERVER),
+)
 
 
 @pytest.mark.claim("mergeable.16", "semantics.73")

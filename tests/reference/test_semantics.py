@@ -4,9 +4,10 @@
 
 import asyncio
 import collections
+import contextlib
 import gc
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, cast
 
 import federated_language as fl
@@ -23,6 +24,7 @@ from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.contexts.mergeable import MergeableCompExecutionContext
 from ray_fed.executors import stack
 from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.tensorflow import callbacks
 
 flf = fl.framework
 ContextFactory = Callable[..., ExecutionContext]
@@ -109,40 +111,71 @@ def test_what_a_call_created_is_freed_after_it(comp: Any, num_calls: int) -> Non
     assert resident_megabytes() - before < 150  # kept, they would be 300 or more
 
 
+CPU, GPU = "/device:CPU:0", "/device:GPU:7"
+LONGS = fl.SequenceType(np.int64)
+
+
 @pytest.mark.claim("semantics.13")
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("function", "types", "argument", "expected"),
     [
-        pytest.param(lambda: tf.data.Dataset.range(3), "/device:CPU:0", id="dataset"),
+        pytest.param(lambda: tf.data.Dataset.range(3), (), None, CPU, id="dataset"),
         pytest.param(
-            lambda: [tf.data.Dataset.range(3), tf.constant(1)],
-            "/device:CPU:0",
+            lambda: [tf.data.Dataset.range(3), tf.constant(1) + 1],
+            (),
+            None,
+            CPU,
             id="dataset in a struct",
         ),
-        pytest.param(lambda: tf.constant(1), "/device:GPU:7", id="tensor"),
+        pytest.param(
+            lambda n: tf.data.Dataset.range(0, n),
+            (np.int64,),
+            3,
+            CPU,
+            id="tensor to dataset",
+        ),
+        pytest.param(
+            lambda x: x.skip(1), (LONGS,), [1, 2], CPU, id="dataset to dataset"
+        ),
+        pytest.param(lambda: tf.constant(1), (), None, GPU, id="tensor"),
+        pytest.param(lambda x: x + 1, (np.int32,), 3, GPU, id="tensor to tensor"),
     ],
 )
 def test_functions_that_return_datasets_stay_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], expected: str
+    monkeypatch: pytest.MonkeyPatch,
+    function: Callable[..., Any],
+    types: Any,
+    argument: Any,
+    expected: str,
 ) -> None:
-    devices: set[Any] = set()
-    device_scope = tf.device
-
-    def note(name: Any) -> Any:
-        devices.add(name)
-        return device_scope("/device:CPU:0")
-
-    comp = rtf.computation(make)
+    comp = rtf.computation(function, *types) if types else rtf.computation(function)
     executor: Any = EagerTFExecutor()
-    executor._device = "/device:GPU:7"
-    monkeypatch.setattr(tf, "device", note)
+    executor._device = GPU  # no such device is asked to run anything: see `scope`
+    entered, called_on = list[str](), list[str]()
+    device_scope, call_function = tf.device, callbacks.call
+
+    @contextlib.contextmanager
+    def scope(name: str) -> Generator[None]:
+        entered.append(name)
+        with device_scope(CPU):
+            yield
+        entered.pop()
+
+    def note(*args: Any) -> Any:
+        called_on.append(entered[-1])
+        return call_function(*args)
+
+    monkeypatch.setattr(tf, "device", scope)
+    monkeypatch.setattr(callbacks, "call", note)
 
     async def call() -> Any:
-        return await executor.create_call(await executor.create_value(comp))
+        embedded = await executor.create_value(comp)
+        arg = await executor.create_value(argument, types[0]) if types else None
+        return await executor.create_call(embedded, arg)
 
     asyncio.run(call())
 
-    assert devices == {expected}
+    assert called_on == [expected]
 
 
 @pytest.mark.claim("semantics.18")

@@ -811,6 +811,18 @@ class TestRefusals:
         with pytest.raises(TypeError, match="Expected dense tensors"):
             rtf.computation(lambda x: x, tf.RaggedTensorSpec([None, None], tf.int32))
 
+    @pytest.mark.parametrize("true", [True, np.True_])
+    def test_truth_is_no_size_though_a_type_of_size_one_is_alive(
+        self, true: Any
+    ) -> None:
+        alive = fl.TensorType(np.int32, [1])
+
+        with pytest.raises(
+            errors.ValueMismatchError, match=r"Expected .* sizes .*, found \[.*True"
+        ):
+            rtf.computation(lambda x: x, (np.int32, [true]))
+        assert alive.compact_representation() == "int32[1]"
+
     @pytest.mark.parametrize(
         "result",
         [

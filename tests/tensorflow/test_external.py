@@ -6,6 +6,7 @@ import importlib
 import os
 import pathlib
 import platform
+import struct
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -294,6 +295,80 @@ def test_missing_file_is_named_with_the_executor(suffix: str) -> None:
     assert f"process {os.getpid()} on node `{platform.node()}`" in str(caught.value)
 
 
+def _put_fifo(path: pathlib.Path) -> None:
+    os.mkfifo(path)
+
+
+def _put_device(path: pathlib.Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _put_loop(path: pathlib.Path) -> None:
+    path.symlink_to(path)
+
+
+@pytest.mark.timeout(20)
+@FORMATS
+@pytest.mark.parametrize(
+    ("put", "found"),
+    [
+        pytest.param(_put_fifo, "a FIFO", id="FIFO"),
+        pytest.param(_put_device, "a device", id="device"),
+        pytest.param(_put_loop, "symbolic links", id="loop of links"),
+        pytest.param(pathlib.Path.mkdir, "a folder", id="folder"),
+    ],
+)
+def test_only_regular_files_are_opened(
+    tmp_path: pathlib.Path,
+    suffix: str,
+    put: Callable[[pathlib.Path], None],
+    found: str,
+) -> None:
+    path = tmp_path / f"data.{suffix}"
+    put(path)
+
+    with pytest.raises(errors.MissingFileError, match=rf"data\.{suffix}.*{found}"):
+        _compute(str(path), fl.SequenceType(np.int64))
+
+
+def _npy(header: str, content: bytes = b"") -> bytes:
+    return (
+        b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header.encode() + content
+    )
+
+
+def _header(shape: str, descr: str = "<i8") -> str:
+    return f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}}}\n"
+
+
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(_npy(_header(f"({10**25},)")), id="10**25 elements"),
+        pytest.param(_npy(_header(f"({10**11},)")), id="10**11 elements"),
+        pytest.param(_npy(_header("(1,)"), bytes(16)), id="more bytes than elements"),
+        pytest.param(_npy(_header("(3,)"), bytes(16)), id="fewer bytes than elements"),
+        pytest.param(_npy("{'descr': '<i8', 'shape': (3,"), id="unclosed header"),
+        pytest.param(_npy("-" * 9000 + "1"), id="many signs in a header"),
+        pytest.param(_npy(_header("(1,)", "<U1"), b"\0\xd8\0\0"), id="lone surrogate"),
+    ],
+)
+def test_array_that_is_not_what_its_header_claims_is_named(
+    tmp_path: pathlib.Path, suffix: str, content: bytes
+) -> None:
+    path = tmp_path / f"data.{suffix}"
+    if suffix == "npy":
+        path.write_bytes(content)
+    else:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("array.npy", content)
+    dtype = np.str_ if b"U1" in content else np.int64
+
+    with pytest.raises(errors.ValueMismatchError, match=rf"data\.{suffix}"):
+        _compute(str(path), fl.TensorType(dtype, (None,)))
+
+
 @FORMATS
 @pytest.mark.parametrize(
     ("column", "type_spec", "found"),
@@ -454,6 +529,7 @@ def test_plain_reference_reads_as_the_block_does(write: Callable[..., str]) -> N
     assert asyncio.run(_read(external, fl.SequenceType(np.int64))) == [3, 1, 2]
 
 
+@pytest.mark.slow
 def test_importing_the_front_end_loads_no_extra() -> None:
     code = "import sys, ray_fed.tensorflow; print('fsspec' in sys.modules)"
     found = importlib.import_module("subprocess").run(

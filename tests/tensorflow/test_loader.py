@@ -128,6 +128,7 @@ def function_names(proto: Any) -> set[str]:
     return {function.signature.name for function in library.function}
 
 
+@pytest.mark.slow
 @pytest.mark.claim("semantics.01")
 def test_functions_of_two_processes_with_equal_names_both_run_right(
     executor: EagerTFExecutor, elsewhere: tuple[pathlib.Path, list[int]]
@@ -146,6 +147,7 @@ def test_functions_of_two_processes_with_equal_names_both_run_right(
 class TestConcurrentCalls:
     """Of one loaded function, from several threads."""
 
+    @pytest.mark.slow
     def test_have_variables_of_their_own(
         self, elsewhere: tuple[pathlib.Path, list[int]]
     ) -> None:

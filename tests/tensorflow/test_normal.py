@@ -413,3 +413,14 @@ class TestRefusals:
     def test_types_without_a_normal_form(self, type_spec: fl.Type) -> None:
         with pytest.raises(errors.ValueMismatchError, match="placements are for"):
             normal.normalise(1, type_spec)
+
+
+@pytest.mark.parametrize(
+    "value", [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", {1, 2}], ids=repr
+)
+@pytest.mark.parametrize(
+    "type_spec", [fl.SequenceType(np.int32), fl.TensorType(np.int32, (2,))], ids=str
+)
+def test_text_memory_and_sets_have_no_numbers(value: Any, type_spec: fl.Type) -> None:
+    with pytest.raises(errors.ValueMismatchError, match="Expected"):
+        normal.normalise(value, type_spec)

@@ -124,7 +124,7 @@ def test_a_message_without_origin_is_a_tensorflow_computation() -> None:
 
     assert str(caught.value) == (
         "A TensorFlow computation raised InvalidArgumentError: assertion failed:"
-        " [not positive] [client 0]"
+        " [not positive] [client at position 0]"
     )
 
 

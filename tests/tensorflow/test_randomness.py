@@ -55,6 +55,18 @@ def test_every_op_of_tensorflow_that_has_a_seed_is_keyed_or_named() -> None:
     assert {name for name in unknown if not name.startswith(_FROM_INPUTS)} == set()
 
 
+def test_every_op_that_draws_is_known_by_its_name() -> None:
+    keyed = randomness._TWINS.keys() | randomness._SEEDED.keys()
+    keyed |= randomness._SHAPED.keys() | {"Multinomial", "RandomShuffle"}
+
+    names = [name.encode() for name in keyed | randomness._UNKEYED]
+
+    assert [name for name in names if not draws.may_draw(name)] == []
+    assert not draws.may_draw(
+        b"AddV2 MatMul TensorSliceDataset StatefulPartitionedCall"
+    )
+
+
 def loaded(fn: Callable[[], Any]) -> Callable[[int], Any]:
     """Return a function from a client's index to what the client draws."""
     return load(rtf.computation(fn))

@@ -103,16 +103,22 @@ def compute(comp: Any, argument: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("comp", "argument"),
+    ("comp", "argument", "by_numpy"),
     [
-        (divided_by_a_literal, NUMBERS[0]),
-        (divided_by_a_result, NUMBERS[0]),
-        (summed_one_by_one, tuple(NUMBERS)),
-        (named, tuple(NUMBERS[:2])),
+        (divided_by_a_literal, NUMBERS[0], [NUMBERS[0] / np.float32(3)]),
+        (divided_by_a_result, NUMBERS[0], [NUMBERS[0] / np.float32(3)]),
+        (
+            summed_one_by_one,
+            tuple(NUMBERS),
+            [((NUMBERS[0] + NUMBERS[1]) + NUMBERS[2]) + NUMBERS[3]],
+        ),
+        (named, tuple(NUMBERS[:2]), [NUMBERS[0] + NUMBERS[1], NUMBERS[1]]),
     ],
     ids=["literal", "result", "sums", "named"],
 )
-def test_has_the_bits_of_executors(comp: Any, argument: Any) -> None:
+def test_has_the_bits_of_executors_and_of_numpy(
+    comp: Any, argument: Any, by_numpy: list[Any]
+) -> None:
     tensors = graph_of(comp)([argument])
 
     expected = compute(comp, argument)
@@ -120,6 +126,7 @@ def test_has_the_bits_of_executors(comp: Any, argument: Any) -> None:
     found = [tensor.numpy().tobytes() for tensor in tensors]
     leaves = expected if isinstance(expected, tuple) else [expected]
     assert found == [leaf.tobytes() for leaf in leaves]
+    assert found == [leaf.tobytes() for leaf in by_numpy]
 
 
 def test_does_without_what_is_not_read() -> None:

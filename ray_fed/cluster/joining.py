@@ -1,0 +1,91 @@
+"""Joins a Ray that is running, or says why it cannot: there is none, or it refuses."""
+
+import os
+import socket
+from typing import Any
+
+import ray
+import ray.exceptions
+from ray._private import services  # no public name for where "auto" leads
+
+import ray_fed.errors as errors
+
+_CONNECT_TIMEOUT_S = 5.0
+_AUTO = "auto"
+_CLIENT_PREFIX = "ray://"
+_ADDRESS_VARIABLE = "RAY_ADDRESS"
+
+
+def join(address: str, **options: Any) -> bool:
+    """Connect this process to a Ray that is running.
+
+    Args:
+        address: "auto", host:port or ray://host:port.
+        **options: of `ray.init`.
+
+    Returns:
+        False at once where there is no Ray at the address.
+
+    Raises:
+        ClusterError: something listens there, and this process could not join it.
+    """
+    found = _find(address)
+    if found is None or not _listens(found):
+        return False
+    try:
+        ray.init(address=address, **options)
+    except ConnectionError as error:
+        raise _refused(found) from error
+    except (RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise errors.ClusterError(
+            f"Expected to join the Ray at `{found}`, found: {error}"
+        ) from error
+    return True
+
+
+def is_there(address: str) -> bool:
+    """Return whether something listens where an address leads."""
+    found = _find(address)
+    return found is not None and _listens(found)
+
+
+def missing_error(address: str) -> errors.ClusterError:
+    """Return the error that there is no Ray at an address."""
+    return errors.ClusterError(
+        f"Expected a Ray at `{address}`, found none: start one with"
+        " `ray start --head`, or pass its address."
+    )
+
+
+def _refused(found: str) -> errors.ClusterError:
+    return errors.ClusterError(
+        f"Expected the Ray at `{found}` to let this process in, found that something"
+        " listens there and refuses it. `ray start --head` turns tokens on: set"
+        " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the cluster's"
+        " token, which is in ~/.ray/auth_token on its head. For a Ray of your own call"
+        ' ray_fed.init("local").'
+    )
+
+
+def _find(address: str) -> str | None:
+    """Return where an address leads by Ray's own rules; None where it leads nowhere."""
+    if address == _AUTO:
+        address = os.environ.get(_ADDRESS_VARIABLE) or address
+    if address != _AUTO:
+        return address
+    try:
+        return services.canonicalize_bootstrap_address(address)
+    except (ConnectionError, ValueError):
+        return None
+
+
+def _listens(address: str) -> bool:
+    """Return whether a connection can be made; Ray itself tries for over a minute."""
+    host, _, port = address.removeprefix(_CLIENT_PREFIX).rpartition(":")
+    if not port.isdecimal():
+        return True  # a form that Ray knows how to read
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True

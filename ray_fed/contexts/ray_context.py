@@ -1,0 +1,176 @@
+"""An asynchronous context on Ray, for the documented `MergeableCompExecutionContext`.
+
+MergeableCompExecutionContext
+  |-- RayExecutionContext --+
+  |-- RayExecutionContext --+-- one pool: Ray tasks, workers, budgets
+  +-- RayExecutionContext --+
+"""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.errors as errors
+import ray_fed.plain as plain
+import ray_fed.plan as plan
+from ray_fed.cluster.session import Session
+from ray_fed.config import Config
+from ray_fed.contexts.computation_cache import ComputationCache
+from ray_fed.contexts.graph_check import check_graphs
+from ray_fed.contexts.invocation import read_invocation
+from ray_fed.contexts.policy import CallSpec, RoundPolicy
+from ray_fed.contexts.rounds import Rounds
+from ray_fed.executors.threads import LoopThread
+from ray_fed.observability import events
+from ray_fed.observability.report import ReportBuilder, RoundReport
+
+flf = fl.framework
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pool:
+    """What contexts over one pool share.
+
+    Attributes:
+        config: of the pool.
+        session: that has it.
+        thread: runs all calls: a loop of a caller's may end before leases are back.
+        numbers: of calls, in the order in which they begin.
+    """
+
+    config: Config
+    session: Session
+    thread: LoopThread
+    numbers: Iterator[int]
+
+    def close(self) -> None:
+        self.thread.close()
+        self.session.close()
+
+
+class RayExecutionContext(flf.AsyncContext):
+    """Runs each computation whole, as one Ray task on one worker of a pool.
+
+    A task whose worker dies runs again on another one, within `config.retry`, and draws
+    the same random numbers. Calls may come from any event loop, several at once. With
+    `pool_of`, several contexts use one pool:
+
+        with RayExecutionContext(Config(workers=3)) as first:
+            others = [RayExecutionContext(pool_of=first) for _ in range(2)]
+            context = MergeableCompExecutionContext([first, *others], compiler_fn)
+
+    Args:
+        config: `workers`, `subrounds.timeout_s`, `retry`, `seed`,
+            `default_num_clients`, `clients_per_leaf` and `runtime_env` count here.
+        address: of Ray, as for `ray_fed.init`.
+        pool_of: a context whose pool this one uses, too; that context owns it.
+
+    Raises:
+        ConfigError: the backend is not "ray", or a pool was given and settings, too.
+        ClusterError: there is no cluster at the address.
+        ResourceError: the cluster is smaller than what `workers` asks for.
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        address: str | None = None,
+        *,
+        pool_of: "RayExecutionContext | None" = None,
+    ) -> None:
+        if pool_of is not None and not (config is None and address is None):
+            raise errors.ConfigError(
+                "Expected neither `config` nor `address` beside `pool_of`, found both"
+                " or one of them: the pool has its settings already."
+            )
+        self._owns_pool = pool_of is None
+        self._pool = _start(config, address) if pool_of is None else pool_of._open_pool  # noqa: SLF001 (of this class)
+        config, session = self._pool.config, self._pool.session
+        self._report = ReportBuilder()
+        self._sinks: list[events.EventSink] = [self._report]
+        self._checked = ComputationCache(lambda c: check_graphs(c, in_process=False))
+        self._rounds = Rounds(
+            session.runners(),
+            RoundPolicy(
+                cut_leaves=lambda n: plan.cut_leaves(n, config.clients_per_leaf),
+                count_subrounds=session.count_workers,
+                default_num_clients=config.default_num_clients,
+                seed=config.seed,
+                store=session.store,
+                sinks=(self,),
+            ),
+        )
+        self._is_closed = False
+
+    @property
+    def _open_pool(self) -> _Pool:
+        if self._is_closed:
+            raise errors.ContextStateError(
+                "Expected an open RayExecutionContext, found it closed: make another."
+            )
+        return self._pool
+
+    @property
+    def last_report(self) -> RoundReport | None:
+        """What the latest call that returned cost; None before the first returns."""
+        return self._report.last
+
+    def subscribe(self, sink: events.EventSink) -> None:
+        """Send the events of all later calls to a sink, on ray_fed's own thread."""
+        self._sinks.append(sink)
+
+    def on_event(self, event: events.Event) -> None:
+        """Pass an event of a call on to those who subscribed."""
+        for sink in list(self._sinks):
+            sink.on_event(event)
+
+    @override
+    async def invoke(self, comp: Any, arg: Any = None) -> Any:
+        """Run a computation on its argument, on one worker.
+
+        Returns:
+            The result in the Python containers of its type, numpy at the leaves.
+
+        Raises:
+            TypeError: the argument is not of its type.
+            CardinalityError: client values in the argument differ in number.
+            UnsupportedError: a graph has Python functions of another process.
+            ComputationError: work of the computation raised.
+            RetryBudgetError: workers died more often than `config.retry` allows.
+            DeadlineError: they hung more often than that.
+            ContextStateError: the context was closed.
+        """
+        pool, started = self._open_pool, time.monotonic()
+        comp, argument = read_invocation(comp, arg)
+        self._checked.get(comp)
+        spec = CallSpec(next(pool.numbers), started)
+        work = self._rounds.run_whole(comp, argument, spec)
+        return plain.from_plain(await pool.thread.run(work), comp.type_signature.result)
+
+    def close(self) -> None:
+        """Make the context unusable; end the pool, if it is this context's own."""
+        if self._owns_pool and not self._is_closed:
+            self._pool.close()
+        self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _start(config: Config | None, address: str | None) -> _Pool:
+    config = config or Config()
+    if config.backend != "ray":
+        raise errors.ConfigError(
+            f'Expected backend="ray" for a RayExecutionContext, found'
+            f' backend="{config.backend}".'
+        )
+    session = Session(address, config)
+    return _Pool(config, session, LoopThread("ray_fed calls"), itertools.count())

@@ -1,0 +1,121 @@
+"""Bounds on what is read of clients' data: data without end become an error.
+
+Sequences are read in steps. After each step a `Meter` asks whether somebody still waits
+for the value, and whether the sequence is larger than it may be. Whoever starts the
+work sets both in context variables, which follow asyncio tasks and calls to other
+threads.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Generator
+
+import ray_fed.errors as errors
+
+STEP_BYTES = 2**20
+"""Of a step, where the size of the elements is known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What may be read.
+
+    Attributes:
+        num_bytes: of the tensors of one sequence, > 0.
+        advice: what a user does who needs more.
+        protocols: of URIs, beside those of local files and "memory".
+    """
+
+    num_bytes: int = 2**30
+    advice: str = "Pass a list of its elements if it is to be as large."
+    protocols: tuple[str, ...] = ()
+
+
+class AbandonedError(errors.ClusterError):
+    """Nobody waits any longer for what is read."""
+
+
+_NO_CONFIG = Limits()
+
+_limits: contextvars.ContextVar[Limits] = contextvars.ContextVar(
+    "ray_fed_read_limits", default=_NO_CONFIG
+)
+_check: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
+    "ray_fed_read_check", default=lambda: None
+)
+
+
+@contextlib.contextmanager
+def limited(limits: Limits) -> Generator[None]:
+    """Hold what is read inside to limits."""
+    token = _limits.set(limits)
+    try:
+        yield
+    finally:
+        _limits.reset(token)
+
+
+def limits() -> Limits:
+    """Return what may be read here."""
+    return _limits.get()
+
+
+@contextlib.contextmanager
+def checked(checking: Callable[[], None]) -> Generator[None]:
+    """Call a function before each client, and after every step, of what is read inside.
+
+    Args:
+        checking: raises a `ClusterError` to end the reading.
+    """
+    token = _check.set(checking)
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+def check() -> None:
+    """Raise if nobody waits any longer for what is read; see `checked`."""
+    _check.get()()
+
+
+class Meter:
+    """Counts what has been read of one sequence.
+
+    Args:
+        label: what the sequence is called in an error.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count a step.
+
+        Raises:
+            ValueMismatchError: the sequence is larger than it may be.
+            ClusterError: nobody waits for it any longer.
+        """
+        check()
+        limit = limits()
+        self._num_bytes += num_bytes
+        if self._num_bytes > limit.num_bytes:
+            raise errors.ValueMismatchError(
+                f"Expected {self._label} to end within {limit.num_bytes} bytes, found"
+                " more. If it has no end, take as many elements as the client has."
+                f" {limit.advice}"
+            )
+
+
+def next_step(count: int, num_bytes: int, largest: int) -> int:
+    """Return how many elements to read next: at most twice as many, within a step.
+
+    Args:
+        count: elements of the step before, > 0.
+        num_bytes: of that step.
+        largest: elements of any step, > 0.
+    """
+    fitting = count * STEP_BYTES // max(1, num_bytes)
+    return max(1, min(2 * count, fitting, largest))

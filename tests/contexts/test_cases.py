@@ -1,0 +1,162 @@
+"""Each case of the contract through a context: the way that users take.
+
+Stacks of executors run the same cases in `executors/test_contract`.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import federated_language as fl
+import pytest
+
+import ray_fed
+from ray_fed import framework, plain, values
+from ray_fed.contexts.factory import ExecutionContext
+from tests.contract_cases import CASES, computation_of, simple
+
+ContextFactory = Callable[..., ExecutionContext]
+ContextFor = Callable[[str, int], ExecutionContext]
+
+IN_SUBROUNDS = {"workers": 2, "subrounds": 3}
+AT_ONCE = {"workers": 1, "clients_per_leaf": 4}
+INTERPRETED = {"kernels": {"enabled": False}}
+
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "kernels in subrounds": IN_SUBROUNDS,
+    "kernels": AT_ONCE,
+    "vectorised kernels": AT_ONCE | {"kernels": {"vectorised_clients": 2}},
+    "compiled kernels": AT_ONCE | {"kernels": {"jit": "on"}},
+    "interpreter in subrounds": IN_SUBROUNDS | INTERPRETED,
+    "interpreter": AT_ONCE | INTERPRETED,
+    "debugging": {"debug": True},
+}
+
+BY_DEFAULT = {
+    ("kernels in subrounds", 0),
+    ("kernels in subrounds", 4),
+    ("interpreter in subrounds", 4),
+}
+"""Ways and numbers of clients on threads; the slow tests have the others."""
+
+BY_DEFAULT_ON_RAY = {("kernels in subrounds", 4)}
+"""The same on Ray."""
+
+INTERPRETED_FOR = {
+    "`ray_fed_check_maximum` at clients",
+    "`ray_fed_check_bitwidth` at clients",
+}
+"""Reasons why the clients of a case may run without a kernel."""
+
+
+@pytest.fixture(scope="module")
+def local_context_for() -> Iterator[ContextFor]:
+    """Contexts by way and number of clients, each made once."""
+    with contextlib.ExitStack() as held:
+
+        @functools.cache
+        def build(way: str, num_clients: int) -> ExecutionContext:
+            config = ray_fed.Config(
+                backend="local", default_num_clients=num_clients, **WAYS[way]
+            )
+            return held.enter_context(ray_fed.create_context(config))
+
+        yield build
+
+
+def cases(ways: Iterable[str], by_default: AbstractSet[tuple[str, int]]) -> list[Any]:
+    return [
+        pytest.param(
+            way,
+            name,
+            num_clients,
+            id=f"{way}-{name}-{num_clients} clients",
+            marks=[pytest.mark.slow] * ((way, num_clients) not in by_default),
+        )
+        for way in ways
+        for num_clients in (0, 1, 4)
+        for name, case in CASES.items()
+        if num_clients or not case.needs_clients
+    ]
+
+
+def check(context: ExecutionContext, name: str, num_clients: int) -> None:
+    """Compare the result of a case with what numpy says, and how it was computed."""
+    case, comp = CASES[name], computation_of(name)
+    args = case.args(num_clients)
+
+    result = context.invoke(comp, args[0] if len(args) == 1 else args or None)
+
+    assert simple(result) == simple(case.expected(num_clients))
+    plain.to_plain(result, comp.type_signature.result)  # the dtypes are the declared
+    assert context.last_report is not None
+    told = {subround.no_kernel for subround in context.last_report.subrounds}
+    assert told <= {None, *INTERPRETED_FOR}
+
+
+@pytest.mark.parametrize(("way", "name", "num_clients"), cases(WAYS, BY_DEFAULT))
+def test_computes_what_numpy_says(
+    local_context_for: ContextFor, way: str, name: str, num_clients: int
+) -> None:
+    check(local_context_for(way, num_clients), name, num_clients)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("way", "name", "num_clients"),
+    cases(["kernels in subrounds", "interpreter in subrounds"], BY_DEFAULT_ON_RAY),
+)
+def test_computes_what_numpy_says_on_ray(
+    ray_contexts: ContextFactory, way: str, name: str, num_clients: int
+) -> None:
+    context = ray_contexts(default_num_clients=num_clients, **WAYS[way])
+
+    check(context, name, num_clients)
+
+
+IN_STAGES = {"sums in two stages", "sums in two stages without elements"}
+"""Cases that have no mergeable form."""
+
+
+@pytest.fixture(scope="module")
+def documented_context() -> Iterator[framework.MergeableCompExecutionContext]:
+    """The documented context, over documented stacks, with ray_fed's compiler."""
+    factories = [framework.thread_debugging_executor_factory() for _ in range(2)]
+    context = framework.MergeableCompExecutionContext(
+        [fl.framework.AsyncExecutionContext(factory) for factory in factories],
+        compiler_fn=framework.compile_to_mergeable_comp_form,
+    )
+    yield context
+    context.close()
+    for factory in factories:
+        factory.clean_up_executor({})
+        for num_clients in range(5):
+            factory.clean_up_executor({fl.CLIENTS: num_clients})
+
+
+@pytest.mark.parametrize(
+    ("name", "num_clients"),
+    [
+        pytest.param(name, n, marks=[pytest.mark.slow] * (n == 1))
+        for name, case in CASES.items()
+        for n in (0, 1, 4)
+        if not case.needs_lambdas and name not in IN_STAGES
+        if n or not case.needs_clients
+    ],
+)
+def test_computes_what_numpy_says_in_the_documented_context(
+    documented_context: Any, name: str, num_clients: int
+) -> None:
+    case, comp = CASES[name], computation_of(name)
+    parameter = comp.type_signature.parameter
+    if parameter is None or not values.holds_clients(parameter):
+        num_clients = 0  # each subround would be of as many
+    args = case.args(num_clients)
+
+    result = documented_context.invoke(
+        comp, args[0] if len(args) == 1 else args or None
+    )
+
+    assert simple(result) == simple(case.expected(num_clients))

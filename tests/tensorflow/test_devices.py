@@ -1,0 +1,80 @@
+"""What an executor is given of a GPU: TensorFlow's own settings are played."""
+
+import dataclasses
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ray_fed.tensorflow import devices
+
+CARD_MIB = 40_000
+
+
+@dataclasses.dataclass
+class PlayedTensorFlow:
+    """TensorFlow's device settings on a machine with some GPUs; notes what is set."""
+
+    num_gpus: int
+    visible: list[str] = dataclasses.field(default_factory=list[str])
+    limits_mib: list[int] = dataclasses.field(default_factory=list[int])
+    is_deterministic: bool = False
+
+    def list_physical_devices(self, kind: str) -> list[str]:
+        assert kind == "GPU"
+        return [f"card {index}" for index in range(self.num_gpus)]
+
+    def list_logical_devices(self, kind: str) -> list[str]:
+        return [f"{kind} 0"]
+
+    def set_visible_devices(self, found: list[str], kind: str) -> None:
+        assert kind == "GPU"
+        self.visible = found
+
+    def set_logical_device_configuration(self, card: str, parts: list[Any]) -> None:
+        assert card == "card 0"
+        self.limits_mib = [part.memory_limit for part in parts]
+
+    def LogicalDeviceConfiguration(self, memory_limit: int) -> Any:  # noqa: N802
+        return SimpleNamespace(memory_limit=memory_limit)
+
+    @property
+    def experimental(self) -> Any:
+        return SimpleNamespace(enable_op_determinism=self._determine)
+
+    def _determine(self) -> None:
+        self.is_deterministic = True
+
+
+def configure(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, fraction: float
+) -> tuple[Any, PlayedTensorFlow]:
+    played = PlayedTensorFlow(num_gpus)
+
+    def run(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(stdout=f"{CARD_MIB}\n")
+
+    monkeypatch.setattr(devices, "tf", SimpleNamespace(config=played))
+    monkeypatch.setattr(devices, "set_threads", lambda _: True)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(subprocess, "run", run)
+    return devices.configure(1, fraction), played
+
+
+@pytest.mark.parametrize(
+    ("fraction", "limits_mib"), [(0.5, [20_000]), (0.25, [10_000]), (1.0, [])]
+)
+def test_fraction_of_a_gpu_is_a_limit_of_its_memory(
+    monkeypatch: pytest.MonkeyPatch, fraction: float, limits_mib: list[int]
+) -> None:
+    device, played = configure(monkeypatch, num_gpus=2, fraction=fraction)
+
+    assert (device, played.visible) == ("GPU 0", ["card 0"])
+    assert played.limits_mib == limits_mib
+    assert played.is_deterministic
+
+
+def test_executor_without_a_gpu_sees_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, played = configure(monkeypatch, num_gpus=2, fraction=0.0)
+
+    assert (device, played.visible, played.limits_mib) == ("CPU 0", [], [])
