@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -14,7 +13,6 @@ from typing_extensions import override
 
 import ray_fed.blocks as blocks
 import ray_fed.errors as errors
-import ray_fed.intrinsics as intrinsics
 import ray_fed.plain as plain
 import ray_fed.plan as plan
 import ray_fed.reading as reading
@@ -25,7 +23,7 @@ from ray_fed.config import Config
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.computation_cache import ComputationCache
 from ray_fed.contexts.first_calls import FirstCalls
-from ray_fed.contexts.graph_check import check_graphs
+from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.contexts.invocation import read_invocation
 from ray_fed.contexts.policy import CallSpec, RoundPolicy
 from ray_fed.contexts.rounds import Rounds
@@ -39,7 +37,6 @@ from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.observability.waiting import WaitLine
 
 flf = fl.framework
-_logger = logging.getLogger(__name__)
 
 _MAX_THREADS = 1024
 """Workers of the local backend."""
@@ -68,10 +65,10 @@ class ExecutionContext(flf.SyncContext):
         self._config = config
         self._backend = backend
         self._report = ReportBuilder()
-        self._warned = False
-        self._sinks = _Sinks([self._report, *sinks])
+        self._sinks = events.Sinks([self._report, *sinks])
         self._first_calls = FirstCalls(self._sinks.on_event, backend.await_ready)
-        self._chains = ComputationCache(self._to_chain)
+        self._checks = ComputationChecks(in_process=config.backend == "local")
+        self._chains = ComputationCache(_to_chain)
         self._rounds = Rounds(
             backend.runners,
             RoundPolicy(
@@ -155,8 +152,7 @@ class ExecutionContext(flf.SyncContext):
         """
         started = time.monotonic()  # it may take longer to read an argument than to run
         thread = self._open_thread()
-        with reading.limited(self.read_limits):
-            comp, argument = read_invocation(comp, arg)
+        comp, argument = read_invocation(comp, arg, self.read_limits)
         spec = self._rounds.new_call(started=started)
         result = _wait_for(thread, self._invoke(comp, argument, spec))
         return plain.from_plain(result, comp.type_signature.result)
@@ -220,37 +216,13 @@ class ExecutionContext(flf.SyncContext):
             return await self._run(comp, arg, spec)
 
     async def _run(self, comp: Any, arg: Any, spec: CallSpec) -> Any:
+        self._checks.check(comp)
         if isinstance(comp, MergeableCompForm):
-            self._check_graphs(comp)
-            self._warn_of_simulation(comp.up_to_merge)
-            self._warn_of_simulation(comp.after_merge)
             return await self._rounds.run_chain(MergeableCompChain.of(comp), arg, spec)
         chain = self._chains.get(comp)
         if chain is None:
             return await self._rounds.run_whole(comp, arg, spec)
         return await self._rounds.run_chain(chain, arg, spec)
-
-    def _to_chain(self, comp: flf.ConcreteComputation) -> MergeableCompChain | None:
-        self._check_graphs(comp)
-        self._warn_of_simulation(comp)
-        try:
-            with blocks.depth_in_words():
-                return compile_to_chain(comp)
-        except errors.CompileError:
-            return None
-
-    def _check_graphs(self, comp: flf.ConcreteComputation | MergeableCompForm) -> None:
-        check_graphs(comp, in_process=self._config.backend == "local")
-
-    def _warn_of_simulation(self, comp: flf.ConcreteComputation) -> None:
-        if self._warned or not flf.computation_contains(comp, _is_simulated):
-            return
-        self._warned = True
-        _logger.warning(
-            "Secure aggregation and selection are simulated in the clear: values are"
-            " checked against their bounds and summed, and nothing is hidden from the"
-            " server."
-        )
 
     def close(self) -> None:
         """Stop workers and what was started for them; a second call does nothing."""
@@ -269,8 +241,13 @@ class ExecutionContext(flf.SyncContext):
         self.close()
 
 
-def _is_simulated(block: flf.ComputationBuildingBlock) -> bool:
-    return isinstance(block, flf.Intrinsic) and block.uri in intrinsics.SIMULATED
+def _to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain | None:
+    """Return a computation as a chain of stages; None where it has no such form."""
+    try:
+        with blocks.depth_in_words():
+            return compile_to_chain(comp)
+    except errors.CompileError:
+        return None
 
 
 def _wait_for(
@@ -314,23 +291,6 @@ class _Closed(flf.SyncContext):
         raise errors.ContextStateError(
             "Expected an open context, found it closed: call ray_fed.init again."
         )
-
-
-class _Sinks:
-    """Passes events on to those who subscribed."""
-
-    def __init__(self, sinks: list[events.EventSink]) -> None:
-        self._sinks = sinks
-
-    def add(self, sink: events.EventSink) -> None:
-        self._sinks.append(sink)
-
-    def remove(self, sink: events.EventSink) -> None:
-        self._sinks.remove(sink)
-
-    def on_event(self, event: events.Event) -> None:
-        for sink in list(self._sinks):
-            sink.on_event(event)
 
 
 def build_context(address: str | None, config: Config) -> ExecutionContext:

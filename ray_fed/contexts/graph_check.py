@@ -1,48 +1,80 @@
-"""Refuses graphs that cannot run where a context would run them, before a call begins.
+"""Looks at computations before their first call: refuses what cannot run, and warns.
 
 TensorFlow is imported only for a computation that seems to have Python functions.
 """
 
+import logging
+
 import federated_language as fl
 
 import ray_fed.blocks as blocks
+import ray_fed.intrinsics as intrinsics
 from ray_fed.compiler.form import MergeableCompForm
+from ray_fed.contexts.computation_cache import ComputationCache
 
 flf = fl.framework
+_logger = logging.getLogger(__name__)
 
 _MARKS = (b"PyFunc", b"GeneratorDataset")
 """One of them is in the bytes of every graph with Python functions, as part of an op's
 name; other graphs may have them, too."""
 
 
-def check_graphs(
-    comp: flf.ConcreteComputation | MergeableCompForm, *, in_process: bool
-) -> None:
-    """Raise if a computation has Python functions that its graphs cannot call.
+class ComputationChecks:
+    """Checks each computation once: walks of large ones take longer than their calls.
 
     Args:
-        comp: whose TensorFlow graphs are looked at.
-        in_process: whether they run in this process; else in workers.
-
-    Raises:
-        UnsupportedError: a graph has Python functions, and runs in another process
-            than the one that traced it.
+        in_process: whether graphs run in this process; else in workers.
     """
-    if isinstance(comp, MergeableCompForm):
-        for part in (comp.up_to_merge, comp.merge, comp.after_merge):
-            check_graphs(part, in_process=in_process)
-        return
 
-    def check(block: flf.ComputationBuildingBlock) -> None:
-        if not isinstance(block, flf.CompiledComputation):
-            return
+    def __init__(self, *, in_process: bool) -> None:
+        self._in_process = in_process
+        self._warned = False
+        self._checked = ComputationCache(self._check)
+
+    def check(self, comp: flf.ConcreteComputation | MergeableCompForm) -> None:
+        """Raise if graphs have Python functions that they cannot call.
+
+        Says once, in the log, that secure aggregation is simulated.
+
+        Raises:
+            UnsupportedError: a graph has Python functions, and runs in another process
+                than the one that traced it.
+        """
+        if isinstance(comp, MergeableCompForm):
+            for part in (comp.up_to_merge, comp.merge, comp.after_merge):
+                self._checked.get(part)
+        else:
+            self._checked.get(comp)
+
+    def _check(self, comp: flf.ConcreteComputation) -> None:
+        block = blocks.to_block(comp)
+        if block is not None:
+            flf.visit_postorder(block, self._check_block)
+
+    def _check_block(self, block: flf.ComputationBuildingBlock) -> None:
+        match block:
+            case flf.CompiledComputation():
+                self._check_graph(block)
+            case flf.Intrinsic() if block.uri in intrinsics.SIMULATED:
+                self._warn_of_simulation()
+            case _:
+                pass
+
+    def _check_graph(self, block: flf.CompiledComputation) -> None:
         message = block.to_proto().tensorflow
         if any(mark in message.graph_def.value for mark in _MARKS):
             from ray_fed.tensorflow import graph
 
-            check_message = graph.graph_of if in_process else graph.check_leaves
-            check_message(message)
+            check = graph.graph_of if self._in_process else graph.check_leaves
+            check(message)
 
-    block = blocks.to_block(comp)
-    if block is not None:
-        flf.visit_postorder(block, check)
+    def _warn_of_simulation(self) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        _logger.warning(
+            "Secure aggregation and selection are simulated in the clear: values are"
+            " checked against their bounds and summed, and nothing is hidden from the"
+            " server."
+        )

@@ -3,24 +3,27 @@
 from typing import Any
 
 import ray_fed.plain as plain
+import ray_fed.reading as reading
 import ray_fed.values as values
 from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import function_type_of
 
 
-def read_invocation(comp: Any, arg: Any) -> tuple[Any, Any]:
+def read_invocation(comp: Any, arg: Any, limits: reading.Limits) -> tuple[Any, Any]:
     """Return a computation that takes no functions, and its argument in plain form.
 
     Args:
         comp: a computation, or a `MergeableCompForm`.
         arg: its argument; where the parameter's type has functions, computations.
+        limits: of what is read of the argument.
 
     Raises:
         TypeError: the argument is not of its type, or `comp` is no computation.
     """
     values.check_no_argument(function_type_of(comp), arg)
-    comp, arg = bind_functions(comp, arg)
-    parameter = comp.type_signature.parameter
-    if parameter is None:
-        return comp, None
-    return comp, plain.to_plain(arg, parameter, "the argument")
+    with reading.limited(limits):
+        comp, arg = bind_functions(comp, arg)
+        parameter = comp.type_signature.parameter
+        if parameter is None:
+            return comp, None
+        return comp, plain.to_plain(arg, parameter, "the argument")

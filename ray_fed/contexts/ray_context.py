@@ -20,8 +20,7 @@ import ray_fed.plain as plain
 import ray_fed.plan as plan
 from ray_fed.cluster.session import Session
 from ray_fed.config import Config
-from ray_fed.contexts.computation_cache import ComputationCache
-from ray_fed.contexts.graph_check import check_graphs
+from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.contexts.invocation import read_invocation
 from ray_fed.contexts.policy import CallSpec, RoundPolicy
 from ray_fed.contexts.rounds import Rounds
@@ -41,12 +40,14 @@ class _Pool:
         session: that has it.
         thread: runs all calls: a loop of a caller's may end before leases are back.
         numbers: of calls, in the order in which they begin.
+        checks: of what is called.
     """
 
     config: Config
     session: Session
     thread: LoopThread
     numbers: Iterator[int]
+    checks: ComputationChecks
 
     def close(self) -> None:
         self.thread.close()
@@ -65,7 +66,7 @@ class RayExecutionContext(flf.AsyncContext):
             context = MergeableCompExecutionContext([first, *others], compiler_fn)
 
     Args:
-        config: `workers`, `subrounds.timeout_s`, `retry`, `seed`,
+        config: `workers`, `subrounds.timeout_s`, `retry`, `seed`, `data`,
             `default_num_clients`, `clients_per_leaf` and `runtime_env` count here.
         address: of Ray, as for `ray_fed.init`.
         pool_of: a context whose pool this one uses, too; that context owns it.
@@ -92,8 +93,7 @@ class RayExecutionContext(flf.AsyncContext):
         self._pool = _start(config, address) if pool_of is None else pool_of._open_pool  # noqa: SLF001 (of this class)
         config, session = self._pool.config, self._pool.session
         self._report = ReportBuilder()
-        self._sinks: list[events.EventSink] = [self._report]
-        self._checked = ComputationCache(lambda c: check_graphs(c, in_process=False))
+        self._sinks = events.Sinks([self._report])
         self._rounds = Rounds(
             session.runners(),
             RoundPolicy(
@@ -102,7 +102,7 @@ class RayExecutionContext(flf.AsyncContext):
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
                 store=session.store,
-                sinks=(self,),
+                sinks=(self._sinks,),
             ),
         )
         self._is_closed = False
@@ -122,12 +122,7 @@ class RayExecutionContext(flf.AsyncContext):
 
     def subscribe(self, sink: events.EventSink) -> None:
         """Send the events of all later calls to a sink, on ray_fed's own thread."""
-        self._sinks.append(sink)
-
-    def on_event(self, event: events.Event) -> None:
-        """Pass an event of a call on to those who subscribed."""
-        for sink in list(self._sinks):
-            sink.on_event(event)
+        self._sinks.add(sink)
 
     @override
     async def invoke(self, comp: Any, arg: Any = None) -> Any:
@@ -137,17 +132,11 @@ class RayExecutionContext(flf.AsyncContext):
             The result in the Python containers of its type, numpy at the leaves.
 
         Raises:
-            TypeError: the argument is not of its type.
-            CardinalityError: client values in the argument differ in number.
-            UnsupportedError: a graph has Python functions of another process.
-            ComputationError: work of the computation raised.
-            RetryBudgetError: workers died more often than `config.retry` allows.
-            DeadlineError: they hung more often than that.
-            ContextStateError: the context was closed.
+            RayFedError: as `ExecutionContext.invoke` raises it, for the same reasons.
         """
         pool, started = self._open_pool, time.monotonic()
-        comp, argument = read_invocation(comp, arg)
-        self._checked.get(comp)
+        comp, argument = read_invocation(comp, arg, pool.config.driver_limits)
+        pool.checks.check(comp)
         spec = CallSpec(next(pool.numbers), started)
         work = self._rounds.run_whole(comp, argument, spec)
         return plain.from_plain(await pool.thread.run(work), comp.type_signature.result)
@@ -173,4 +162,10 @@ def _start(config: Config | None, address: str | None) -> _Pool:
             f' backend="{config.backend}".'
         )
     session = Session(address, config)
-    return _Pool(config, session, LoopThread("ray_fed calls"), itertools.count())
+    return _Pool(
+        config,
+        session,
+        LoopThread("ray_fed calls"),
+        itertools.count(),
+        ComputationChecks(in_process=False),
+    )

@@ -1,6 +1,7 @@
 """What happened, as data: events leave a round sideways and decide nothing."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Protocol
 
 import ray_fed.notes as notes
@@ -213,3 +214,27 @@ class EventSink(Protocol):
     def on_event(self, event: Event) -> None:
         """Take note of an event; must return soon and not raise."""
         ...
+
+
+class Sinks:
+    """Passes events on to all who subscribed, in the order in which they did.
+
+    Args:
+        sinks: the first of them.
+    """
+
+    def __init__(self, sinks: Iterable[EventSink] = ()) -> None:
+        self._sinks = list(sinks)
+
+    def add(self, sink: EventSink) -> None:
+        """Pass later events on to a sink, too."""
+        self._sinks.append(sink)
+
+    def remove(self, sink: EventSink) -> None:
+        """Pass no later event on to a sink."""
+        self._sinks.remove(sink)
+
+    def on_event(self, event: Event) -> None:
+        """Pass an event on."""
+        for sink in list(self._sinks):
+            sink.on_event(event)

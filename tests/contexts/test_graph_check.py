@@ -2,6 +2,7 @@
 
 # pyright: reportUnknownLambdaType=false
 
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from ray_fed import blocks
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.direct import RayExecutorFactory
 from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.framework import (
     MergeableCompForm,
     deserialize_computation,
@@ -153,15 +155,10 @@ def test_refused_before_any_client_works(
     assert not pathlib.Path(path).exists()
 
 
-@pytest.mark.ray
-def test_form_with_python_functions_is_refused(ray_contexts: ContextFactory) -> None:
+def _form_with(merge: Callable[[Any, Any], Any], total: Any) -> MergeableCompForm:
     @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
     def up_to_merge(values: Any) -> Any:
-        return fl.federated_sum(values)
-
-    @rtf.computation(np.int32, np.int32)
-    def merge(x: Any, y: Any) -> Any:
-        return _numpy(x + y)
+        return total(values)
 
     @fl.federated_computation(
         fl.FederatedType(np.int32, fl.CLIENTS), fl.FederatedType(np.int32, fl.SERVER)
@@ -170,11 +167,48 @@ def test_form_with_python_functions_is_refused(ray_contexts: ContextFactory) -> 
         del values
         return merged
 
-    parts: list[Any] = [up_to_merge, merge, after_merge]
-    form = MergeableCompForm(*parts)
+    merging = rtf.computation(merge, np.int32, np.int32)
+    parts: list[Any] = [up_to_merge, merging, after_merge]
+    return MergeableCompForm(*parts)
+
+
+@pytest.mark.ray
+def test_form_with_python_functions_is_refused(ray_contexts: ContextFactory) -> None:
+    form = _form_with(lambda x, y: _numpy(x + y), fl.federated_sum)
 
     with pytest.raises(errors.UnsupportedError, match="Python functions"):
         ray_contexts(workers=2).invoke(form, [1, 2])
+
+
+def test_each_part_of_a_form_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: list[Any] = []
+    walk = fl.framework.visit_postorder
+
+    def note(block: Any, visit: Any) -> None:
+        walked.append(block)
+        walk(block, visit)
+
+    form = _form_with(lambda x, y: x + y, fl.federated_sum)
+    checks = ComputationChecks(in_process=False)
+    monkeypatch.setattr(fl.framework, "visit_postorder", note)
+
+    for _ in range(3):
+        checks.check(form)
+
+    assert len(walked) == 3
+
+
+def test_simulation_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    checks = ComputationChecks(in_process=True)
+    with caplog.at_level("WARNING"):
+        checks.check(_form_with(lambda x, y: x + y, fl.federated_sum))
+        before = len(caplog.records)
+        for bound in (8, 9):
+            total = functools.partial(fl.federated_secure_sum, max_input=bound)
+            checks.check(_form_with(lambda x, y: x + y, total))
+
+    assert before == 0
+    assert ["in the clear" in record.message for record in caplog.records] == [True]
 
 
 @pytest.mark.ray

@@ -1,6 +1,9 @@
 """The documented context over three contexts on Ray, one of whose workers is killed."""
 
+# pyright: reportUnknownLambdaType=false
+
 import asyncio
+import itertools
 import pathlib
 import time
 from collections.abc import Iterator
@@ -23,6 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(590)]
 NUM_CLIENTS = 9
 NUM_CONTEXTS = 3
 WAIT_S = 240.0
+SEQUENCE_BYTES = 100_000
 CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
 
 
@@ -30,7 +34,11 @@ CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
 def on_ray(cluster: Any) -> Iterator[list[framework.RayExecutionContext]]:
     """Three contexts over one pool of three workers."""
     workers = ray_fed.Workers(count=NUM_CONTEXTS, num_cpus=0.5)
-    config = ray_fed.Config(workers=workers, stragglers={"enabled": False})
+    config = ray_fed.Config(
+        workers=workers,
+        stragglers={"enabled": False},
+        data={"sequence_bytes": SEQUENCE_BYTES},
+    )
     with framework.RayExecutionContext(config, address="auto") as first:
         others = [
             framework.RayExecutionContext(pool_of=first)
@@ -176,6 +184,25 @@ def test_errors_are_those_of_other_contexts(
 
     if isinstance(raised.value, errors.ComputationError):
         assert raised.value.location.client_index == 1
+
+
+@rtf.computation(fl.SequenceType(np.int32))
+def total(dataset: Any) -> Any:
+    return dataset.reduce(np.int32(0), lambda so_far, x: so_far + x)
+
+
+@fl.federated_computation(fl.FederatedType(fl.SequenceType(np.int32), fl.CLIENTS))
+def totals(data: Any) -> Any:
+    return fl.federated_map(total, data)
+
+
+def test_endless_sequence_ends_at_its_limit(on_ray: Any) -> None:
+    with pytest.raises(
+        errors.ValueMismatchError, match=rf"{SEQUENCE_BYTES} bytes.*sequence_bytes"
+    ):
+        asyncio.run(on_ray[1].invoke(totals, [[1, 2], itertools.count()]))
+
+    assert asyncio.run(on_ray[1].invoke(totals, [[1, 2], [3]])) == [3, 3]
 
 
 def test_closed_context_leaves_its_pool_to_the_others(on_ray: Any) -> None:
