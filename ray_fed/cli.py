@@ -174,12 +174,14 @@ def _print_tensorflow() -> None:
 def _describe_ray(address: str | None) -> str:
     from ray_fed.cluster import inventory, joining
 
-    if address is None and not joining.is_there("auto"):
-        return "none to join: `ray_fed.init()` starts one on this machine"
     try:
-        found = inventory.read_inventory(address)
+        found = inventory.find_inventory(address)
     except errors.ClusterError as error:
         return str(error)
+    if found is None and address is not None:
+        return str(joining.missing_error(address))
+    if found is None:
+        return "none to join: `ray_fed.init()` starts one on this machine"
     return f"{len(found.nodes)} nodes, {found.total}"
 
 

@@ -11,7 +11,7 @@ import ray
 import tensorflow as tf
 
 from ray_fed import cli, demo, errors
-from ray_fed.cluster import inventory, joining
+from ray_fed.cluster import joining
 
 NOBODY = "127.0.0.1:1"
 """An address at which nothing listens."""
@@ -170,22 +170,22 @@ def test_doctor_sees_that_python_may_not_write_bytecode(tmp_path: pathlib.Path) 
 def test_doctor_says_whether_a_cluster_is_needed(
     run: Run, monkeypatch: pytest.MonkeyPatch, is_there: bool, told: str
 ) -> None:
-    def refuse(address: str | None) -> None:
-        del address
-        raise errors.ClusterError("Expected a Ray of this version.")
+    looked: list[str] = []
 
-    def look(address: str) -> bool:
-        del address
-        return is_there
+    def look(address: str, **_: Any) -> bool:
+        looked.append(address)
+        if is_there:
+            raise errors.ClusterError("Expected a Ray of this version.")
+        return False
 
-    monkeypatch.setattr(joining, "is_there", look)
-    monkeypatch.setattr(inventory, "read_inventory", refuse)
+    monkeypatch.setattr(joining, "join", look)
 
     code, out, _ = run("doctor")
 
     (ray,) = [line for line in out.splitlines() if line.startswith("Ray ")]
     assert code == 0
     assert told in ray
+    assert looked == ["auto"]
 
 
 @pytest.mark.parametrize(

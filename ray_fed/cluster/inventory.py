@@ -1,10 +1,9 @@
 """What a Ray that is running has, for those who only look at it."""
 
-import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import ray
@@ -14,6 +13,8 @@ from typing_extensions import override
 
 from ray_fed.cluster import joining
 from ray_fed.cluster.placement import Node
+
+_AUTO = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +69,25 @@ def read_inventory(address: str | None) -> Inventory:
     Raises:
         ClusterError: there is no Ray at the address, or it refuses this process.
     """
-    with _joined(address or "auto"):
+    found = find_inventory(address)
+    if found is None:
+        raise joining.missing_error(address or _AUTO)
+    return found
+
+
+def find_inventory(address: str | None) -> Inventory | None:
+    """Read what a Ray has as `read_inventory` does; None where there is no Ray.
+
+    Args:
+        address: as for `read_inventory`.
+
+    Raises:
+        ClusterError: the Ray at the address refuses this process.
+    """
+    options: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not joining.join(address or _AUTO, **options):
+        return None
+    try:
         nodes = cast("list[dict[str, Any]]", ray.nodes())
         return Inventory(
             tuple(
@@ -79,6 +98,8 @@ def read_inventory(address: str | None) -> Inventory:
             Amounts.of(cast("dict[str, float]", ray.cluster_resources())),
             Amounts.of(cast("dict[str, float]", ray.available_resources())),
         )
+    finally:
+        ray.shutdown()
 
 
 def read_nodes(each: Mapping[str, float]) -> list[Node]:
@@ -122,13 +143,3 @@ def count_fitting(resources: Mapping[str, float], each: Mapping[str, float]) -> 
         for name, amount in each.items()
         if amount > 0
     )
-
-
-@contextlib.contextmanager
-def _joined(address: str) -> Generator[None]:
-    if not joining.join(address, log_to_driver=False, logging_level=logging.ERROR):
-        raise joining.missing_error(address)
-    try:
-        yield
-    finally:
-        ray.shutdown()

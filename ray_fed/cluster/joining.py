@@ -43,12 +43,6 @@ def join(address: str, **options: Any) -> bool:
     return True
 
 
-def is_there(address: str) -> bool:
-    """Return whether something listens where an address leads."""
-    found = _find(address)
-    return found is not None and _listens(found)
-
-
 def missing_error(address: str) -> errors.ClusterError:
     """Return the error that there is no Ray at an address."""
     return errors.ClusterError(

@@ -71,12 +71,14 @@ def test_nothing_that_listens_is_no_ray(use: Use, address: str) -> None:
         use(address)
 
 
+@pytest.mark.usefixtures("unconnected")
 def test_auto_leads_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, listener: str
 ) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: None)  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setenv("RAY_ADDRESS", listener)
-    is_there = joining.is_there("auto")
+    is_there = joining.join("auto")
     monkeypatch.setenv("RAY_ADDRESS", NOBODY)
 
     assert is_there
-    assert not joining.is_there("auto")
+    assert not joining.join("auto")
