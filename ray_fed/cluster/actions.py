@@ -5,6 +5,9 @@ from typing import Literal
 
 FailureClass = Literal["crash", "preemption", "memory", "hang"]
 
+SHORTAGE = "shortage"
+"""Stands in a `Refuse` for a class of failure where the cluster has no room."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Size:
@@ -102,7 +105,13 @@ class Grant:
 
 @dataclasses.dataclass(frozen=True)
 class Refuse:
-    """Tell a ticket that there will be no worker for it, and why."""
+    """Tell a ticket that there will be no worker for it, and why.
+
+    Attributes:
+        ticket: that asked.
+        message: why, in words.
+        failure_class: a `FailureClass` whose budget is spent, "fatal", or `SHORTAGE`.
+    """
 
     ticket: int
     message: str

@@ -118,6 +118,7 @@ async def lease(
 
     Raises:
         RetryBudgetError: workers were lost under the name too often, or none starts.
+        ResourceError: the cluster has no room for the least number of workers.
         DeadlineError: they hung too often.
         ClusterError: the pool is gone.
     """

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from ray_fed.cluster.actions import (
+    SHORTAGE,
     Action,
     FailureClass,
     Grant,
@@ -365,14 +366,15 @@ class Pool:
         self._failed_starts.clear()
         self._paused_until_s = None
         return self._refuse_all(
-            f"Expected workers to start, found {count} failures. The last: {detail}"
+            f"Expected workers to start, found {count} failures. The last: {detail}",
+            "fatal",
         )
 
-    def _refuse_all(self, message: str) -> list[Action]:
+    def _refuse_all(self, message: str, failure_class: str) -> list[Action]:
         tickets = list(self._tickets)
         self._tickets.clear()
         self._short_since_s = None
-        return [Refuse(ticket, message, "fatal") for ticket in tickets]
+        return [Refuse(ticket, message, failure_class) for ticket in tickets]
 
     def _retire(self) -> list[Action]:
         """End workers on nodes that go, but for those that are leased."""
@@ -417,7 +419,7 @@ class Pool:
         ends_s = self._short_since_s + self._size.wait_timeout_s
         if now_s >= ends_s or self._is_barred():
             message = self._describe_shortage(now_s - self._short_since_s)
-            return self._refuse_all(message)
+            return self._refuse_all(message, SHORTAGE)
         if now_s < self._look_at_s:
             return []
         self._look_at_s = now_s + LOOK_S

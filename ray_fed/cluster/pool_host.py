@@ -167,6 +167,7 @@ class PoolHost:
         Raises:
             RetryBudgetError: the subround failed too often, or was ended; or no worker
                 starts.
+            ResourceError: the cluster has no room for the least number of workers.
             DeadlineError: it hung too often.
         """
         if subround in self._ended:
@@ -422,10 +423,14 @@ class PoolHost:
 
     def _refuse(self, action: actions.Refuse) -> None:
         subround, future = self._waiting.get(action.ticket, ("", None))
-        if future is not None and not future.done():
-            future.set_exception(
-                self._log.final_error(subround, action.message, action.failure_class)
-            )
+        if future is None or future.done():
+            return
+        message, failure_class = action.message, action.failure_class
+        if failure_class == actions.SHORTAGE:  # of the cluster, whoever asks
+            error: Exception = errors.ResourceError(message)
+        else:
+            error = self._log.final_error(subround, message, failure_class)
+        future.set_exception(error)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

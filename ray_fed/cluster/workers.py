@@ -235,6 +235,7 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
     Raises:
         WorkerLost: the worker died, hung or found no memory: to be run again.
         RetryBudgetError: that happened too often.
+        ResourceError: the cluster has no room for the least number of workers.
         DeadlineError: the last time, it hung.
         ComputationError: the user's computation raised.
     """

@@ -148,6 +148,8 @@ class ExecutionContext(flf.SyncContext):
             ComputationError: work of the computation raised.
             RetryBudgetError: workers died more often than `config.retry` allows.
             DeadlineError: they hung more often than that.
+            ResourceError: the cluster came to have no room for `workers`, or its nodes
+                have GPUs that TensorFlow does not see.
             ContextStateError: the context was closed.
         """
         started = time.monotonic()  # it may take longer to read an argument than to run

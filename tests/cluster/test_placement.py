@@ -3,6 +3,7 @@
 import pytest
 
 from ray_fed.cluster.actions import (
+    SHORTAGE,
     Action,
     FailureClass,
     Grant,
@@ -266,7 +267,7 @@ def test_shortage_refuses_everyone_after_the_configured_time() -> None:
         " Add nodes, lower what `workers` asks for, or wait longer."
     )
     assert _of(Refuse, before) == []
-    assert refusals == [Refuse(ticket, message, "fatal") for ticket in tickets]
+    assert refusals == [Refuse(ticket, message, SHORTAGE) for ticket in tickets]
 
 
 def test_pool_is_usable_after_a_shortage() -> None:

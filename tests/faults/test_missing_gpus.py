@@ -52,7 +52,7 @@ def test_gpu_that_tensorflow_does_not_see_is_an_error(
     with ray_fed.create_context(ray_fed.Config(workers=workers)) as context:
         told: list[str] = []
         for _ in range(2):  # it stays one: no later call runs on a CPU in silence
-            with pytest.raises(errors.ClusterError) as raised:
+            with pytest.raises(errors.ResourceError) as raised:
                 context.invoke(total, [1, 2])
             told.append(str(raised.value))
 
