@@ -1,0 +1,129 @@
+"""A Ray whose head asks for a token, and processes with it, without, with another."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
+
+SCRIPT = pathlib.Path(__file__).with_name("token_script.py")
+WAIT_S = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A Ray that asks for a token.
+
+    Attributes:
+        address: host:port.
+        folder: of its own, which processes that look for a Ray of this user look into.
+        token_path: file with its token.
+    """
+
+    address: str
+    folder: pathlib.Path
+    token_path: pathlib.Path
+
+
+def _write_token(path: pathlib.Path) -> pathlib.Path:
+    path.write_text(secrets.token_hex(16))
+    return path
+
+
+def _environment(folder: pathlib.Path, token_path: pathlib.Path | None) -> Any:
+    """Return what a process is started with: no address, no token but that one."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    found = inherited | {"RAY_TMPDIR": str(folder), "HOME": str(folder / "home")}
+    if token_path is not None:
+        found |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as opened:
+        servers = [
+            opened.enter_context(socket.create_server(("", 0))) for _ in range(count)
+        ]
+        return [server.getsockname()[1] for server in servers]
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="rf"))  # sockets need a short path
+    (folder / "home").mkdir()
+    token_path = _write_token(folder / "token")
+    port, client_port, agent_port = _free_ports(3)
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
+        f"--port={port}", f"--ray-client-server-port={client_port}",
+        f"--dashboard-agent-listen-port={agent_port}",
+        "--include-dashboard=false", "--num-cpus=1", "--disable-usage-stats",
+    ]  # fmt: skip
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            env=_environment(folder, token_path),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        current = folder / "ray" / "ray_current_cluster"
+        deadline = time.monotonic() + WAIT_S
+        while not current.exists():
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.1)
+        yield Head(current.read_text().strip(), folder, token_path)
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
+        shutil.rmtree(folder)
+
+
+def _join(head: Head, token_path: pathlib.Path | None, *, named: bool) -> Any:
+    arguments = [head.address] if named else []
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *arguments],
+        env=_environment(head.folder, token_path),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+NAMED = pytest.mark.parametrize("named", [True, False], ids=["address", "this user's"])
+
+
+@NAMED
+@pytest.mark.parametrize("has_token", [False, True], ids=["no token", "another token"])
+def test_process_without_the_token_is_told_so(
+    head: Head, tmp_path: pathlib.Path, named: bool, has_token: bool
+) -> None:
+    other = _write_token(tmp_path / "token") if has_token else None
+
+    told = _join(head, other, named=named)
+
+    assert told["error"] == "ClusterError"
+    assert f"`{head.address}`" in told["message"]
+    assert "refuses it" in told["message"]
+    assert "RAY_AUTH_TOKEN_PATH" in told["message"]
+
+
+@NAMED
+def test_process_with_the_token_joins(head: Head, named: bool) -> None:
+    assert _join(head, head.token_path, named=named) == {"joined": head.address}
