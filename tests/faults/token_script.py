@@ -18,4 +18,4 @@ def main(address: str | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:] or [None])))
+    json.dump(main(*sys.argv[1:] or [None]), sys.stdout)
