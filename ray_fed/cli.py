@@ -130,7 +130,7 @@ def doctor(address: Address = None) -> None:
 @app.command()
 def status(address: Address = None) -> None:
     """Print the nodes of a running Ray, and what they have."""
-    from ray_fed.cluster.inventory import read_inventory
+    from ray_fed.cluster.driver.inventory import read_inventory
 
     inventory = read_inventory(address)
     for node, amounts in inventory.nodes:
@@ -172,7 +172,7 @@ def _print_tensorflow() -> None:
 
 
 def _describe_ray(address: str | None) -> str:
-    from ray_fed.cluster import inventory, joining
+    from ray_fed.cluster.driver import inventory, joining
 
     try:
         found = inventory.find_inventory(address)

@@ -18,8 +18,8 @@ import pydantic_core
 import yaml
 
 import ray_fed.errors as errors
-import ray_fed.files as files
-import ray_fed.reading as reading
+from ray_fed.files import opening
+from ray_fed.values import read_limits
 
 _PREFIX = "RAY_FED_"
 _MAX_YAML_BYTES = 2**18
@@ -367,18 +367,20 @@ class Config(_Frozen):
         return _expand_count(value)
 
     @property
-    def driver_limits(self) -> reading.Limits:
+    def driver_limits(self) -> read_limits.Limits:
         """What may be read in the process that calls."""
         advice = "Raise `data.sequence_bytes` if it is to be as large."
-        return reading.Limits(self.data.sequence_bytes, advice, self.data.protocols)
+        return read_limits.Limits(self.data.sequence_bytes, advice, self.data.protocols)
 
     @property
-    def worker_limits(self) -> reading.Limits:
+    def worker_limits(self) -> read_limits.Limits:
         """What may be read where clients work."""
         if not self.workers.client_bytes:
             return self.driver_limits
         advice = "Raise `workers.client_bytes` if it is to be as large."
-        return reading.Limits(self.workers.client_bytes, advice, self.data.protocols)
+        return read_limits.Limits(
+            self.workers.client_bytes, advice, self.data.protocols
+        )
 
     @classmethod
     def load(
@@ -443,7 +445,7 @@ def _read_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        with files.open_regular(path) as file:
+        with opening.open_regular(path) as file:
             text = file.read(_MAX_YAML_BYTES + 1)
         if len(text) > _MAX_YAML_BYTES:
             raise ValueError(f"more than {_MAX_YAML_BYTES} bytes")

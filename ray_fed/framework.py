@@ -1,8 +1,7 @@
 """The documented names, for those who extend ray_fed; imports TensorFlow and Ray."""
 
-from ray_fed.blocks import deserialize_computation, serialize_computation
-from ray_fed.cluster.direct import RayExecutorFactory
-from ray_fed.cluster.ray_strategy import RayFederatingStrategy
+from ray_fed.cluster.driver.direct import RayExecutorFactory
+from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
 from ray_fed.contexts.mergeable import MergeableCompExecutionContext
@@ -10,9 +9,10 @@ from ray_fed.contexts.ray_context import RayExecutionContext
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
-from ray_fed.executors.stack import thread_debugging_executor_factory
 from ray_fed.executors.strategy import FederatingStrategy
 from ray_fed.executors.threads import ThreadDelegatingExecutor
+from ray_fed.language.blocks import deserialize_computation, serialize_computation
+from ray_fed.worker.stacks import thread_debugging_executor_factory
 
 __all__ = [
     "EagerTFExecutor",

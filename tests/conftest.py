@@ -13,11 +13,11 @@ import ray
 from ray._private import internal_api, worker
 
 import ray_fed
-from ray_fed.cluster.direct import RayExecutorFactory
-from ray_fed.cluster.session import Session
+from ray_fed.cluster.driver.direct import RayExecutorFactory
+from ray_fed.cluster.driver.session import Session
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.tensorflow import devices
+from ray_fed.tensorflow.tensors import devices
 
 ContextFactory = Callable[..., ExecutionContext]
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import federated_language as fl
 
-from ray_fed import plan
 from ray_fed.compiler.form import Stage
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
+from ray_fed.plan import plans
 
 
 def summed(work: Any) -> Any:
@@ -28,8 +28,8 @@ def stage_of(comp: Any) -> Stage:
     return stage
 
 
-def kernel_of(comp: Any) -> plan.Kernel:
+def kernel_of(comp: Any) -> plans.Kernel:
     """Return the kernel of the one stage of a computation."""
     kernel = fuse(stage_of(comp).up_to_merge)
-    assert isinstance(kernel, plan.Kernel)
+    assert isinstance(kernel, plans.Kernel)
     return kernel

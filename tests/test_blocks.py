@@ -7,7 +7,8 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from ray_fed import blocks, errors
+import ray_fed.errors as errors
+from ray_fed.language import blocks
 
 flf = fl.framework
 _IDENTITY = flf.create_identity(fl.TensorType(np.int32))

@@ -11,7 +11,7 @@ import ray
 import tensorflow as tf
 
 from ray_fed import cli, demo, errors
-from ray_fed.cluster import joining
+from ray_fed.cluster.driver import joining
 
 NOBODY = "127.0.0.1:1"
 """An address at which nothing listens."""

@@ -2,8 +2,9 @@
 
 import pytest
 
-from ray_fed import errors, reading
-from ray_fed.files import DataFile
+import ray_fed.errors as errors
+from ray_fed.files.opening import DataFile
+from ray_fed.values import read_limits
 
 REFUSED = {
     "s3://bucket/a.npz": "s3",
@@ -51,10 +52,10 @@ def test_local_files_and_memory_need_no_setting(uri: str) -> None:
 def test_all_protocols_of_a_chain_are_to_be_named() -> None:
     chain = "simplecache::s3://bucket/a.npz"
 
-    with reading.limited(reading.Limits(protocols=("s3", "simplecache"))):
+    with read_limits.limited(read_limits.Limits(protocols=("s3", "simplecache"))):
         assert DataFile.parse(chain).uri == chain
     with (
-        reading.limited(reading.Limits(protocols=("simplecache",))),
+        read_limits.limited(read_limits.Limits(protocols=("simplecache",))),
         pytest.raises(errors.UnsupportedError, match="found `s3`"),
     ):
         DataFile.parse(chain)

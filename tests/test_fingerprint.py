@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from ray_fed.fingerprint import (
+from ray_fed.plan.fingerprint import (
     Fingerprint,
     Versions,
     WorkerDescription,

@@ -4,7 +4,8 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from ray_fed import errors, intrinsics, values
+import ray_fed.errors as errors
+from ray_fed.language import intrinsics, type_checks
 
 flf = fl.framework
 INT = fl.TensorType(np.int32)
@@ -22,7 +23,7 @@ MEMBERS = [
 
 
 def _partial(aggregation: intrinsics.Aggregation) -> fl.Type:
-    return values.function_type(aggregation.zero.type_signature).result
+    return type_checks.function_type(aggregation.zero.type_signature).result
 
 
 def _derive(uri: str, member: fl.Type) -> intrinsics.Aggregation:

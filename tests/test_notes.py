@@ -2,53 +2,55 @@
 
 import asyncio
 
-import ray_fed.notes as notes
+from ray_fed.plan import diagnostics
 
-UNKEYED = notes.Unkeyed("the computation `f`", "ab", ("draw (RandomCrop)",))
-UNLOWERED = notes.Unlowered("the computation `f`", "ab", "FlatMapDataset")
+UNKEYED = diagnostics.Unkeyed("the computation `f`", "ab", ("draw (RandomCrop)",))
+UNLOWERED = diagnostics.Unlowered("the computation `f`", "ab", "FlatMapDataset")
 
 
 def test_notes_are_collected_once_each() -> None:
-    with notes.noting() as noted:
-        notes.note([UNKEYED, UNLOWERED])
-        notes.note([UNLOWERED])
+    with diagnostics.noting() as noted:
+        diagnostics.note([UNKEYED, UNLOWERED])
+        diagnostics.note([UNLOWERED])
 
     assert noted == {UNKEYED, UNLOWERED}
 
 
 def test_what_nobody_asked_for_is_dropped() -> None:
-    notes.note([UNKEYED])
+    diagnostics.note([UNKEYED])
 
-    with notes.noting() as noted:
+    with diagnostics.noting() as noted:
         pass
 
     assert noted == set()
 
 
 def test_the_innermost_collects() -> None:
-    with notes.noting() as outer, notes.noting() as inner:
-        notes.note([UNKEYED])
+    with diagnostics.noting() as outer, diagnostics.noting() as inner:
+        diagnostics.note([UNKEYED])
 
     assert (outer, inner) == (set(), {UNKEYED})
 
 
 def test_tasks_tell_whoever_started_them() -> None:
     async def work() -> None:
-        notes.note([UNKEYED])
+        diagnostics.note([UNKEYED])
 
-    async def evaluate() -> set[notes.Note]:
-        with notes.noting() as noted:
-            await asyncio.gather(work(), asyncio.to_thread(notes.note, [UNLOWERED]))
+    async def evaluate() -> set[diagnostics.Note]:
+        with diagnostics.noting() as noted:
+            await asyncio.gather(
+                work(), asyncio.to_thread(diagnostics.note, [UNLOWERED])
+            )
         return noted
 
     assert asyncio.run(evaluate()) == {UNKEYED, UNLOWERED}
 
 
 def test_order_depends_on_the_notes_alone() -> None:
-    other = notes.Unlowered("the computation `g`", "cd", "WindowDataset")
+    other = diagnostics.Unlowered("the computation `g`", "cd", "WindowDataset")
 
     orders = [
-        notes.in_order(told)
+        diagnostics.in_order(told)
         for told in ([UNLOWERED, other, UNKEYED], [UNKEYED, other, UNLOWERED])
     ]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ray_fed.npy as npy
+from ray_fed.files import npy
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(1, 2, 3, order="F")
 

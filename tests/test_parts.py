@@ -7,7 +7,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-import ray_fed.parts as parts
+from ray_fed.values import parts
 
 
 class Pair(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_fed import draws, plan
+from ray_fed.plan import merge_tree, outcomes, plans, random_keys
 
 NUM_LEAVES = st.integers(1, 200)
 
@@ -21,7 +21,7 @@ NUM_LEAVES = st.integers(1, 200)
         pytest.param(31, None, [1] * 31, id="fewer than two sixteenths"),
         pytest.param(32, None, [2] * 16, id="a sixteenth"),
         pytest.param(34, None, [2] * 7 + [3] + [2] * 7 + [3], id="about a sixteenth"),
-        pytest.param(1024, None, [plan.MAX_CLIENTS_PER_LEAF] * 16, id="at most"),
+        pytest.param(1024, None, [merge_tree.MAX_CLIENTS_PER_LEAF] * 16, id="at most"),
         pytest.param(1025, None, [32] * 31 + [33], id="no more than that"),
         pytest.param(10_000, 5000, [5000, 5000], id="as configured"),
         pytest.param(7, 3, [3, 3, 1], id="as configured, but for the last"),
@@ -31,7 +31,7 @@ NUM_LEAVES = st.integers(1, 200)
 def test_leaves_follow_the_cohort_unless_configured(
     num_clients: int, clients_per_leaf: int | None, expected: list[int]
 ) -> None:
-    leaves = plan.cut_leaves(num_clients, clients_per_leaf)
+    leaves = merge_tree.cut_leaves(num_clients, clients_per_leaf)
 
     assert [len(leaf) for leaf in leaves] == expected
 
@@ -40,7 +40,7 @@ def test_leaves_follow_the_cohort_unless_configured(
 def test_leaves_cover_the_cohort_in_order(
     num_clients: int, clients_per_leaf: int | None
 ) -> None:
-    leaves = plan.cut_leaves(num_clients, clients_per_leaf)
+    leaves = merge_tree.cut_leaves(num_clients, clients_per_leaf)
 
     assert [client for leaf in leaves for client in leaf] == list(range(num_clients))
     assert num_clients == 0 or all(leaves)
@@ -50,31 +50,31 @@ def test_leaves_cover_the_cohort_in_order(
 
 @given(st.integers(1, 3000))
 def test_leaves_differ_by_one_client_at_most(num_clients: int) -> None:
-    sizes = {len(leaf) for leaf in plan.cut_leaves(num_clients, None)}
+    sizes = {len(leaf) for leaf in merge_tree.cut_leaves(num_clients, None)}
 
     assert max(sizes) - min(sizes) <= 1
-    assert max(sizes) <= plan.MAX_CLIENTS_PER_LEAF
+    assert max(sizes) <= merge_tree.MAX_CLIENTS_PER_LEAF
 
 
 @given(st.integers(32, 3000), st.sampled_from([1, 2, 4, 8, 16]))
 def test_each_of_a_power_of_two_of_workers_has_one_subtree(
     num_clients: int, num_runs: int
 ) -> None:
-    num_leaves = len(plan.cut_leaves(num_clients, None))
+    num_leaves = len(merge_tree.cut_leaves(num_clients, None))
 
-    for run in plan.cut_runs(num_leaves, num_runs):
-        nodes = plan.subtrees(run.start, run.stop, (0, num_leaves))
+    for run in merge_tree.cut_runs(num_leaves, num_runs):
+        nodes = merge_tree.subtrees(run.start, run.stop, (0, num_leaves))
         assert nodes == [(run.start, run.stop)]
 
 
 def test_empty_cohort_is_one_leaf() -> None:
-    assert plan.cut_leaves(0, None) == [range(0)]
+    assert merge_tree.cut_leaves(0, None) == [range(0)]
 
 
 @pytest.mark.claim("semantics.70")
 @given(st.integers(0, 500), st.integers(1, 60))
 def test_runs_cover_all_items_and_none_is_empty(num_items: int, num_runs: int) -> None:
-    runs = plan.cut_runs(num_items, num_runs)
+    runs = merge_tree.cut_runs(num_items, num_runs)
 
     assert [item for run in runs for item in run] == list(range(num_items))
     assert all(runs)
@@ -86,7 +86,7 @@ def test_runs_cover_all_items_and_none_is_empty(num_items: int, num_runs: int) -
 def test_run_takes_its_share_of_what_remains_rounded_up(
     num_items: int, num_runs: int
 ) -> None:
-    runs = plan.cut_runs(num_items, num_runs)
+    runs = merge_tree.cut_runs(num_items, num_runs)
 
     for index, run in enumerate(runs):
         remaining = num_items - run.start
@@ -106,7 +106,7 @@ def test_run_takes_its_share_of_what_remains_rounded_up(
 def test_runs_have_these_lengths(
     num_items: int, num_runs: int, lengths: list[int]
 ) -> None:
-    assert [len(run) for run in plan.cut_runs(num_items, num_runs)] == lengths
+    assert [len(run) for run in merge_tree.cut_runs(num_items, num_runs)] == lengths
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_runs_have_these_lengths(
     ],
 )
 def test_subtrees_are_the_largest_whole_ones(
-    first: int, stop: int, num_leaves: int, nodes: list[plan.Node]
+    first: int, stop: int, num_leaves: int, nodes: list[merge_tree.Node]
 ) -> None:
-    assert plan.subtrees(first, stop, (0, num_leaves)) == nodes
+    assert merge_tree.subtrees(first, stop, (0, num_leaves)) == nodes
 
 
 @st.composite
@@ -139,9 +139,9 @@ def _cuts(draw: st.DrawFn) -> tuple[int, list[range]]:
     ]
 
 
-def _nodes(runs: list[range], num_leaves: int) -> list[plan.Node]:
+def _nodes(runs: list[range], num_leaves: int) -> list[merge_tree.Node]:
     tree = (0, num_leaves)
-    return [n for run in runs for n in plan.subtrees(run.start, run.stop, tree)]
+    return [n for run in runs for n in merge_tree.subtrees(run.start, run.stop, tree)]
 
 
 @given(_cuts())
@@ -163,14 +163,14 @@ def test_subtrees_are_those_that_their_own_leaves_give(
     num_leaves, runs = cut
 
     for node in _nodes(runs, num_leaves):
-        assert plan.subtrees(*node, (0, num_leaves)) == [node]
+        assert merge_tree.subtrees(*node, (0, num_leaves)) == [node]
 
 
-def _fold(partials: list[Any], nodes: list[plan.Node]) -> Any:
+def _fold(partials: list[Any], nodes: list[merge_tree.Node]) -> Any:
     """Merge as evaluators do; a merge is written down as a pair."""
     partials = list(partials)
     merged_away: set[int] = set()
-    for left, right, _ in plan.merge_order(nodes):
+    for left, right, _ in merge_tree.merge_order(nodes):
         assert not {left, right} & merged_away
         partials[left] = (partials[left], partials[right])
         merged_away.add(right)
@@ -201,7 +201,7 @@ def test_any_cut_into_runs_gives_the_merge_tree_of_no_cut(
 def test_any_number_of_subrounds_gives_the_merge_tree_of_one(
     num_leaves: int, num_subrounds: int
 ) -> None:
-    nodes = _nodes(plan.cut_runs(num_leaves, num_subrounds), num_leaves)
+    nodes = _nodes(merge_tree.cut_runs(num_leaves, num_subrounds), num_leaves)
 
     merged = _fold([_leaves(start, stop) for start, stop in nodes], nodes)
 
@@ -235,31 +235,31 @@ def test_merge_tree_is_as_deep_as_a_binary_tree(num_leaves: int) -> None:
     "message",
     [
         pytest.param(
-            plan.Subround(
+            plans.Subround(
                 computation=b"c",
                 merge=b"m",
                 clients_per_leaf=2,
                 first_leaf=1,
                 leaves=(range(2, 4),),
-                draw=draws.DrawKey(1, 2),
+                draw=random_keys.DrawKey(1, 2),
                 nodes=((1, 2),),
             ),
             id="subround",
         ),
         pytest.param(
-            plan.Finish(
+            plans.Finish(
                 merge=None,
                 nodes=(),
                 partial_type=b"t",
                 computation=b"c",
                 num_clients=3,
                 clients_per_leaf=1,
-                draw=draws.DrawKey(1, 2),
+                draw=random_keys.DrawKey(1, 2),
             ),
             id="finish",
         ),
         pytest.param(
-            plan.Outcome(
+            outcomes.Outcome(
                 values=(1,),
                 attempts=2,
                 worker="w",

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed import errors, plain, reading
-from ray_fed.tensorflow import specs
+import ray_fed.errors as errors
+from ray_fed.tensorflow.tensors import specs
+from ray_fed.values import plain_form, read_limits
 
 BOUND = 200_000
-LIMITS = reading.Limits(BOUND, "Raise `the.setting`.")
+LIMITS = read_limits.Limits(BOUND, "Raise `the.setting`.")
 FLOATS = fl.TensorType(np.float32, (3,))
 RAGGED = fl.TensorType(np.float32, (None, 2))
 UNKNOWN = fl.TensorType(np.float32, (None, None))
@@ -85,7 +86,7 @@ def test_every_element_is_read_in_order(kind: Any, case: str, length: int) -> No
     make, type_spec = ELEMENTS[case]
     given = kind(Source(make, length), type_spec)
 
-    found = plain.to_plain(given, fl.SequenceType(type_spec))
+    found = plain_form.to_plain(given, fl.SequenceType(type_spec))
 
     assert found.length == length
     for index, (tensor,) in enumerate(found):
@@ -98,7 +99,7 @@ def test_large_dataset_of_known_size_is_read_in_order() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((rows, labels))
     pair = fl.StructType([fl.TensorType(np.float32, (512,)), np.int64])
 
-    found = plain.to_plain(dataset, fl.SequenceType(pair))
+    found = plain_form.to_plain(dataset, fl.SequenceType(pair))
 
     np.testing.assert_array_equal(found.columns[0].rows, rows)
     np.testing.assert_array_equal(found.columns[1].rows, labels)
@@ -112,10 +113,10 @@ def test_endless_sequence_ends_at_the_bound(kind: Any, case: str) -> None:
     given = kind(source, type_spec)
 
     with (
-        reading.limited(LIMITS),
+        read_limits.limited(LIMITS),
         pytest.raises(errors.ValueMismatchError, match=r"200000 bytes.*`the.setting`"),
     ):
-        plain.to_plain(given, fl.SequenceType(type_spec))
+        plain_form.to_plain(given, fl.SequenceType(type_spec))
 
     assert source.count < BOUND
 
@@ -147,25 +148,25 @@ def test_other_endless_sequences_end_too(endless: Callable[[], Any]) -> None:
     type_spec = fl.SequenceType(np.str_ if is_text else np.int64)
 
     with (
-        reading.limited(LIMITS),
+        read_limits.limited(LIMITS),
         pytest.raises(errors.ValueMismatchError, match="end"),
     ):
-        plain.to_plain(given, type_spec)
+        plain_form.to_plain(given, type_spec)
 
 
 def test_elements_without_tensors_end_at_the_bound() -> None:
     with (
-        reading.limited(LIMITS),
+        read_limits.limited(LIMITS),
         pytest.raises(errors.ValueMismatchError, match="200000 bytes"),
     ):
-        plain.to_plain(itertools.repeat(()), fl.SequenceType(fl.StructType([])))
+        plain_form.to_plain(itertools.repeat(()), fl.SequenceType(fl.StructType([])))
 
 
 def test_lists_are_not_held_to_the_bound() -> None:
     given = [np.zeros(3, np.float32)] * BOUND
 
-    with reading.limited(LIMITS):
-        found = plain.to_plain(given, fl.SequenceType(FLOATS))
+    with read_limits.limited(LIMITS):
+        found = plain_form.to_plain(given, fl.SequenceType(FLOATS))
 
     assert found.length == BOUND
 
@@ -176,9 +177,9 @@ def test_reading_ends_when_nobody_waits(kind: Any) -> None:
 
     def check() -> None:
         if source.count > 500:
-            raise reading.AbandonedError("nobody")
+            raise read_limits.AbandonedError("nobody")
 
-    with reading.checked(check), pytest.raises(reading.AbandonedError):
-        plain.to_plain(kind(source, FLOATS), fl.SequenceType(FLOATS))
+    with read_limits.checked(check), pytest.raises(read_limits.AbandonedError):
+        plain_form.to_plain(kind(source, FLOATS), fl.SequenceType(FLOATS))
 
     assert source.count < 5_000

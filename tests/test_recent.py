@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ray_fed.recent import Recent
+from ray_fed.values.lru_cache import Recent
 
 
 @pytest.fixture

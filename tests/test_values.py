@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from ray_fed import errors, values
-from ray_fed.values import StoredClients, Struct
+import ray_fed.errors as errors
+from ray_fed.language import structs, type_checks
+from ray_fed.language.structs import Struct
+from ray_fed.values import stored as stored_
+from ray_fed.values.stored import StoredClients
 
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
 ALL_EQUAL = fl.FederatedType(np.int32, fl.CLIENTS, True)
@@ -66,7 +69,7 @@ def test_stored_clients_are_a_cohort_to_federated_language() -> None:
 @pytest.mark.parametrize(
     "stored",
     [
-        pytest.param(values.Stored("key"), id="one value"),
+        pytest.param(stored_.Stored("key"), id="one value"),
         pytest.param(StoredClients("key", 1, 3), id="clients"),
     ],
 )
@@ -86,17 +89,17 @@ def test_stored_value_pickles(stored: object) -> None:
 def test_predicates_tell_placements_apart(
     type_spec: fl.Type, at_clients: bool, by_client: bool
 ) -> None:
-    assert values.is_at_clients(type_spec) is at_clients
-    assert values.differs_by_client(type_spec) is by_client
+    assert type_checks.is_at_clients(type_spec) is at_clients
+    assert type_checks.differs_by_client(type_spec) is by_client
 
 
 def test_check_assignable_accepts_all_equal_for_any() -> None:
-    values.check_assignable(AT_CLIENTS, ALL_EQUAL, "an argument")
+    type_checks.check_assignable(AT_CLIENTS, ALL_EQUAL, "an argument")
 
 
 def test_check_assignable_says_both_types() -> None:
     with pytest.raises(errors.ValueMismatchError) as caught:
-        values.check_assignable(AT_SERVER, AT_CLIENTS, "a sum")
+        type_checks.check_assignable(AT_SERVER, AT_CLIENTS, "a sum")
 
     assert str(caught.value) == (
         "Expected a sum of type `int32@SERVER`, found `{int32}@CLIENTS`."
@@ -106,14 +109,14 @@ def test_check_assignable_says_both_types() -> None:
 def test_narrow_returns_what_it_was_given() -> None:
     value = "embedded"
 
-    assert values.narrow(value, str, "a test") is value
+    assert type_checks.narrow(value, str, "a test") is value
 
 
 def test_narrow_refuses_what_another_executor_embedded() -> None:
     with pytest.raises(
         errors.ValueMismatchError, match="embedded in a test, found `int`"
     ):
-        values.narrow(3, str, "a test")
+        type_checks.narrow(3, str, "a test")
 
 
 @pytest.mark.parametrize(
@@ -125,14 +128,14 @@ def test_narrow_refuses_what_another_executor_embedded() -> None:
     ],
 )
 def test_to_struct_keeps_names_in_order(container: object) -> None:
-    assert list(values.iter_elements(values.to_struct(container))) == [
+    assert list(structs.iter_elements(structs.to_struct(container))) == [
         ("x", 1),
         ("y", 2),
     ]
 
 
 def test_to_struct_of_a_list_has_no_names() -> None:
-    assert list(values.iter_elements(values.to_struct([1, [2]]))) == [
+    assert list(structs.iter_elements(structs.to_struct([1, [2]]))) == [
         (None, 1),
         (None, [2]),
     ]
@@ -141,7 +144,7 @@ def test_to_struct_of_a_list_has_no_names() -> None:
 def test_struct_elements_are_labelled_by_name_or_index() -> None:
     type_spec = fl.StructType([("x", np.int32), np.float32])
 
-    elements = values.struct_elements((1, 2.0), type_spec, "argument")
+    elements = structs.struct_elements((1, 2.0), type_spec, "argument")
 
     assert [(str(t), label, element) for t, label, element in elements] == [
         ("int32", "argument.x", 1),
@@ -151,7 +154,7 @@ def test_struct_elements_are_labelled_by_name_or_index() -> None:
 
 def test_struct_elements_of_a_mapping_need_names() -> None:
     with pytest.raises(errors.ValueMismatchError, match="named"):
-        values.struct_elements({"x": 1}, fl.StructType([np.int32]))
+        structs.struct_elements({"x": 1}, fl.StructType([np.int32]))
 
 
 @pytest.mark.parametrize("found", [["x"], ["x", "y", "z"]], ids=["missing", "more"])
@@ -159,7 +162,7 @@ def test_struct_elements_of_a_mapping_names_what_it_has(found: list[str]) -> Non
     type_spec = fl.StructType([("x", np.int32), ("y", np.int32)])
 
     with pytest.raises(errors.ValueMismatchError) as caught:
-        values.struct_elements(dict.fromkeys(found, 1), type_spec)
+        structs.struct_elements(dict.fromkeys(found, 1), type_spec)
 
     assert f"elements named ['x', 'y'], found {found}" in str(caught.value)
 
@@ -170,11 +173,11 @@ def test_struct_elements_of_a_class_is_no_container() -> None:
         x: int
 
     with pytest.raises(errors.ValueMismatchError, match="a container"):
-        values.struct_elements(Point, fl.StructType([("x", np.int32)]))
+        structs.struct_elements(Point, fl.StructType([("x", np.int32)]))
 
 
 def test_show_cuts_long_values() -> None:
-    shown = values.show(list(range(1000)))
+    shown = structs.show(list(range(1000)))
 
     assert len(shown) < 300
     assert shown.endswith("...]` of Python type `list`")
@@ -188,7 +191,7 @@ def test_map_placed_visits_placed_parts_whole() -> None:
         seen.append((str(part_type), part))
         return len(seen)
 
-    mapped = values.map_placed(note, ([1, 2], (3, (4, 5.0))), type_spec)
+    mapped = stored_.map_placed(note, ([1, 2], (3, (4, 5.0))), type_spec)
 
     assert mapped == (1, (2, 3))
     assert seen == [
@@ -199,7 +202,7 @@ def test_map_placed_visits_placed_parts_whole() -> None:
 
 
 def test_map_placed_of_an_unplaced_struct_is_one_part() -> None:
-    assert values.map_placed(lambda _, part: [part], (1, 2.0), NAMED) == [(1, 2.0)]
+    assert stored_.map_placed(lambda _, part: [part], (1, 2.0), NAMED) == [(1, 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ def test_map_placed_of_an_unplaced_struct_is_one_part() -> None:
 def test_select_index_finds_the_position(
     index: int | None, name: str | None, expected: int
 ) -> None:
-    assert values.select_index(NAMED, index, name) == expected
+    assert type_checks.select_index(NAMED, index, name) == expected
 
 
 @pytest.mark.parametrize(
@@ -231,25 +234,25 @@ def test_select_index_refuses(
     type_spec: fl.Type, index: int | None, name: str | None, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="Expected"):
-        values.select_index(type_spec, index, name)
+        type_checks.select_index(type_spec, index, name)
 
 
 @pytest.mark.parametrize("value", [[1, 2, 3], (1, 2, 3), StoredClients("key", 4, 7)])
 def test_check_cardinality_accepts_one_value_a_client(value: object) -> None:
-    values.check_cardinality(value, AT_CLIENTS, 3)
+    stored_.check_cardinality(value, AT_CLIENTS, 3)
 
 
 def test_check_cardinality_says_both_lengths() -> None:
     with pytest.raises(
         errors.CardinalityError, match=r"Expected 3 values .* found 2\."
     ):
-        values.check_cardinality([1, 2], AT_CLIENTS, 3)
+        stored_.check_cardinality([1, 2], AT_CLIENTS, 3)
 
 
 @pytest.mark.parametrize("value", [3, "abc", b"abc", {1, 2, 3}, np.zeros(3)])
 def test_check_cardinality_refuses_what_is_no_sequence(value: object) -> None:
     with pytest.raises(errors.ValueMismatchError, match="a list or tuple"):
-        values.check_cardinality(value, AT_CLIENTS, 3)
+        stored_.check_cardinality(value, AT_CLIENTS, 3)
 
 
 class _Argument(fl.framework.ExecutorValue):
@@ -287,7 +290,7 @@ _TAKES_NOTHING = fl.FunctionType(None, np.int32)
 def test_check_argument_accepts(
     type_spec: fl.FunctionType, argument: _Argument | None
 ) -> None:
-    values.check_argument(type_spec, argument)
+    type_checks.check_argument(type_spec, argument)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +305,7 @@ def test_check_argument_refuses(
     type_spec: fl.FunctionType, argument: _Argument | None, message: str
 ) -> None:
     with pytest.raises(errors.ValueMismatchError, match=message):
-        values.check_argument(type_spec, argument)
+        type_checks.check_argument(type_spec, argument)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +321,7 @@ def test_check_argument_refuses(
     ],
 )
 def test_count_bytes_adds_arrays(value: Any, expected: int) -> None:
-    assert values.count_bytes(value) == expected
+    assert stored_.count_bytes(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -330,14 +333,14 @@ def test_count_bytes_adds_arrays(value: Any, expected: int) -> None:
     ],
 )
 def test_is_empty_struct(type_spec: fl.Type, expected: bool) -> None:
-    assert values.is_empty_struct(type_spec) is expected
+    assert type_checks.is_empty_struct(type_spec) is expected
 
 
 @pytest.mark.parametrize(
     ("narrowed", "type_spec"),
     [
-        pytest.param(values.struct_type, NAMED, id="struct"),
-        pytest.param(values.function_type, _TAKES_INT, id="function"),
+        pytest.param(type_checks.struct_type, NAMED, id="struct"),
+        pytest.param(type_checks.function_type, _TAKES_INT, id="function"),
     ],
 )
 def test_type_that_is_known_is_returned(
@@ -347,7 +350,9 @@ def test_type_that_is_known_is_returned(
 
 
 def test_member_type_is_what_is_placed() -> None:
-    assert values.member_type(AT_CLIENTS) == cast("fl.Type", fl.TensorType(np.int32))
+    assert type_checks.member_type(AT_CLIENTS) == cast(
+        "fl.Type", fl.TensorType(np.int32)
+    )
 
 
 @pytest.mark.parametrize(
@@ -357,4 +362,4 @@ def test_text_memory_and_sets_are_no_cohort(value: Any) -> None:
     type_spec = fl.FederatedType(np.int32, fl.CLIENTS)
 
     with pytest.raises(errors.ValueMismatchError, match="a value for each client"):
-        values.check_cardinality(value, type_spec, 2)
+        stored_.check_cardinality(value, type_spec, 2)

@@ -19,13 +19,12 @@ budgets, is thus never what ends a subround, not even where Ray would go on for 
 (tasks that were killed for want of memory).
 """
 
-import dataclasses
 from typing import Literal
 
 import ray.exceptions
 
 import ray_fed.errors as errors
-from ray_fed.cluster.actions import FailureClass
+from ray_fed.cluster.pool.actions import FailureClass
 
 LOST_ERRORS = (
     ray.exceptions.RayActorError,
@@ -37,6 +36,7 @@ LOST_ERRORS = (
 )
 """What a caller sees when a worker, its node or an object on it is gone."""
 
+
 FATAL_ERRORS = (
     ray.exceptions.RuntimeEnvSetupError,
     ray.exceptions.ActorUnschedulableError,
@@ -47,23 +47,6 @@ FATAL_ERRORS = (
     ray.exceptions.AuthenticationError,
 )
 """What would only fail again."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """Why a worker is of no more use to a subround.
-
-    Attributes:
-        failure_class: whose budget it is counted against.
-        detail: which worker on which node, and what happened, in words.
-        client_index: whose work it was, in the cohort; None where nobody can tell.
-        cause_text: the worker's traceback, where it lived to tell.
-    """
-
-    failure_class: FailureClass
-    detail: str
-    client_index: int | None = None
-    cause_text: str = ""
 
 
 def classify(error: BaseException) -> FailureClass:

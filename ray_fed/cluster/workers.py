@@ -23,18 +23,20 @@ from ray._private import worker as ray_worker  # no public name
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
-import ray_fed.notes as notes
-import ray_fed.plan as plan
-import ray_fed.values as values
-from ray_fed.cluster import garbage, leases, object_store
-from ray_fed.cluster.connection import LostWorkerError, Worker, WorkerConnection
-from ray_fed.cluster.leaf_worker import LeafWorker
-from ray_fed.cluster.pool_host import PoolHost
-from ray_fed.cluster.race import race
-from ray_fed.cluster.ray_strategy import RayFederatingStrategy
-from ray_fed.cluster.remote_executor import RemoteExecutor
+from ray_fed.cluster import garbage
+from ray_fed.cluster.actors.leaf_worker import LeafWorker
+from ray_fed.cluster.actors.pool_host import PoolHost
+from ray_fed.cluster.store import object_store
+from ray_fed.cluster.task import leases
+from ray_fed.cluster.task.connection import LostWorkerError, Worker, WorkerConnection
+from ray_fed.cluster.task.race import race
+from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
+from ray_fed.cluster.task.remote_executor import RemoteExecutor
 from ray_fed.config import Config
-from ray_fed.executors import evaluation, loops, stack
+from ray_fed.executors import loops
+from ray_fed.plan import diagnostics, outcomes, plans
+from ray_fed.values import stored
+from ray_fed.worker import evaluation, stacks
 
 _CONTROL_THREADS = 3
 
@@ -94,7 +96,7 @@ class Work:
     packed: object_store.Packed
     computation: bytes | None
     at_once: bool
-    given: plan.Attempt | None = None
+    given: outcomes.Attempt | None = None
 
     @classmethod
     def of(
@@ -103,9 +105,9 @@ class Work:
         terms: leases.Terms,
         comp: Any,
         arg: Any,
-        given: plan.Attempt | None = None,
+        given: outcomes.Attempt | None = None,
     ) -> "Work":
-        """Pack a `plan.Subround`, `plan.Trial` or `plan.Finish`.
+        """Pack a `plans.Subround`, `plans.Trial` or `plans.Finish`.
 
         Args:
             name: of the subround.
@@ -115,8 +117,8 @@ class Work:
             given: see `Work`.
         """
         computation, at_once = None, True
-        if isinstance(comp, plan.Subround):
-            at_once = isinstance(comp.kernel, plan.Kernel)
+        if isinstance(comp, plans.Subround):
+            at_once = isinstance(comp.kernel, plans.Kernel)
             if at_once:
                 computation = comp.computation
                 comp = dataclasses.replace(comp, computation=b"")
@@ -215,7 +217,7 @@ class Driven:
         seconds: since it asked for a worker.
     """
 
-    outcome: plan.Outcome
+    outcome: outcomes.Outcome
     scope: str
     seconds: float
 
@@ -243,7 +245,7 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
 
     async def attempt(
         lease: leases.Lease,
-    ) -> tuple[evaluation.Evaluated, set[notes.Note]]:
+    ) -> tuple[evaluation.Evaluated, set[diagnostics.Note]]:
         return await _attempt(pool, lease, work)
 
     lease = await leases.resumed(pool, name, work.given, handles)
@@ -253,18 +255,18 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
     spare = leases.lease_spare(pool, name, terms) if wants_spare else None
     won = await race(lease, spare, attempt)
     ran, (evaluated, noted) = won.lease.attempt, won.result
-    outcome = plan.Outcome(
+    outcome = outcomes.Outcome(
         (),
         ran.attempt,
         ran.worker,
         ran.worker_pid,
         os.getpid(),
         ran.node,
-        notes.in_order(noted),
+        diagnostics.in_order(noted),
         evaluated.kernel_leaves,
         evaluated.no_kernel,
         (*won.lease.lost, *won.slower),
-        tuple(values.count_bytes(value) for value in evaluated.values),
+        tuple(stored.count_bytes(value) for value in evaluated.values),
         won.lease.attempt.fingerprint,
     )
     seconds = time.monotonic() - begun_s
@@ -273,10 +275,10 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
 
 async def _attempt(
     pool: Any, lease: leases.Lease, work: Work
-) -> tuple[evaluation.Evaluated, set[notes.Note]]:
+) -> tuple[evaluation.Evaluated, set[diagnostics.Note]]:
     worker = lease.worker
     try:
-        with notes.noting() as noted:
+        with diagnostics.noting() as noted:
             return await _evaluate(worker, work), noted
     except LostWorkerError as loss:
         await leases.report(pool, worker.scope, loss, lease.used_s)
@@ -306,7 +308,7 @@ async def _evaluate(worker: Worker, work: Work) -> evaluation.Evaluated:
 
 async def _evaluate_at_once(
     worker: Worker, packed: object_store.Packed
-) -> evaluation.Evaluated | plan.NoKernel:
+) -> evaluation.Evaluated | plans.NoKernel:
     """Have the worker run all of a plan in one call, which can end between clients.
 
     Returns why a kernel has no result where it has none.
@@ -316,7 +318,7 @@ async def _evaluate_at_once(
         "evaluate", packed.work, len(sources), *sources, *packed.values
     )
     ran, noted = object_store.unpack_result(found)
-    notes.note(noted)
+    diagnostics.note(noted)
     return ran
 
 
@@ -341,7 +343,7 @@ async def _evaluate_by_verbs(
     executor = RemoteExecutor(connection)
 
     def stack_for(num_clients: int) -> Any:
-        return stack.federated_stack(
+        return stacks.federated_stack(
             lambda federating: RayFederatingStrategy(
                 federating.unplaced, [executor], num_clients, comp.clients_per_leaf
             ),

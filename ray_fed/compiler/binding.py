@@ -11,9 +11,8 @@ from typing import Any
 
 import federated_language as fl
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
-import ray_fed.values as values
+from ray_fed.language import blocks, structs, type_checks
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -47,10 +46,10 @@ def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:
     if not isinstance(comp, flf.ConcreteComputation):
         return comp, arg
     parameter = comp.type_signature.parameter
-    if parameter is None or not values.holds_functions(parameter):
+    if parameter is None or not type_checks.holds_functions(parameter):
         return comp, arg
     bound = _bind(arg, parameter, "the argument")
-    block = values.narrow(blocks.to_block(comp), Block, "a computation")
+    block = type_checks.narrow(blocks.to_block(comp), Block, "a computation")
     if bound.type_spec is None:
         wrapped = flf.Lambda(None, None, flf.Call(block, bound.build(None)))
     else:
@@ -64,12 +63,12 @@ def _bind(value: Any, type_spec: fl.Type, label: str) -> _Bound:
     if isinstance(type_spec, fl.FunctionType):
         function = _to_function(value, type_spec, label)
         return _Bound(None, None, lambda _: function)
-    if not isinstance(type_spec, fl.StructType) or not values.holds_functions(
+    if not isinstance(type_spec, fl.StructType) or not type_checks.holds_functions(
         type_spec
     ):
         return _Bound(type_spec, value, lambda source: source)
     names = [name for name, _ in type_spec.items()]
-    elements = values.struct_elements(value, type_spec, label)
+    elements = structs.struct_elements(value, type_spec, label)
     bound = [_bind(element, part, inside) for part, inside, element in elements]
     kept = [
         (name, part)
@@ -87,7 +86,7 @@ def _bind(value: Any, type_spec: fl.Type, label: str) -> _Bound:
     if not kept:
         return _Bound(None, None, build)
     left_type = fl.StructType((name, part.type_spec) for name, part in kept)
-    left_value = values.Struct((name, part.value) for name, part in kept)
+    left_value = structs.Struct((name, part.value) for name, part in kept)
     return _Bound(left_type, left_value, build)
 
 
@@ -100,7 +99,7 @@ def _to_function(value: Any, type_spec: fl.FunctionType, label: str) -> Block:
     if block is None:
         raise errors.ValueMismatchError(
             f"Expected {label} to be a computation of type `{type_spec}`, found"
-            f" {values.show(value)}."
+            f" {structs.show(value)}."
         )
-    values.check_assignable(type_spec, block.type_signature, label)
+    type_checks.check_assignable(type_spec, block.type_signature, label)
     return block

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import federated_language as fl
 
 import ray_fed.errors as errors
-import ray_fed.values as values
 from ray_fed.compiler import form_contents
+from ray_fed.language import structs, type_checks
 
 flf = fl.framework
 
@@ -176,8 +176,8 @@ def function_type_of(comp: object) -> fl.FunctionType:
         ValueMismatchError: it is neither a computation nor a MergeableCompForm.
     """
     if isinstance(comp, MergeableCompForm | fl.framework.ConcreteComputation):
-        return values.function_type(comp.type_signature)
+        return type_checks.function_type(comp.type_signature)
     raise errors.ValueMismatchError(
-        f"Expected a MergeableCompForm or a computation, found {values.show(comp)}:"
+        f"Expected a MergeableCompForm or a computation, found {structs.show(comp)}:"
         " make one with fl.federated_computation or ray_fed.tensorflow.computation."
     )

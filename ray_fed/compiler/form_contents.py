@@ -13,11 +13,10 @@ from collections.abc import Callable
 
 import federated_language as fl
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
-import ray_fed.intrinsics as intrinsics
 from ray_fed.compiler.normalize import free_references, needed_names, normalize
 from ray_fed.compiler.substitution import find_parts
+from ray_fed.language import blocks, intrinsics
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock

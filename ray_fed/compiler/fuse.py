@@ -16,9 +16,6 @@ from typing import cast
 
 import federated_language as fl
 
-import ray_fed.blocks as blocks
-import ray_fed.plan as plan
-import ray_fed.values as values
 from ray_fed.compiler.aggregates import (
     OTHER_FORM,
     UnfusedError,
@@ -28,6 +25,8 @@ from ray_fed.compiler.aggregates import (
 )
 from ray_fed.compiler.normalize import free_references
 from ray_fed.compiler.substitution import bound_names, called_uris, replace_free
+from ray_fed.language import blocks, type_checks
+from ray_fed.plan import plans
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -35,7 +34,7 @@ _CLIENT, _STEP, _SERVER = "client", "step", "server"
 _CONSTANT, _DATA = "constant", "data"
 
 
-def fuse(up_to_merge: flf.ConcreteComputation) -> plan.Kernel | plan.NoKernel:
+def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.NoKernel:
     """Return the kernel of the `up_to_merge` of a stage, or why it has none.
 
     Args:
@@ -44,7 +43,7 @@ def fuse(up_to_merge: flf.ConcreteComputation) -> plan.Kernel | plan.NoKernel:
     try:
         return _Fusion(Block.from_proto(up_to_merge.to_proto())).run()
     except UnfusedError as error:
-        return plan.NoKernel(str(error))
+        return plans.NoKernel(str(error))
 
 
 class _Fusion:
@@ -59,13 +58,13 @@ class _Fusion:
         self._client_locals: list[tuple[str, Block]] = []
         self._members: dict[str, Block] = {}
         self._constants: dict[bytes, tuple[Block, flf.Reference]] = {}
-        self._parts: dict[plan.Path, fl.Type] = {}
-        self._data: dict[plan.Path, fl.Type] = {}
+        self._parts: dict[plans.Path, fl.Type] = {}
+        self._data: dict[plans.Path, fl.Type] = {}
         reserved = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA)
         if any(name.startswith(reserved) for name in bound_names(block)):
             raise UnfusedError(OTHER_FORM)
 
-    def run(self) -> plan.Kernel:
+    def run(self) -> plans.Kernel:
         """Return the kernel."""
         aggregates = self._aggregates.values()
         merged = [aggregate.value for aggregate in aggregates]
@@ -78,7 +77,7 @@ class _Fusion:
         accumulate = self._accumulate(members, accumulates)
         zeros = [aggregate.zero for aggregate in aggregates]
         server = self._server([*zeros, *(b for b, _ in self._constants.values())])
-        return plan.Kernel(
+        return plans.Kernel(
             server=blocks.serialise(server),
             work=blocks.serialise(work),
             accumulate=blocks.serialise(accumulate),
@@ -96,7 +95,7 @@ class _Fusion:
             name = pending.pop()
             if name in needed or name not in self._locals:
                 continue
-            if values.is_at_clients(self._locals[name].type_signature):
+            if type_checks.is_at_clients(self._locals[name].type_signature):
                 needed.add(name)
                 pending.extend(free_references(self._locals[name]))
         return [name for name in self._locals if name in needed]
@@ -134,11 +133,11 @@ class _Fusion:
         path = self._path(block)
         if path is None:
             raise UnfusedError("a value at clients that no intrinsic made")
-        if values.differs_by_client(type_spec):
-            return self._datum(path, values.member_type(type_spec))
+        if type_checks.differs_by_client(type_spec):
+            return self._datum(path, type_checks.member_type(type_spec))
         return self._constant(block)
 
-    def _path(self, block: Block) -> plan.Path | None:
+    def _path(self, block: Block) -> plans.Path | None:
         """Return where in the argument a block lies that selects from it."""
         match block:
             case flf.Reference() if self._parameter is not None:
@@ -149,7 +148,7 @@ class _Fusion:
             case _:
                 return None
 
-    def _datum(self, path: plan.Path, member: fl.Type) -> Block:
+    def _datum(self, path: plans.Path, member: fl.Type) -> Block:
         self._data.setdefault(path, member)
         index = list(self._data).index(path)
         return flf.Reference(f"{_DATA}{index}", member)
@@ -187,7 +186,9 @@ class _Fusion:
     def _accumulate(self, members: list[Block], adds: list[Block]) -> Block:
         constants = [reference for _, reference in self._constants.values()]
         partials = [
-            flf.Reference(name, values.function_type(read.merge.type_signature).result)
+            flf.Reference(
+                name, type_checks.function_type(read.merge.type_signature).result
+            )
             for name, read in self._aggregates.items()
         ]
         parameter = _struct_reference(_STEP, [partials, members, constants])
@@ -233,7 +234,10 @@ class _Fusion:
     def _check_server(self, needed: list[str]) -> None:
         for name in needed:
             block = self._locals[name]
-            if values.is_at_clients(block.type_signature) or name in self._aggregates:
+            if (
+                type_checks.is_at_clients(block.type_signature)
+                or name in self._aggregates
+            ):
                 raise UnfusedError("work at the server that needs clients' values")
 
     def _note_part(self, free: Block) -> None:
@@ -242,10 +246,10 @@ class _Fusion:
         if path is None:
             return
         type_spec = part.type_signature
-        if values.holds_clients(type_spec):
+        if type_checks.holds_clients(type_spec):
             raise UnfusedError("work at the server that takes clients' values")
-        if values.is_at_clients(type_spec):
-            type_spec = fl.FederatedType(values.member_type(type_spec), fl.SERVER)
+        if type_checks.is_at_clients(type_spec):
+            type_spec = fl.FederatedType(type_checks.member_type(type_spec), fl.SERVER)
         self._parts.setdefault(path, type_spec)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 import federated_language as fl
 import numpy as np
 
-import ray_fed.values as values
 from ray_fed.compiler.normalize import free_references
+from ray_fed.language import type_checks
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -78,7 +78,7 @@ def divide(parts: Sequence[Part]) -> list[Kept]:
 
 def count_member_bytes(call: Block) -> int:
     """Return the bytes of one client's member of a value that may be kept."""
-    return _count_bytes(values.member_type(call.type_signature)) or 0
+    return _count_bytes(type_checks.member_type(call.type_signature)) or 0
 
 
 def _needed(part: Part, first: Mapping[str, int]) -> set[str]:
@@ -99,7 +99,7 @@ def _working(calls: Mapping[str, Block]) -> set[str]:
     worked: set[str] = set()  # made with the help of a function of the user's
     found: set[str] = set()
     for name, call in calls.items():  # each refers to earlier ones only
-        if not values.is_at_clients(call.type_signature):
+        if not type_checks.is_at_clients(call.type_signature):
             continue
         if worked & free_references(call) or _is_work(call):
             worked.add(name)
@@ -129,8 +129,8 @@ def _is_work(call: Block) -> bool:
 
 def _may_be_kept(type_spec: fl.Type) -> bool:
     return (
-        values.differs_by_client(type_spec)
-        and _count_bytes(values.member_type(type_spec)) is not None
+        type_checks.differs_by_client(type_spec)
+        and _count_bytes(type_checks.member_type(type_spec)) is not None
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 import federated_language as fl
 
 import ray_fed.errors as errors
-import ray_fed.intrinsics as intrinsics
+from ray_fed.language import intrinsics
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock

@@ -18,7 +18,6 @@ from typing import Any, cast
 import federated_language as fl
 
 import ray_fed.errors as errors
-import ray_fed.intrinsics as intrinsics
 from ray_fed.compiler import keeping
 from ray_fed.compiler.form import Keeping, MergeableCompChain, MergeableCompForm, Stage
 from ray_fed.compiler.normalize import (
@@ -27,6 +26,7 @@ from ray_fed.compiler.normalize import (
     needed_names,
     normalize,
 )
+from ray_fed.language import intrinsics
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock

@@ -7,7 +7,7 @@ from typing import Any
 import federated_language as fl
 
 from ray_fed.contexts.first_calls import AwaitReady
-from ray_fed.contexts.policy import RoundPolicy
+from ray_fed.rounds.policy import RoundPolicy
 
 
 @dataclasses.dataclass(frozen=True)

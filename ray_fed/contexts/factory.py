@@ -11,30 +11,29 @@ from typing import Any, Self
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
-import ray_fed.plain as plain
-import ray_fed.plan as plan
-import ray_fed.reading as reading
-import ray_fed.values as values
 from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
 from ray_fed.contexts.backend import Backend
-from ray_fed.contexts.computation_cache import ComputationCache
 from ray_fed.contexts.first_calls import FirstCalls
 from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.contexts.invocation import read_invocation
-from ray_fed.contexts.policy import CallSpec, RoundPolicy
-from ray_fed.contexts.rounds import Rounds
 from ray_fed.contexts.runners import LocalRunner
-from ray_fed.executors import stack
 from ray_fed.executors.calling_thread import CallingThread
 from ray_fed.executors.threads import LoopThread, wait_for
-from ray_fed.fingerprint import Fingerprint
+from ray_fed.language import blocks, type_checks
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.observability.waiting import WaitLine
+from ray_fed.plan import merge_tree
+from ray_fed.plan.fingerprint import Fingerprint
+from ray_fed.rounds.computation_cache import ComputationCache
+from ray_fed.rounds.execution import Rounds
+from ray_fed.rounds.policy import CallSpec, RoundPolicy
+from ray_fed.values import plain_form
+from ray_fed.values import read_limits as reading
+from ray_fed.worker import stacks
 
 flf = fl.framework
 
@@ -72,7 +71,7 @@ class ExecutionContext(flf.SyncContext):
         self._rounds = Rounds(
             backend.runners,
             RoundPolicy(
-                cut_leaves=lambda n: plan.cut_leaves(n, config.clients_per_leaf),
+                cut_leaves=lambda n: merge_tree.cut_leaves(n, config.clients_per_leaf),
                 count_subrounds=_count_subrounds(config, backend.num_workers),
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
@@ -125,7 +124,7 @@ class ExecutionContext(flf.SyncContext):
             CardinalityError: it is below zero.
             ValueMismatchError: it is no whole number.
         """
-        self._rounds.num_calls = values.check_count(num_calls, "num_calls", 0)
+        self._rounds.num_calls = type_checks.check_count(num_calls, "num_calls", 0)
 
     def subscribe(self, sink: events.EventSink) -> None:
         """Send the events of all later rounds to a sink, on ray_fed's own thread."""
@@ -157,7 +156,7 @@ class ExecutionContext(flf.SyncContext):
         comp, argument = read_invocation(comp, arg, self.read_limits)
         spec = self._rounds.new_call(started=started)
         result = _wait_for(thread, self._invoke(comp, argument, spec))
-        return plain.from_plain(result, comp.type_signature.result)
+        return plain_form.from_plain(result, comp.type_signature.result)
 
     def start(
         self,
@@ -170,8 +169,8 @@ class ExecutionContext(flf.SyncContext):
         Args:
             comp: a computation whose result holds nothing placed at clients.
             prepare: returns its argument in plain form; parts of it may be stored.
-            deliver: takes the parts of the result, in the order of `ray_fed.parts`:
-                each plain or stored, for `fetch`.
+            deliver: takes the parts of the result, in the order of
+                `ray_fed.values.parts`: each plain or stored, for `fetch`.
 
         Returns:
             A future of the call, with its failure. All that is given here, and
@@ -319,7 +318,7 @@ def build_context(address: str | None, config: Config) -> ExecutionContext:
 def _ray_backend(
     address: str | None, config: Config, say: Callable[[str], None]
 ) -> Backend:
-    from ray_fed.cluster.session import Session
+    from ray_fed.cluster.driver.session import Session
 
     session = Session(address, config, say)
     return Backend(
@@ -353,7 +352,7 @@ def _local_backend(
             " whose workers are threads of this process, found"
             f' {_count_threads(config)}: set backend="ray".'
         )
-    from ray_fed.tensorflow import devices
+    from ray_fed.tensorflow.tensors import devices
 
     num_leaves = 1 if config.debug else _count_threads(config)
     devices.set_threads(max(1, int(config.workers.num_cpus)), num_leaves)
@@ -370,7 +369,7 @@ def _local_backend(
 
 def _threaded_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
     limits = config.worker_limits
-    leaves = stack.threaded_leaves(_count_threads(config), config.workers.client_bytes)
+    leaves = stacks.threaded_leaves(_count_threads(config), config.workers.client_bytes)
     return [
         LocalRunner(leaf, f"thread {index}", fingerprint, limits)
         for index, leaf in enumerate(leaves)
@@ -389,6 +388,6 @@ def _count_threads(config: Config) -> int:
 
 
 def _debugging_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
-    leaf = stack.leaf_stack(client_bytes=config.workers.client_bytes)
+    leaf = stacks.leaf_stack(client_bytes=config.workers.client_bytes)
     limits = config.worker_limits
     return [LocalRunner(leaf, "calling thread", fingerprint, limits, stepwise=True)]

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import ray_fed.errors as errors
-from ray_fed.contexts.computation_cache import Computation, ComputationCache
 from ray_fed.observability import events
+from ray_fed.rounds.computation_cache import Computation, ComputationCache
 
 _PATIENCE_S = 0.5
 """A call that takes less is told of by its result alone."""

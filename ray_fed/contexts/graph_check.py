@@ -7,10 +7,9 @@ import logging
 
 import federated_language as fl
 
-import ray_fed.blocks as blocks
-import ray_fed.intrinsics as intrinsics
 from ray_fed.compiler.form import MergeableCompForm
-from ray_fed.contexts.computation_cache import ComputationCache
+from ray_fed.language import blocks, intrinsics
+from ray_fed.rounds.computation_cache import ComputationCache
 
 flf = fl.framework
 _logger = logging.getLogger(__name__)
@@ -64,9 +63,13 @@ class ComputationChecks:
     def _check_graph(self, block: flf.CompiledComputation) -> None:
         message = block.to_proto().tensorflow
         if any(mark in message.graph_def.value for mark in _MARKS):
-            from ray_fed.tensorflow import graph
+            from ray_fed.tensorflow.graphs import graph_message
 
-            check = graph.graph_of if self._in_process else graph.check_leaves
+            check = (
+                graph_message.graph_of
+                if self._in_process
+                else graph_message.check_leaves
+            )
             check(message)
 
     def _warn_of_simulation(self) -> None:

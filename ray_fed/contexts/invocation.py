@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import ray_fed.plain as plain
-import ray_fed.reading as reading
-import ray_fed.values as values
 from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import function_type_of
+from ray_fed.language import type_checks
+from ray_fed.values import plain_form, read_limits
 
 
-def read_invocation(comp: Any, arg: Any, limits: reading.Limits) -> tuple[Any, Any]:
+def read_invocation(comp: Any, arg: Any, limits: read_limits.Limits) -> tuple[Any, Any]:
     """Return a computation that takes no functions, and its argument in plain form.
 
     Args:
@@ -20,10 +19,10 @@ def read_invocation(comp: Any, arg: Any, limits: reading.Limits) -> tuple[Any, A
     Raises:
         TypeError: the argument is not of its type, or `comp` is no computation.
     """
-    values.check_no_argument(function_type_of(comp), arg)
-    with reading.limited(limits):
+    type_checks.check_no_argument(function_type_of(comp), arg)
+    with read_limits.limited(limits):
         comp, arg = bind_functions(comp, arg)
         parameter = comp.type_signature.parameter
         if parameter is None:
             return comp, None
-        return comp, plain.to_plain(arg, parameter, "the argument")
+        return comp, plain_form.to_plain(arg, parameter, "the argument")

@@ -8,18 +8,18 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
-import ray_fed.plain as plain
-import ray_fed.plan as plan
-import ray_fed.values as values
 from ray_fed.compiler.form import (
     MergeableCompChain,
     MergeableCompForm,
     function_type_of,
 )
-from ray_fed.contexts.computation_cache import ComputationCache
-from ray_fed.contexts.rounds import RoundPolicy, Rounds
 from ray_fed.contexts.runners import SequentialRunner
 from ray_fed.executors.threads import LoopThread, wait_for
+from ray_fed.language import structs, type_checks
+from ray_fed.plan import merge_tree
+from ray_fed.rounds.computation_cache import ComputationCache
+from ray_fed.rounds.execution import RoundPolicy, Rounds
+from ray_fed.values import plain_form
 
 flf = fl.framework
 
@@ -68,14 +68,16 @@ class MergeableCompExecutionContext(flf.SyncContext):
         _check_callable("transform_result", transform_result)
         count = len(async_contexts)
         if num_subrounds is not None:
-            count = values.check_count(num_subrounds, "num_subrounds")
+            count = type_checks.check_count(num_subrounds, "num_subrounds")
         self._rounds = Rounds(
             [
                 SequentialRunner(context, f"context {index}")
                 for index, context in enumerate(async_contexts)
             ],
             RoundPolicy(
-                cut_leaves=lambda clients: plan.cut_runs(clients, count) or [range(0)],
+                cut_leaves=lambda clients: (
+                    merge_tree.cut_runs(clients, count) or [range(0)]
+                ),
                 num_subrounds=count,
                 replicas=count,
             ),
@@ -108,7 +110,7 @@ class MergeableCompExecutionContext(flf.SyncContext):
         type_spec = function_type_of(comp)
         if self._transform_args is not None:
             arg = self._transform_args(arg)
-        values.check_no_argument(type_spec, arg)
+        type_checks.check_no_argument(type_spec, arg)
         result = wait_for(self._thread, self._invoke(comp, arg))
         if self._transform_result is not None:
             result = self._transform_result(result)
@@ -138,7 +140,7 @@ class MergeableCompExecutionContext(flf.SyncContext):
 def _check_contexts(contexts: object) -> None:
     if not isinstance(contexts, Sequence):
         raise errors.ValueMismatchError(
-            f"Expected a sequence of AsyncContexts, found {values.show(contexts)}."
+            f"Expected a sequence of AsyncContexts, found {structs.show(contexts)}."
         )
     if not contexts:
         raise errors.UnsupportedError("Expected at least one context, found none.")
@@ -146,14 +148,14 @@ def _check_contexts(contexts: object) -> None:
         if not isinstance(context, flf.AsyncContext):
             raise errors.ValueMismatchError(
                 f"Expected `async_contexts[{index}]` to be an AsyncContext, found"
-                f" {values.show(context)}."
+                f" {structs.show(context)}."
             )
 
 
 def _check_callable(name: str, function: object) -> None:
     if function is not None and not callable(function):
         raise errors.ValueMismatchError(
-            f"Expected `{name}` to be callable or None, found {values.show(function)}."
+            f"Expected `{name}` to be callable or None, found {structs.show(function)}."
         )
 
 
@@ -165,10 +167,12 @@ def _compile(
     if not isinstance(form, MergeableCompForm):
         raise errors.ValueMismatchError(
             f"Expected `compiler_fn` to return a MergeableCompForm, found"
-            f" {values.show(form)}."
+            f" {structs.show(form)}."
         )
     return form
 
 
 def _to_containers(result: Any, type_spec: fl.Type) -> Any:
-    return plain.from_plain(plain.to_plain(result, type_spec, "a result"), type_spec)
+    return plain_form.from_plain(
+        plain_form.to_plain(result, type_spec, "a result"), type_spec
+    )

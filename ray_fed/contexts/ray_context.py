@@ -16,17 +16,17 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
-import ray_fed.plain as plain
-import ray_fed.plan as plan
-from ray_fed.cluster.session import Session
+from ray_fed.cluster.driver.session import Session
 from ray_fed.config import Config
 from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.contexts.invocation import read_invocation
-from ray_fed.contexts.policy import CallSpec, RoundPolicy
-from ray_fed.contexts.rounds import Rounds
 from ray_fed.executors.threads import LoopThread
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
+from ray_fed.plan import merge_tree
+from ray_fed.rounds.execution import Rounds
+from ray_fed.rounds.policy import CallSpec, RoundPolicy
+from ray_fed.values import plain_form
 
 flf = fl.framework
 
@@ -97,7 +97,7 @@ class RayExecutionContext(flf.AsyncContext):
         self._rounds = Rounds(
             session.runners(),
             RoundPolicy(
-                cut_leaves=lambda n: plan.cut_leaves(n, config.clients_per_leaf),
+                cut_leaves=lambda n: merge_tree.cut_leaves(n, config.clients_per_leaf),
                 count_subrounds=session.count_workers,
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
@@ -139,7 +139,9 @@ class RayExecutionContext(flf.AsyncContext):
         pool.checks.check(comp)
         spec = CallSpec(next(pool.numbers), started)
         work = self._rounds.run_whole(comp, argument, spec)
-        return plain.from_plain(await pool.thread.run(work), comp.type_signature.result)
+        return plain_form.from_plain(
+            await pool.thread.run(work), comp.type_signature.result
+        )
 
     def close(self) -> None:
         """Make the context unusable; end the pool, if it is this context's own."""

@@ -19,16 +19,14 @@ from typing import Any
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
-import ray_fed.notes as notes
-import ray_fed.plan as plan
-import ray_fed.reading as reading
-import ray_fed.values as values
-from ray_fed.executors import clients, evaluation, stack
 from ray_fed.executors.fanout import gather_by_index, run_in_order
-from ray_fed.executors.leaf_kernels import ThreadedLeaf
-from ray_fed.fingerprint import Fingerprint
+from ray_fed.language import blocks, structs
+from ray_fed.plan import diagnostics, merge_tree, outcomes, plans
+from ray_fed.plan.fingerprint import Fingerprint
+from ray_fed.values import read_limits, stored
+from ray_fed.worker import client_chunks, evaluation, stacks
+from ray_fed.worker.kernel_runs import ThreadedLeaf
 
 flf = fl.framework
 
@@ -46,20 +44,22 @@ class SequentialRunner(flf.AsyncContext):
         self._name = name
 
     @override
-    async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
+    async def invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
         match comp:
-            case plan.Subround():
+            case plans.Subround():
                 results = await self._run(comp, arg)
             case _:
                 results = [await self._finish(comp, *arg)]
         pid = os.getpid()
-        return plan.Outcome(tuple(results), 1, self._name, pid, pid, platform.node())
+        return outcomes.Outcome(
+            tuple(results), 1, self._name, pid, pid, platform.node()
+        )
 
-    async def _run(self, subround: plan.Subround, arg: Any) -> list[Any]:
+    async def _run(self, subround: plans.Subround, arg: Any) -> list[Any]:
         comp = _parse(subround.computation)
         results = [
             await self._call(
-                comp, values.slice_clients(arg, comp.type_signature.parameter, inside)
+                comp, stored.slice_clients(arg, comp.type_signature.parameter, inside)
             )
             for inside in subround.places
         ]
@@ -75,16 +75,16 @@ class SequentialRunner(flf.AsyncContext):
         ]
 
     async def _merge(
-        self, merge: bytes, partials: list[Any], nodes: list[plan.Node]
+        self, merge: bytes, partials: list[Any], nodes: list[merge_tree.Node]
     ) -> Any:
         comp = _parse(merge)
-        for left, right, _ in plan.merge_order(nodes):
+        for left, right, _ in merge_tree.merge_order(nodes):
             pair = (partials[left], partials[right])
             partials[left] = await self._call(comp, pair)
         return partials[0]
 
     async def _finish(
-        self, finish: plan.Finish, partials: list[Any], before: list[Any]
+        self, finish: plans.Finish, partials: list[Any], before: list[Any]
     ) -> Any:
         merged: Any = ()
         if finish.merge is not None:
@@ -92,7 +92,7 @@ class SequentialRunner(flf.AsyncContext):
         if finish.computation is None:
             return merged
         comp = _parse(finish.computation)
-        return await self._call(comp, plan.pack([*before, merged]))
+        return await self._call(comp, plans.pack([*before, merged]))
 
     async def _call(self, comp: flf.ConcreteComputation, arg: Any) -> Any:
         if comp.type_signature.parameter is None:
@@ -101,7 +101,7 @@ class SequentialRunner(flf.AsyncContext):
         if not inspect.isawaitable(result):
             raise errors.ValueMismatchError(
                 f"Expected `invoke` of {self._name} to return an awaitable, found"
-                f" {values.show(result)}: write it as a coroutine function."
+                f" {structs.show(result)}: write it as a coroutine function."
             )
         return await result
 
@@ -112,7 +112,7 @@ def _parse(computation: bytes) -> flf.ConcreteComputation:
 
 
 def _on_calling_thread() -> contextlib.AbstractContextManager[None]:
-    from ray_fed.tensorflow import callbacks
+    from ray_fed.tensorflow.graphs import callbacks
 
     return callbacks.on_calling_thread()
 
@@ -130,7 +130,7 @@ class _Waiting:
     def check(self) -> None:
         """Raise if nobody waits."""
         if self._is_over.is_set():
-            raise reading.AbandonedError("Expected a caller who waits, found none.")
+            raise read_limits.AbandonedError("Expected a caller who waits, found none.")
 
 
 class LocalRunner(flf.AsyncContext):
@@ -150,11 +150,11 @@ class LocalRunner(flf.AsyncContext):
         leaf: flf.Executor,
         name: str,
         fingerprint: Fingerprint,
-        limits: reading.Limits | None = None,
+        limits: read_limits.Limits | None = None,
         *,
         stepwise: bool = False,
     ) -> None:
-        self._limits = limits or reading.Limits()
+        self._limits = limits or read_limits.Limits()
         self._leaf = leaf
         self._fingerprint = fingerprint
         self._name = name
@@ -166,20 +166,22 @@ class LocalRunner(flf.AsyncContext):
         self._leaf.close()
 
     @override
-    async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
+    async def invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
         leaf = self._leaf
         inner = leaf.leaf if isinstance(leaf, ThreadedLeaf) else leaf
 
         def stack_for(num_clients: int) -> flf.Executor:
-            return stack.local_stack(num_clients, [inner], inner, comp.clients_per_leaf)
+            return stacks.local_stack(
+                num_clients, [inner], inner, comp.clients_per_leaf
+            )
 
         waiting = _Waiting()
         try:
             with (
                 self._callbacks(),
-                notes.noting() as noted,
-                reading.limited(self._limits),
-                reading.checked(waiting.check),
+                diagnostics.noting() as noted,
+                read_limits.limited(self._limits),
+                read_limits.checked(waiting.check),
             ):
                 work = evaluation.evaluate_plan(
                     comp, arg, stack_for, inner, self._gather
@@ -193,16 +195,16 @@ class LocalRunner(flf.AsyncContext):
             waiting.end()
             raise
         except Exception as error:
-            raise clients.describe_failure(error, None) from error
+            raise client_chunks.describe_failure(error, None) from error
         pid = os.getpid()
-        return plan.Outcome(
+        return outcomes.Outcome(
             tuple(evaluated.values),
             1,
             self._name,
             pid,
             pid,
             platform.node(),
-            notes.in_order(noted),
+            diagnostics.in_order(noted),
             evaluated.kernel_leaves,
             evaluated.no_kernel,
             fingerprint=self._fingerprint,

@@ -5,13 +5,12 @@ from typing import TypeAlias
 
 import federated_language as fl
 
-import ray_fed.blocks as blocks
-import ray_fed.draws as draws
-import ray_fed.plain as plain
-import ray_fed.values as values
+from ray_fed.language import blocks, structs, type_checks
+from ray_fed.plan import random_keys
+from ray_fed.values import plain_form
 
 flf = fl.framework
-_Capture: TypeAlias = tuple[str, bytes, values.Plain]
+_Capture: TypeAlias = tuple[str, bytes, structs.Plain]
 """A name, the serialised type of its value, the value."""
 
 
@@ -72,7 +71,9 @@ class Closure:
                     (
                         name,
                         blocks.serialise_type(type_spec),
-                        plain.to_plain(computed, type_spec, f"the captured `{name}`"),
+                        plain_form.to_plain(
+                            computed, type_spec, f"the captured `{name}`"
+                        ),
                     )
                 )
         block = flf.Block(functions, self.block) if functions else self.block
@@ -123,7 +124,7 @@ def split_captures(
 
     replaced, _ = flf.transform_postorder(block, replace)
     names = flf.get_map_of_unbound_references(replaced)[replaced]
-    narrowed = values.narrow(replaced, flf.Lambda, "a closure")
+    narrowed = type_checks.narrow(replaced, flf.Lambda, "a closure")
     return narrowed, {name: paths[name] for name in sorted(names)}
 
 
@@ -158,7 +159,9 @@ async def to_function(value: flf.ExecutorValue) -> blocks.Function:
         case flf.ComputationBuildingBlock() as block:
             return blocks.Function(blocks.serialise(block))
         case _:
-            return values.narrow(value.reference, blocks.Function, "FederatingExecutor")
+            return type_checks.narrow(
+                value.reference, blocks.Function, "FederatingExecutor"
+            )
 
 
 def may_draw(function: flf.ExecutorValue) -> bool:
@@ -170,11 +173,11 @@ def may_draw(function: flf.ExecutorValue) -> bool:
                 for value in captured.values()
                 if isinstance(value.type_signature, fl.FunctionType)
             ]
-            draws_itself = draws.may_draw(blocks.serialise(block))
+            draws_itself = random_keys.may_draw(blocks.serialise(block))
             return draws_itself or any(map(may_draw, functions))
         case flf.ComputationBuildingBlock() as block:
-            return draws.may_draw(blocks.serialise(block))
+            return random_keys.may_draw(blocks.serialise(block))
         case blocks.Function(computation=computation):
-            return draws.may_draw(computation)
+            return random_keys.may_draw(computation)
         case _:
             return True

@@ -13,17 +13,14 @@ import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
-import ray_fed.plain as plain
-import ray_fed.tensorflow.functions as functions
-import ray_fed.tensorflow.normal as normal
-import ray_fed.tensorflow.operators as operators
-import ray_fed.tensorflow.specs as specs
-import ray_fed.values as values
 from ray_fed.executors.embedded_value import EmbeddedValue
-from ray_fed.recent import Recent
-from ray_fed.tensorflow.normal import Executable, Normal
+from ray_fed.language import blocks, structs, type_checks
+from ray_fed.tensorflow.loading import functions, normal, operators
+from ray_fed.tensorflow.loading.normal import Executable, Normal
+from ray_fed.tensorflow.tensors import specs
+from ray_fed.values import plain_form
+from ray_fed.values.lru_cache import Recent
 
 _CACHED_FUNCTIONS = 512
 """Loaded graphs that one executor keeps; a computation of 5 kB holds about 1 MB."""
@@ -109,10 +106,12 @@ class EagerTFExecutor(fl.framework.Executor):
             type_spec = value.type_signature
         if type_spec is None:
             raise errors.UnsupportedError(
-                f"Expected a type for {values.show(value)}, found none: pass"
+                f"Expected a type for {structs.show(value)}, found none: pass"
                 " `type_spec`."
             )
-        if isinstance(type_spec, fl.StructType) and values.holds_functions(type_spec):
+        if isinstance(type_spec, fl.StructType) and type_checks.holds_functions(
+            type_spec
+        ):
             return await self._embed_struct(value, type_spec)
         return self._embed_plain(value, type_spec)
 
@@ -130,11 +129,11 @@ class EagerTFExecutor(fl.framework.Executor):
         return EagerValue(moved, found)
 
     async def _embed_struct(self, value: Any, type_spec: fl.StructType) -> EagerValue:
-        parts = values.struct_elements(value, type_spec)
+        parts = structs.struct_elements(value, type_spec)
         members = [await self.create_value(part, t) for t, _, part in parts]
         names = [name for name, _ in type_spec.items()]
         references = [member.reference for member in members]
-        struct = values.Struct(zip(names, references, strict=True))
+        struct = structs.Struct(zip(names, references, strict=True))
         return EagerValue(struct, type_spec)
 
     def _embed_block(
@@ -142,7 +141,7 @@ class EagerTFExecutor(fl.framework.Executor):
     ) -> EagerValue:
         found = block.type_signature
         declared = type_spec or found
-        values.check_assignable(declared, found, "a computation")
+        type_checks.check_assignable(declared, found, "a computation")
         match block:
             case fl.framework.CompiledComputation():
                 return _retyped(EagerValue(self._load(block), found), declared)
@@ -190,7 +189,7 @@ class EagerTFExecutor(fl.framework.Executor):
                 parts = [list(normal.flatten(member, t)) for (_, t), member in elements]
             with tf.device(self._device):
                 results = operator(parts, type_spec)
-            return plain.pack(iter(results), type_spec.result)
+            return plain_form.pack(iter(results), type_spec.result)
 
         return Executable(run)
 
@@ -207,7 +206,7 @@ class EagerTFExecutor(fl.framework.Executor):
             TypeError: `comp` is no function, or `arg` is not what it takes.
         """
         _check_eager()
-        function = values.narrow(comp, EagerValue, "EagerTFExecutor")
+        function = type_checks.narrow(comp, EagerValue, "EagerTFExecutor")
         type_spec = function.type_signature
         if not isinstance(type_spec, fl.FunctionType):
             raise errors.ValueMismatchError(
@@ -215,8 +214,8 @@ class EagerTFExecutor(fl.framework.Executor):
             )
         argument = None
         if arg is not None:
-            argument = values.narrow(arg, EagerValue, "EagerTFExecutor")
-        values.check_argument(type_spec, argument)
+            argument = type_checks.narrow(arg, EagerValue, "EagerTFExecutor")
+        type_checks.check_argument(type_spec, argument)
         if argument is None or type_spec.parameter is None:
             return EagerValue(function.reference(), type_spec.result)
         argument = self._placed(_retyped(argument, type_spec.parameter))
@@ -230,11 +229,11 @@ class EagerTFExecutor(fl.framework.Executor):
             TypeError: an element is not embedded here.
         """
         members = [
-            (name, values.narrow(member, EagerValue, "EagerTFExecutor"))
-            for name, member in values.iter_elements(values.to_struct(elements))
+            (name, type_checks.narrow(member, EagerValue, "EagerTFExecutor"))
+            for name, member in structs.iter_elements(structs.to_struct(elements))
         ]
         return EagerValue(
-            values.Struct((name, member.reference) for name, member in members),
+            structs.Struct((name, member.reference) for name, member in members),
             fl.StructType((name, member.type_signature) for name, member in members),
         )
 
@@ -253,8 +252,8 @@ class EagerTFExecutor(fl.framework.Executor):
             TypeError: `source` is no struct embedded here, or has no such element.
             ValueError: both or neither of `index` and `name` are given.
         """
-        struct = values.narrow(source, EagerValue, "EagerTFExecutor")
-        position = values.select_index(struct.type_signature, index, name)
+        struct = type_checks.narrow(source, EagerValue, "EagerTFExecutor")
+        position = type_checks.select_index(struct.type_signature, index, name)
         struct_type = cast("fl.StructType", struct.type_signature)
         return EagerValue(struct.reference[position], struct_type[position])
 
@@ -271,7 +270,7 @@ def _check_device(device: Any) -> None:
     if not isinstance(device, tf.config.LogicalDevice):
         raise errors.ValueMismatchError(
             "Expected a `tf.config.LogicalDevice`, found"
-            f" {values.show(device)}: take one from tf.config.list_logical_devices()."
+            f" {structs.show(device)}: take one from tf.config.list_logical_devices()."
         )
     names = [found.name for found in tf.config.list_logical_devices()]
     if device.name not in names:
@@ -289,7 +288,7 @@ def _retyped(value: EagerValue, type_spec: fl.Type) -> EagerValue:
     found = value.type_signature
     if found == type_spec:
         return EagerValue(value.reference, type_spec)
-    values.check_assignable(type_spec, found, "a value")
+    type_checks.check_assignable(type_spec, found, "a value")
     if isinstance(found, fl.FunctionType) and isinstance(type_spec, fl.FunctionType):
         return EagerValue(_retyped_function(value, found, type_spec), type_spec)
     return EagerValue(normal.normalise(value.reference, type_spec), type_spec)

@@ -8,11 +8,11 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
-import ray_fed.plain as plain
-import ray_fed.values as values
 from ray_fed.executors.closure import Closure, to_function
 from ray_fed.executors.embedded_value import EmbeddedValue
 from ray_fed.executors.strategy import FederatingStrategy
+from ray_fed.language import structs, type_checks
+from ray_fed.values import plain_form
 
 flf = fl.framework
 
@@ -72,13 +72,13 @@ class FederatedValue(EmbeddedValue):
             ValueMismatchError: the value is a function.
         """
         reference = self._reference
-        if isinstance(reference, values.Struct):
-            pairs = list(values.iter_elements(reference))
+        if isinstance(reference, structs.Struct):
+            pairs = list(structs.iter_elements(reference))
             computed = await asyncio.gather(*(member.compute() for _, member in pairs))
             names = [name for name, _ in pairs]
-            return values.Struct(zip(names, computed, strict=True))
+            return structs.Struct(zip(names, computed, strict=True))
         if isinstance(self._type_signature, fl.FederatedType):
-            if values.is_at_clients(self._type_signature):
+            if type_checks.is_at_clients(self._type_signature):
                 return await self._compute_clients(self._type_signature)
             return await reference.compute()
         if isinstance(reference, Deferred):
@@ -93,9 +93,9 @@ class FederatedValue(EmbeddedValue):
     async def _compute_clients(self, type_spec: fl.FederatedType) -> Any:
         computed = await self._reference.compute()
         if not type_spec.all_equal:
-            return plain.to_structs(computed, type_spec)
+            return plain_form.to_structs(computed, type_spec)
         if computed:
-            return plain.to_structs(computed[0], type_spec.member)
+            return plain_form.to_structs(computed[0], type_spec.member)
         if self.equal is None:
             raise errors.CardinalityError(
                 f"Expected at least one client to read `{type_spec}` from, found none."
@@ -119,12 +119,12 @@ async def unplaced_value(
             return value.reference
         case Deferred():
             return await value.reference.get()
-        case values.Struct():
+        case structs.Struct():
             elements = [
                 (name, await unplaced_value(interpreter, member))
-                for name, member in values.iter_elements(value.reference)
+                for name, member in structs.iter_elements(value.reference)
             ]
-            return await interpreter.unplaced.create_struct(values.Struct(elements))
+            return await interpreter.unplaced.create_struct(structs.Struct(elements))
         case _ if isinstance(value.type_signature, fl.FunctionType):
             function = await to_function(value)
             return await interpreter.unplaced.create_value(function)
@@ -144,7 +144,7 @@ async def call_at_server(
     """
     if isinstance(function.reference, Closure):
         result = await function.reference(arg)
-        called = values.narrow(result, FederatedValue, "FederatingExecutor")
+        called = type_checks.narrow(result, FederatedValue, "FederatingExecutor")
         return await unplaced_value(interpreter, called)
     embedded = await unplaced_value(interpreter, function)
     argument = None if arg is None else await unplaced_value(interpreter, arg)

@@ -16,14 +16,13 @@ from typing import Any, cast
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
-import ray_fed.plain as plain
-import ray_fed.values as values
 from ray_fed.executors import interpretation
 from ray_fed.executors.closure import Closure
 from ray_fed.executors.federated_value import Deferred, FederatedValue, unplaced_value
 from ray_fed.executors.strategy import FederatingStrategy
+from ray_fed.language import blocks, structs, type_checks
+from ray_fed.values import plain_form, stored
 
 flf = fl.framework
 _NAME = "FederatingExecutor"
@@ -94,18 +93,20 @@ class FederatingExecutor(flf.Executor):
         block = blocks.to_block(value)
         if isinstance(block, flf.Data):
             declared = type_spec or block.type_signature
-            return await self._embed_value(plain.to_plain(block, declared), declared)
+            return await self._embed_value(
+                plain_form.to_plain(block, declared), declared
+            )
         if block is not None:
             return await self._embed_block(block, type_spec)
         if type_spec is None:
             raise errors.KindMismatchError(
-                f"Expected a type for {values.show(value)}, found none: pass"
+                f"Expected a type for {structs.show(value)}, found none: pass"
                 " `type_spec`."
             )
         if isinstance(type_spec, fl.FunctionType):
             raise errors.KindMismatchError(
                 f"Expected a computation of type `{type_spec}`, found"
-                f" {values.show(value)}."
+                f" {structs.show(value)}."
             )
         return await self._embed_value(value, type_spec)
 
@@ -113,7 +114,9 @@ class FederatingExecutor(flf.Executor):
         self, block: flf.ComputationBuildingBlock, type_spec: fl.Type | None
     ) -> FederatedValue:
         if type_spec is not None:
-            values.check_assignable(type_spec, block.type_signature, "a computation")
+            type_checks.check_assignable(
+                type_spec, block.type_signature, "a computation"
+            )
         declared = type_spec or block.type_signature
         match block:
             case flf.Intrinsic():
@@ -142,7 +145,7 @@ class FederatingExecutor(flf.Executor):
             declared = type_spec
             if isinstance(type_spec, fl.FederatedType):
                 declared = type_spec.member
-            values.check_assignable(declared, value.type_signature, "a value")
+            type_checks.check_assignable(declared, value.type_signature, "a value")
         if isinstance(type_spec, fl.FederatedType):
             if type_spec.placement == fl.CLIENTS:
                 return await self._embed_at_clients(value, type_spec)
@@ -152,17 +155,17 @@ class FederatingExecutor(flf.Executor):
                 )
             embedded = await self._embed_unplaced(value, type_spec.member)
             return FederatedValue(embedded, type_spec)
-        if values.is_placed_struct(type_spec):
-            struct = values.struct_type(type_spec)
-            elements = values.struct_elements(value, struct)
+        if type_checks.is_placed_struct(type_spec):
+            struct = type_checks.struct_type(type_spec)
+            elements = structs.struct_elements(value, struct)
             members = await asyncio.gather(
                 *(self.create_value(member, t) for t, _, member in elements)
             )
             names = [name for name, _ in struct.items()]
             return FederatedValue(
-                values.Struct(zip(names, members, strict=True)), type_spec
+                structs.Struct(zip(names, members, strict=True)), type_spec
             )
-        if isinstance(value, values.External):  # may be large, and never needed
+        if isinstance(value, stored.External):  # may be large, and never needed
             read = self.unplaced.create_value
             return FederatedValue(Deferred(lambda: read(value, type_spec)), type_spec)
         embedded = await self._embed_unplaced(value, type_spec)
@@ -196,15 +199,17 @@ class FederatingExecutor(flf.Executor):
                 the value that it maps is not all-equal.
             NotImplementedError: the intrinsic is none that is implemented.
         """
-        function = values.narrow(comp, FederatedValue, _NAME)
-        argument = None if arg is None else values.narrow(arg, FederatedValue, _NAME)
+        function = type_checks.narrow(comp, FederatedValue, _NAME)
+        argument = (
+            None if arg is None else type_checks.narrow(arg, FederatedValue, _NAME)
+        )
         type_spec = function.type_signature
         if not isinstance(type_spec, fl.FunctionType):
             raise errors.ValueMismatchError(
                 f"Expected a function to call, found a value of type `{type_spec}`."
             )
         _check_all_equal(function, argument)
-        values.check_argument(type_spec, argument)
+        type_checks.check_argument(type_spec, argument)
         match function.reference:
             case flf.Intrinsic() if _is_federated(function.reference.uri):
                 handler = interpretation.HANDLERS.get(function.reference.uri)
@@ -251,11 +256,11 @@ class FederatingExecutor(flf.Executor):
             TypeError: an element is not embedded here.
         """
         members = [
-            (name, values.narrow(member, FederatedValue, _NAME))
-            for name, member in values.iter_elements(values.to_struct(elements))
+            (name, type_checks.narrow(member, FederatedValue, _NAME))
+            for name, member in structs.iter_elements(structs.to_struct(elements))
         ]
         type_spec = fl.StructType((name, m.type_signature) for name, m in members)
-        return FederatedValue(values.Struct(members), type_spec)
+        return FederatedValue(structs.Struct(members), type_spec)
 
     @override
     async def create_selection(
@@ -268,10 +273,10 @@ class FederatingExecutor(flf.Executor):
             ValueError: both or neither of `index` and `name` are given, or `source` is
                 a struct of a kind that this executor does not know.
         """
-        struct = values.narrow(source, FederatedValue, _NAME)
-        position = values.select_index(struct.type_signature, index, name)
+        struct = type_checks.narrow(source, FederatedValue, _NAME)
+        position = type_checks.select_index(struct.type_signature, index, name)
         type_spec = cast("fl.StructType", struct.type_signature)
-        if isinstance(struct.reference, values.Struct):
+        if isinstance(struct.reference, structs.Struct):
             return cast("FederatedValue", struct.reference[position])
         inner = struct.reference
         if isinstance(inner, Deferred):
@@ -295,7 +300,7 @@ def _check_all_equal(function: FederatedValue, argument: FederatedValue | None) 
         return
     match argument.type_signature:
         case fl.StructType() as pair if any(
-            values.differs_by_client(found) for _, found in pair.items()
+            type_checks.differs_by_client(found) for _, found in pair.items()
         ):
             raise errors.KindMismatchError(
                 "Expected an all-equal value for federated_map_all_equal, found"
@@ -324,7 +329,7 @@ def _as_declared(
 ) -> FederatedValue:
     """Return what knows its type as a value of the type that was declared for it."""
     declared = found if type_spec is None else type_spec
-    values.check_assignable(declared, found, "a value")
+    type_checks.check_assignable(declared, found, "a value")
     return FederatedValue(reference, declared)
 
 

@@ -10,11 +10,7 @@ from typing import Any, cast
 import federated_language as fl
 import numpy as np
 
-import ray_fed.draws as draws
 import ray_fed.errors as errors
-import ray_fed.intrinsics as intrinsics
-import ray_fed.values as values
-from ray_fed.blocks import Function, serialise
 from ray_fed.executors.closure import may_draw, to_function
 from ray_fed.executors.federated_value import (
     Deferred,
@@ -24,6 +20,9 @@ from ray_fed.executors.federated_value import (
     unplaced_value,
 )
 from ray_fed.executors.strategy import Placed, PlacedArg
+from ray_fed.language import intrinsics, structs, type_checks
+from ray_fed.language.blocks import Function, serialise
+from ray_fed.plan import random_keys
 
 flf = fl.framework
 
@@ -34,12 +33,12 @@ Handler = Callable[
 
 
 def _part(arg: FederatedValue | None, index: int) -> FederatedValue:
-    struct = values.narrow(arg, FederatedValue, "FederatingExecutor").reference
-    return values.narrow(struct[index], FederatedValue, "FederatingExecutor")
+    struct = type_checks.narrow(arg, FederatedValue, "FederatingExecutor").reference
+    return type_checks.narrow(struct[index], FederatedValue, "FederatingExecutor")
 
 
 def _whole(arg: FederatedValue | None) -> FederatedValue:
-    return values.narrow(arg, FederatedValue, "FederatingExecutor")
+    return type_checks.narrow(arg, FederatedValue, "FederatingExecutor")
 
 
 def _member(type_spec: fl.Type) -> fl.Type:
@@ -98,12 +97,12 @@ async def _map_all_equal(
     if equal is None:
         return mapped
 
-    key = draws.current()
+    key = random_keys.current()
 
     async def call() -> flf.ExecutorValue:
         member = await equal.get()
         value = FederatedValue(member, member.type_signature)
-        with draws.using(key):
+        with random_keys.using(key):
             return await call_at_server(interpreter, function, value)
 
     return FederatedValue(mapped.reference, type_spec.result, Deferred(call))
@@ -128,10 +127,10 @@ async def _zip_at_clients(
 
 
 def _placed_arg(value: FederatedValue) -> PlacedArg:
-    if isinstance(value.reference, values.Struct):
-        return values.Struct(
+    if isinstance(value.reference, structs.Struct):
+        return structs.Struct(
             (name, _placed_arg(member))
-            for name, member in values.iter_elements(value.reference)
+            for name, member in structs.iter_elements(value.reference)
         )
     return cast("Placed", value.reference)
 
@@ -198,9 +197,9 @@ async def _modular_sum(
 
 async def _zipped(interpreter: Interpreter, value: FederatedValue) -> Placed:
     """Return a placed value, or a struct of them (a mean's <value, weight>) zipped."""
-    if not isinstance(value.reference, values.Struct):
+    if not isinstance(value.reference, structs.Struct):
         return cast("Placed", value.reference)
-    elements = values.iter_elements(value.reference)
+    elements = structs.iter_elements(value.reference)
     member = fl.StructType([_member(part.type_signature) for _, part in elements])
     return await interpreter.strategy.map(None, _placed_arg(value), member)
 
@@ -215,7 +214,7 @@ def _secure_sum(uri: str) -> Handler:
         everywhere = fl.FederatedType(bound_type, fl.CLIENTS, all_equal=True)
         placed = await interpreter.strategy.map(
             Function(serialise(intrinsics.check_of(uri, member, bound_type))),
-            values.Struct(
+            structs.Struct(
                 [
                     (None, value.reference),
                     (None, await interpreter.strategy.place(bound, everywhere)),
@@ -254,7 +253,10 @@ async def _select(
             selected = {}
         for key in map(int, keys):
             if key not in selected:
-                with draws.at_client(client_index), draws.at_step("select", key):
+                with (
+                    random_keys.at_client(client_index),
+                    random_keys.at_step("select", key),
+                ):
                     selected[key] = await select(key)
         sequences.append([selected[int(key)] for key in keys])
     result = cast("fl.FederatedType", type_spec.result)

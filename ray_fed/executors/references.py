@@ -14,14 +14,12 @@ from typing import Any, cast
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.blocks as blocks
-import ray_fed.draws as draws
 import ray_fed.errors as errors
-import ray_fed.intrinsics as intrinsics
-import ray_fed.plain as plain
-import ray_fed.values as values
 from ray_fed.executors.closure import Closure, split_captures
 from ray_fed.executors.scopes import ResolvedValue, Scope, ScopedLambda, constant
+from ray_fed.language import blocks, intrinsics, structs, type_checks
+from ray_fed.plan import random_keys
+from ray_fed.values import plain_form
 
 flf = fl.framework
 _NAME = "ReferenceResolvingExecutor"
@@ -56,12 +54,14 @@ class ReferenceResolvingExecutor(flf.Executor):
             value = value.building_block()
         block = blocks.to_block(value)
         if isinstance(block, flf.Data) and isinstance(type_spec, fl.FederatedType):
-            value, block = plain.to_plain(block, type_spec), None
+            value, block = plain_form.to_plain(block, type_spec), None
         if block is None:
             embedded = await self._target.create_value(value, type_spec)
             return ResolvedValue(embedded, embedded.type_signature)
         if type_spec is not None:
-            values.check_assignable(type_spec, block.type_signature, "a computation")
+            type_checks.check_assignable(
+                type_spec, block.type_signature, "a computation"
+            )
         resolved = await self._evaluate(block, Scope())
         return ResolvedValue(resolved.reference, type_spec or resolved.type_signature)
 
@@ -81,14 +81,16 @@ class ReferenceResolvingExecutor(flf.Executor):
         Raises:
             TypeError: `comp` is no function, or `arg` is not what it takes.
         """
-        function = values.narrow(comp, ResolvedValue, _NAME)
-        argument = None if arg is None else values.narrow(arg, ResolvedValue, _NAME)
+        function = type_checks.narrow(comp, ResolvedValue, _NAME)
+        argument = (
+            None if arg is None else type_checks.narrow(arg, ResolvedValue, _NAME)
+        )
         type_spec = function.type_signature
         if not isinstance(type_spec, fl.FunctionType):
             raise errors.ValueMismatchError(
                 f"Expected a function to call, found a value of type `{type_spec}`."
             )
-        values.check_argument(type_spec, argument)
+        type_checks.check_argument(type_spec, argument)
         if isinstance(function.reference, ScopedLambda):
             return await self._call_lambda(function.reference, argument)
         embedded = None if argument is None else await self._embed(argument)
@@ -111,11 +113,11 @@ class ReferenceResolvingExecutor(flf.Executor):
             TypeError: an element is not embedded here.
         """
         members = [
-            (name, values.narrow(member, ResolvedValue, _NAME))
-            for name, member in values.iter_elements(values.to_struct(elements))
+            (name, type_checks.narrow(member, ResolvedValue, _NAME))
+            for name, member in structs.iter_elements(structs.to_struct(elements))
         ]
         type_spec = fl.StructType((name, m.type_signature) for name, m in members)
-        return ResolvedValue(values.Struct(members), type_spec)
+        return ResolvedValue(structs.Struct(members), type_spec)
 
     @override
     async def create_selection(
@@ -127,9 +129,9 @@ class ReferenceResolvingExecutor(flf.Executor):
             TypeError: `source` is no struct embedded here, or has no such element.
             ValueError: both or neither of `index` and `name` are given.
         """
-        struct = values.narrow(source, ResolvedValue, _NAME)
-        position = values.select_index(struct.type_signature, index, name)
-        if isinstance(struct.reference, values.Struct):
+        struct = type_checks.narrow(source, ResolvedValue, _NAME)
+        position = type_checks.select_index(struct.type_signature, index, name)
+        if isinstance(struct.reference, structs.Struct):
             return cast("ResolvedValue", struct.reference[position])
         selected = await self._target.create_selection(struct.reference, position)
         return ResolvedValue(selected, selected.type_signature)
@@ -175,7 +177,7 @@ class ReferenceResolvingExecutor(flf.Executor):
             *(self._evaluate_part(b, i, scope) for i, (_, b) in enumerate(pairs))
         )
         elements = [(name, m) for (name, _), m in zip(pairs, members, strict=True)]
-        return ResolvedValue(values.Struct(elements), block.type_signature)
+        return ResolvedValue(structs.Struct(elements), block.type_signature)
 
     async def _evaluate_block(self, block: flf.Block, scope: Scope) -> ResolvedValue:
         for name, local in block.locals:
@@ -190,16 +192,18 @@ class ReferenceResolvingExecutor(flf.Executor):
         name = blocks.part_name(part, where)
         if name is None:
             return await self._evaluate(part, scope)
-        with draws.at_local(name):
+        with random_keys.at_local(name):
             return await self._evaluate(part, scope)
 
     def _local(
         self, name: str, block: flf.ComputationBuildingBlock, scope: Scope
     ) -> Callable[[], Coroutine[Any, Any, ResolvedValue]]:
-        key = draws.current()  # of the block: who asks for the local first is chance
+        key = (
+            random_keys.current()
+        )  # of the block: who asks for the local first is chance
 
         async def evaluate() -> ResolvedValue:
-            with draws.using(key), draws.at_local(name):
+            with random_keys.using(key), random_keys.at_local(name):
                 return await self._evaluate(block, scope)
 
         return evaluate
@@ -209,12 +213,12 @@ class ReferenceResolvingExecutor(flf.Executor):
         match value.reference:
             case flf.ExecutorValue():
                 return value.reference
-            case values.Struct():
-                pairs = list(values.iter_elements(value.reference))
+            case structs.Struct():
+                pairs = list(structs.iter_elements(value.reference))
                 members = await asyncio.gather(*(self._embed(m) for _, m in pairs))
                 names = [name for name, _ in pairs]
                 return await self._target.create_struct(
-                    values.Struct(zip(names, members, strict=True))
+                    structs.Struct(zip(names, members, strict=True))
                 )
             case _:
                 closure = await self._close_over(value.reference)

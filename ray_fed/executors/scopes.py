@@ -8,8 +8,8 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
-import ray_fed.values as values
 from ray_fed.executors.embedded_value import EmbeddedValue
+from ray_fed.language import structs
 
 flf = fl.framework
 
@@ -71,11 +71,11 @@ class ResolvedValue(EmbeddedValue):
         match self._reference:
             case flf.ExecutorValue():
                 return await self._reference.compute()
-            case values.Struct():
-                pairs = list(values.iter_elements(self._reference))
+            case structs.Struct():
+                pairs = list(structs.iter_elements(self._reference))
                 computed = await asyncio.gather(*(v.compute() for _, v in pairs))
                 names = [name for name, _ in pairs]
-                return values.Struct(zip(names, computed, strict=True))
+                return structs.Struct(zip(names, computed, strict=True))
             case _:
                 raise errors.ValueMismatchError(
                     "Expected a value to compute, found a function"

@@ -6,7 +6,7 @@ from typing import Any
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.draws as draws
+from ray_fed.plan import random_keys
 
 
 class SeededExecutor(fl.framework.Executor):
@@ -37,7 +37,7 @@ class SeededExecutor(fl.framework.Executor):
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> Any:
-        with draws.using(draws.DrawKey(self._seed, next(self._count))):
+        with random_keys.using(random_keys.DrawKey(self._seed, next(self._count))):
             return await self._target.create_value(value, type_spec)
 
     @override
@@ -46,7 +46,7 @@ class SeededExecutor(fl.framework.Executor):
         comp: fl.framework.ExecutorValue,
         arg: fl.framework.ExecutorValue | None = None,
     ) -> Any:
-        with draws.using(draws.DrawKey(self._seed, next(self._count))):
+        with random_keys.using(random_keys.DrawKey(self._seed, next(self._count))):
             return await self._target.create_call(comp, arg)
 
     @override

@@ -11,12 +11,11 @@ from typing import Any, cast
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.draws as draws
 import ray_fed.errors as errors
-import ray_fed.intrinsics as intrinsics
-import ray_fed.values as values
 from ray_fed.executors.closure import Closure
 from ray_fed.executors.embedded_value import EmbeddedValue
+from ray_fed.language import intrinsics, structs, type_checks
+from ray_fed.plan import random_keys
 
 flf = fl.framework
 _MAP = "sequence_map"
@@ -74,7 +73,7 @@ class SequenceExecutor(flf.Executor):
             raise errors.ValueMismatchError(
                 f"Expected an argument for `{comp.type_signature}`, found none."
             )
-        match values.narrow(comp.reference, flf.Intrinsic, "SequenceExecutor").uri:
+        match type_checks.narrow(comp.reference, flf.Intrinsic, "SequenceExecutor").uri:
             case "sequence_map":
                 return await self._map(arg)
             case "sequence_reduce":
@@ -85,19 +84,19 @@ class SequenceExecutor(flf.Executor):
 
     @override
     async def create_struct(self, elements: Any) -> Any:
-        struct = values.to_struct(elements)
+        struct = structs.to_struct(elements)
         if not any(isinstance(member, SequenceValue) for member in struct):
             return await self._target.create_struct(struct)
         type_spec = fl.StructType(
             (name, member.type_signature)
-            for name, member in values.iter_elements(struct)
+            for name, member in structs.iter_elements(struct)
         )
         return SequenceValue(struct, type_spec)
 
     @override
     async def create_selection(self, source: Any, index: int) -> Any:
         if isinstance(source, SequenceValue):
-            values.select_index(source.type_signature, index, None)
+            type_checks.select_index(source.type_signature, index, None)
             return source.reference[index]
         return await self._target.create_selection(source, index)
 
@@ -116,7 +115,7 @@ class SequenceExecutor(flf.Executor):
         members: list[Any] = []
         elements = await self._elements(await self._at(arg, 1))
         for index, element in enumerate(elements):
-            with draws.at_step(_MAP, index):
+            with random_keys.at_step(_MAP, index):
                 called = await self.create_call(function, element)
             members.append(await called.compute())
         result = cast("fl.FunctionType", function.type_signature).result
@@ -126,7 +125,7 @@ class SequenceExecutor(flf.Executor):
         accumulator = zero
         for index, element in enumerate(await self._elements(sequence)):
             pair = await self._target.create_struct([accumulator, element])
-            with draws.at_step(_REDUCE, index):
+            with random_keys.at_step(_REDUCE, index):
                 accumulator = await self.create_call(operator, pair)
         return accumulator
 

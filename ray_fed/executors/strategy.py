@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeAlias
 
 import federated_language as fl
 
-from ray_fed.blocks import Function
-from ray_fed.values import Plain, Struct
+from ray_fed.language.blocks import Function
+from ray_fed.language.structs import Plain, Struct
 
 
 class Placed(Protocol):

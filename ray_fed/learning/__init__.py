@@ -6,8 +6,8 @@ build a Keras model: TensorFlow's threads are fixed by the first thing it comput
 
 import ray_fed.tensorflow  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ray_fed.learning.cohorts import CohortSampler, split_by_label
-from ray_fed.learning.evaluation import build_fed_eval
 from ray_fed.learning.fed_avg import ServerState, build_fed_avg
+from ray_fed.learning.fed_eval import build_fed_eval
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.run import RoundRecord, TrainingResult, run

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.learning.arguments import expect_object
+from ray_fed.learning.checks import expect_object
 from ray_fed.learning.totals import Totals, TotalsKeeper
 
 _SEED_NAME = "seed_generator_state"

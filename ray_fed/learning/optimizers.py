@@ -12,7 +12,7 @@ import federated_language as fl
 import keras
 import tensorflow as tf
 
-from ray_fed.learning.arguments import expect_object
+from ray_fed.learning.checks import expect_object
 
 
 class OptimizerSpec:

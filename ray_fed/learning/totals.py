@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.learning.arguments import expect_object
+from ray_fed.learning.checks import expect_object
 
 _LOSS, _NUM_EXAMPLES = "loss", "num_examples"
 

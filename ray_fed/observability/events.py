@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Protocol
 
-import ray_fed.notes as notes
-import ray_fed.plan as plan
-from ray_fed.fingerprint import Fingerprint
+from ray_fed.plan import diagnostics, outcomes, plans
+from ray_fed.plan.fingerprint import Fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +75,7 @@ class SubroundFinished:
     node: str
     kernel_leaves: int = 0
     no_kernel: str | None = None
-    lost: tuple[plan.Attempt, ...] = ()
+    lost: tuple[outcomes.Attempt, ...] = ()
     bytes_sliced: int = 0
     bytes_returned: int = 0
     fingerprint: Fingerprint | None = None
@@ -164,7 +163,7 @@ class JitDecided:
     """
 
     round_index: int
-    decision: plan.JitDecision
+    decision: plans.JitDecision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,14 +196,14 @@ Event = (
 )
 
 
-def of_note(note: notes.Note, round_index: int) -> Event:
+def of_note(note: diagnostics.Note, round_index: int) -> Event:
     """Return the event that work of a round told something."""
     match note:
-        case notes.Unkeyed():
+        case diagnostics.Unkeyed():
             return RandomOpsUnkeyed(round_index, **vars(note))
-        case notes.Unlowered():
+        case diagnostics.Unlowered():
             return ComputationUnlowered(round_index, **vars(note))
-        case notes.Unshaped():
+        case diagnostics.Unshaped():
             return WorkUnshaped(round_index, note.reason)
 
 

@@ -6,9 +6,9 @@ import dataclasses
 import pydantic
 from typing_extensions import override
 
-import ray_fed.plan as plan
-from ray_fed.fingerprint import Fingerprint
 from ray_fed.observability import events, report_table
+from ray_fed.plan import outcomes, plans
+from ray_fed.plan.fingerprint import Fingerprint
 
 _OPEN_ROUNDS = 256
 
@@ -29,7 +29,7 @@ class SubroundReport(pydantic.BaseModel):
     node: str
     kernel_leaves: int = 0
     no_kernel: str | None = None
-    lost: tuple[plan.Attempt, ...] = ()
+    lost: tuple[outcomes.Attempt, ...] = ()
     bytes_sliced: int = 0
     bytes_returned: int = 0
     fingerprint: Fingerprint | None = None
@@ -72,7 +72,7 @@ class RoundReport(pydantic.BaseModel):
     bytes_broadcast: int = 0
     bytes_sliced: int = 0
     dropped_clients: dict[int, str] = {}
-    jit_decisions: tuple[plan.JitDecision, ...] = ()
+    jit_decisions: tuple[plans.JitDecision, ...] = ()
 
     @property
     def bytes_returned(self) -> int:
@@ -210,8 +210,8 @@ class _OpenRound:
     unkeyed: list[str] = dataclasses.field(default_factory=list[str])
     unlowered: list[str] = dataclasses.field(default_factory=list[str])
     dropped: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
-    decisions: list[plan.JitDecision] = dataclasses.field(
-        default_factory=list[plan.JitDecision]
+    decisions: list[plans.JitDecision] = dataclasses.field(
+        default_factory=list[plans.JitDecision]
     )
 
     def add(self, event: events.Event) -> None:

@@ -10,11 +10,11 @@
 Release managers are federated_language's own.
 """
 
-from ray_fed.client_runs import ClientReference
-from ray_fed.program.client_data import ClientData
+from ray_fed.data.client_data import ClientData
 from ray_fed.program.context import RayFederatedContext
 from ray_fed.program.managers import FileProgramStateManager
-from ray_fed.program.references import RayValueReference
+from ray_fed.program.value_references import RayValueReference
+from ray_fed.values.client_references import ClientReference
 
 __all__ = [
     "ClientData",

@@ -20,15 +20,14 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
-import ray_fed.parts as parts
-import ray_fed.program.arguments as arguments
-import ray_fed.reading as reading
-import ray_fed.values as values
+import ray_fed.program.call_arguments as call_arguments
 from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import function_type_of
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.contexts.installation import create_context
-from ray_fed.program.references import RayValueReference
+from ray_fed.language import type_checks
+from ray_fed.program.value_references import RayValueReference
+from ray_fed.values import parts, read_limits
 
 
 class RayFederatedContext(fl.program.FederatedContext):
@@ -101,10 +100,10 @@ class RayFederatedContext(fl.program.FederatedContext):
             ContextStateError: the context was closed.
         """
         type_spec = function_type_of(comp)
-        values.check_no_argument(type_spec, arg)
+        type_checks.check_no_argument(type_spec, arg)
         _check_result(type_spec.result)
         comp, arg = bind_functions(comp, arg)
-        with reading.limited(self._context.read_limits):
+        with read_limits.limited(self._context.read_limits):
             checked = _check_argument(arg, comp.type_signature.parameter)
         references = [
             RayValueReference(cast("Any", part_type), self._context)
@@ -122,7 +121,7 @@ class RayFederatedContext(fl.program.FederatedContext):
         async def prepare() -> Any:
             if parameter is None:
                 return None
-            return await arguments.resolve(checked, parameter)
+            return await call_arguments.resolve(checked, parameter)
 
         def deliver(held: Sequence[Any]) -> None:
             for reference, part in zip(references, held, strict=True):
@@ -171,7 +170,7 @@ class RayFederatedContext(fl.program.FederatedContext):
 
 def _check_result(type_spec: fl.Type) -> None:
     only_server = fl.program.contains_only_server_placed_data(type_spec)
-    if only_server and not values.holds_clients(type_spec):
+    if only_server and not type_checks.holds_clients(type_spec):
         return
     raise errors.UnsupportedError(
         "Expected a result of structures, tensors, sequences and values placed at the"
@@ -182,7 +181,7 @@ def _check_result(type_spec: fl.Type) -> None:
 def _check_argument(arg: Any, parameter: fl.Type | None) -> Any:
     if parameter is None:
         return None
-    return arguments.check(arg, parameter, "the argument")
+    return call_arguments.check(arg, parameter, "the argument")
 
 
 def _closed() -> errors.ContextStateError:

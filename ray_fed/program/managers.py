@@ -17,8 +17,8 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.program.state_encoding as state_encoding
 import ray_fed.program.state_files as state_files
-import ray_fed.values as values
 from ray_fed.executors.fanout import gather_by_index
+from ray_fed.language import structs
 
 _logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         if len(set(names)) < len(names):
             raise errors.ValueMismatchError(
                 "Expected values with a name each to save, found two of one name in"
-                f" {values.show(names)}: `/` parts the names of keys, leave it out."
+                f" {structs.show(names)}: `/` parts the names of keys, leave it out."
             )
         content = dict(zip(names, materialised, strict=True))
         await asyncio.to_thread(self._write, path, content)
@@ -163,7 +163,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         if not is_whole or not 0 <= int(cast("Any", version)) < _MAX_VERSION:
             raise errors.UnsupportedError(
                 f"Expected a whole number as a version, of at least 0 and below 2**63,"
-                f" found {values.show(version)}."
+                f" found {structs.show(version)}."
             )
         return self._folder / f"{self._prefix}{version}.zip"
 
@@ -193,7 +193,7 @@ def _check_folder(root_dir: object) -> pathlib.Path:
     if not isinstance(path, str) or not _names_a_file(path):
         raise errors.UnsupportedError(
             f"Expected the path of a folder as `root_dir`, found"
-            f" {values.show(root_dir)}."
+            f" {structs.show(root_dir)}."
         )
     return pathlib.Path(path)
 
@@ -202,7 +202,7 @@ def _check_prefix(prefix: object) -> str:
     if not isinstance(prefix, str) or "/" in prefix or not _names_a_file(f"{prefix}0"):
         raise errors.UnsupportedError(
             "Expected the beginning of a file name as `prefix`, without `/`, found"
-            f" {values.show(prefix)}."
+            f" {structs.show(prefix)}."
         )
     return prefix
 
@@ -229,7 +229,7 @@ def _flatten(structure: Any) -> list[tuple[str, Any]]:
     except (TypeError, ValueError, RecursionError) as error:
         raise errors.ValueMismatchError(
             "Expected a structure of lists, tuples and mappings, whose keys can be"
-            f" ordered, found {values.show(structure)} ({type(error).__name__})."
+            f" ordered, found {structs.show(structure)} ({type(error).__name__})."
         ) from error
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
-import ray_fed.npy as npy
+from ray_fed.files import npy
 
 _CONTAINERS: Mapping[str, type[Any]] = {
     "list": list,

@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 import ray_fed.errors as errors
-import ray_fed.files as files
-import ray_fed.npy as npy
 import ray_fed.program.state_encoding as state_encoding
+from ray_fed.files import npy, opening
 
 TEMPORARY_SUFFIX = ".tmp"
 _FORMAT = 1
@@ -97,7 +96,7 @@ def read_values(path: pathlib.Path) -> dict[str, Any]:
 
 def _open(path: pathlib.Path) -> IO[bytes]:
     try:
-        return files.open_regular(path)
+        return opening.open_regular(path)
     except FileNotFoundError as error:
         if path.is_symlink():
             raise _damage(path, "a link to nothing") from error

@@ -7,7 +7,7 @@ from ray_fed.tensorflow.importing import import_tensorflow
 
 import_tensorflow()
 
-from ray_fed.tensorflow.computation import computation  # noqa: E402
-from ray_fed.tensorflow.external import data  # noqa: E402
+from ray_fed.tensorflow.external.external_data import data  # noqa: E402
+from ray_fed.tensorflow.front.computation import computation  # noqa: E402
 
 __all__ = ["computation", "data"]

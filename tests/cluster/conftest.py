@@ -11,8 +11,8 @@ import pytest
 import ray
 import ray.exceptions
 
-from ray_fed.cluster.connection import LostWorkerError, Worker
-from ray_fed.cluster.leaf_worker import LeafWorker
+from ray_fed.cluster.actors.leaf_worker import LeafWorker
+from ray_fed.cluster.task.connection import LostWorkerError, Worker
 
 
 class _Method:

@@ -3,13 +3,13 @@
 import pytest
 
 import ray_fed.errors as errors
-import ray_fed.plan as plan
-from ray_fed.cluster.attempts import AttemptLog
-from ray_fed.cluster.failures import Failure
+from ray_fed.cluster.pool.actions import Failure
+from ray_fed.cluster.pool.attempts import AttemptLog
+from ray_fed.plan import outcomes
 
 
-def _attempt(number: int, worker: str) -> plan.Attempt:
-    return plan.Attempt(number, worker, 100 + number, f"10.0.0.{number}")
+def _attempt(number: int, worker: str) -> outcomes.Attempt:
+    return outcomes.Attempt(number, worker, 100 + number, f"10.0.0.{number}")
 
 
 def _twice_lost() -> AttemptLog:
@@ -28,8 +28,8 @@ def test_lost_attempts_say_who_ran_when_and_how_it_ended() -> None:
     log = _twice_lost()
 
     assert log.lost_of("a") == (
-        plan.Attempt(1, "w1", 101, "10.0.0.1", 1.0, 2.0, "crash", "it died"),
-        plan.Attempt(2, "w2", 102, "10.0.0.2", 10.0, 1.0, "memory", "no room"),
+        outcomes.Attempt(1, "w1", 101, "10.0.0.1", 1.0, 2.0, "crash", "it died"),
+        outcomes.Attempt(2, "w2", 102, "10.0.0.2", 10.0, 1.0, "memory", "no room"),
     )
 
 

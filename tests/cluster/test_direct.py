@@ -21,12 +21,12 @@ import tensorflow as tf
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.blocks import Function
-from ray_fed.cluster.direct import RayExecutorFactory
-from ray_fed.cluster.ray_strategy import RayFederatingStrategy
-from ray_fed.executors import stack
+from ray_fed.cluster.driver.direct import RayExecutorFactory
+from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.seeded import SeededExecutor
+from ray_fed.language.blocks import Function
+from ray_fed.worker import stacks
 
 flf = fl.framework
 INT = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -103,7 +103,7 @@ async def aggregated(executor: Any, placed: Any) -> int:
 
 def seeded(factory: RayExecutorFactory, seed: int) -> Any:
     workers = factory.executors()
-    executor = stack.federated_stack(
+    executor = stacks.federated_stack(
         lambda federating: RayFederatingStrategy(
             federating.unplaced, workers, NUM_CLIENTS
         ),

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_fed.client_runs import ClientRun
-from ray_fed.cluster.holders import Holders, name_clients
+from ray_fed.cluster.driver.holders import Holders, name_clients
+from ray_fed.values.client_references import ClientRun
 
 
 class Source:

@@ -9,7 +9,7 @@ import ray
 
 import ray_fed
 from ray_fed import errors
-from ray_fed.cluster import inventory, joining
+from ray_fed.cluster.driver import inventory, joining
 
 NOBODY = "127.0.0.1:1"
 """An address at which nothing listens."""

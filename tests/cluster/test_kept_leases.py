@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-import ray_fed.plan as plan
-from ray_fed.cluster import kept_leases
-from ray_fed.cluster.actions import UseBegan, UseEnded
-from ray_fed.cluster.kept_leases import KeptLeases, Lent
-from ray_fed.cluster.leases import Terms
+from ray_fed.cluster.driver import kept_leases
+from ray_fed.cluster.driver.kept_leases import KeptLeases, Lent
+from ray_fed.cluster.pool.actions import UseBegan, UseEnded
+from ray_fed.cluster.task.leases import Terms
 from ray_fed.cluster.workers import Driven
+from ray_fed.plan import outcomes
 
 
 def driven(worker: str, scope: str, attempts: int = 1) -> Driven:
-    outcome = plan.Outcome((), attempts, worker, 7, 8, "10.0.0.1")
+    outcome = outcomes.Outcome((), attempts, worker, 7, 8, "10.0.0.1")
     return Driven(outcome, scope, seconds=0.1)
 
 
@@ -243,8 +243,8 @@ def test_pool_is_told_before_a_plan_ends_without_a_result() -> None:
     assert len(pool.uses) == 2
 
 
-def lost(started_s: float, seconds: float) -> plan.Attempt:
-    return plan.Attempt(1, "worker 0", 7, "", started_s, seconds, ended="crash")
+def lost(started_s: float, seconds: float) -> outcomes.Attempt:
+    return outcomes.Attempt(1, "worker 0", 7, "", started_s, seconds, ended="crash")
 
 
 @pytest.mark.parametrize(

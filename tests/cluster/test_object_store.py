@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_fed.cluster import object_store
-from ray_fed.executors.evaluation import Evaluated
-from ray_fed.notes import Unshaped
-from ray_fed.plan import NoKernel
-from ray_fed.values import Stored, StoredClients, StoredParts
+from ray_fed.cluster.store import object_store
+from ray_fed.plan.diagnostics import Unshaped
+from ray_fed.plan.plans import NoKernel
+from ray_fed.values.stored import Stored, StoredClients, StoredParts
+from ray_fed.worker.evaluation import Evaluated
 
 PARTS = StoredParts((Stored("e"), np.float32(1), Stored("a")))
 FINISH = ((Stored("a"), Stored("b")), ((Stored("c"), (np.int32(3), Stored("a"))),))

@@ -12,20 +12,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed import blocks, plain, plan, values
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster import object_store, workers
-from ray_fed.cluster.connection import LostWorkerError, Worker
-from ray_fed.cluster.leases import Terms
+from ray_fed.cluster import workers
+from ray_fed.cluster.store import object_store
+from ray_fed.cluster.task.connection import LostWorkerError, Worker
+from ray_fed.cluster.task.leases import Terms
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
-from ray_fed.draws import DrawKey
+from ray_fed.language import blocks, type_checks
+from ray_fed.plan import plans
+from ray_fed.plan.random_keys import DrawKey
+from ray_fed.values import plain_form, stored
 from tests.cluster.conftest import FakeHandle
 from tests.stages import stage_of
 
 SEQUENCES = fl.FederatedType(fl.SequenceType(np.int32), fl.CLIENTS)
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
-DATA = values.StoredClients(tuple(np.int32(n) for n in (9, 1, 2, 3)), 1, 4)
+DATA = stored.StoredClients(tuple(np.int32(n) for n in (9, 1, 2, 3)), 1, 4)
 """Fake handles take values for references, which must be hashable."""
 
 
@@ -61,9 +64,9 @@ def handle() -> Iterator[FakeHandle]:
     found.close()
 
 
-def subround_of(comp: Any) -> plan.Subround:
+def subround_of(comp: Any) -> plans.Subround:
     stage = stage_of(comp)
-    return plan.Subround(
+    return plans.Subround(
         computation=blocks.serialize_computation(stage.up_to_merge),
         merge=blocks.serialize_computation(stage.merge),
         clients_per_leaf=2,
@@ -97,7 +100,7 @@ def test_kernel_subround_is_one_call(handle: FakeHandle) -> None:
 def test_what_no_graph_can_do_is_interpreted_after_that_call(
     handle: FakeHandle,
 ) -> None:
-    clients = plain.to_plain([[1, 2], [3], []], SEQUENCES)
+    clients = plain_form.to_plain([[1, 2], [3], []], SEQUENCES)
 
     found = work(handle, subround_of(without_kernel), clients)
 
@@ -109,8 +112,10 @@ def test_what_no_graph_can_do_is_interpreted_after_that_call(
 def test_finish_is_one_call(handle: FakeHandle) -> None:
     comp: Any = doubled
     chain = compile_to_chain(comp)
-    partial = values.member_type(stage_of(doubled).up_to_merge.type_signature.result)
-    finish = plan.Finish(
+    partial = type_checks.member_type(
+        stage_of(doubled).up_to_merge.type_signature.result
+    )
+    finish = plans.Finish(
         merge=blocks.serialize_computation(stage_of(doubled).merge),
         nodes=((0, 1), (1, 2)),
         partial_type=blocks.serialise_type(partial),
@@ -119,8 +124,8 @@ def test_finish_is_one_call(handle: FakeHandle) -> None:
         clients_per_leaf=2,
         draw=DrawKey(0, 0),
     )
-    partials = tuple(values.Stored((np.int32(n),)) for n in (4, 5))
-    before = (values.StoredClients(None, 0, 3),)
+    partials = tuple(stored.Stored((np.int32(n),)) for n in (4, 5))
+    before = (stored.StoredClients(None, 0, 3),)
 
     found = work(handle, finish, (partials, before))
 
@@ -170,4 +175,4 @@ def test_work_travels_as_arguments_of_a_task(comp: Any) -> None:
 
     assert found == sent
     assert found.unpack() == (subround, DATA)
-    assert found.at_once == isinstance(subround.kernel, plan.Kernel)
+    assert found.at_once == isinstance(subround.kernel, plans.Kernel)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_fed.cluster.actions import (
+from ray_fed.cluster.pool.actions import (
     SHORTAGE,
     Action,
     FailureClass,
@@ -14,8 +14,8 @@ from ray_fed.cluster.actions import (
     Start,
     Stop,
 )
-from ray_fed.cluster.placement import Node
-from ray_fed.cluster.pool import LOOK_S, Pool
+from ray_fed.cluster.pool.decisions import LOOK_S, Pool
+from ray_fed.cluster.pool.placement import Node
 
 BUDGETS: dict[FailureClass, int] = {"crash": 0, "preemption": 1, "memory": 0, "hang": 0}
 WAIT_TIMEOUT_S = 30.0

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ray_fed.cluster.actions import (
+from ray_fed.cluster.pool.actions import (
     Action,
     FailureClass,
     Grant,
@@ -13,9 +13,9 @@ from ray_fed.cluster.actions import (
     Start,
     Stop,
 )
-from ray_fed.cluster.placement import Node
-from ray_fed.cluster.pool import MAX_FAILED_STARTS, START_PAUSE_S, Pool
-from ray_fed.cluster.stragglers import Stragglers
+from ray_fed.cluster.pool.decisions import MAX_FAILED_STARTS, START_PAUSE_S, Pool
+from ray_fed.cluster.pool.placement import Node
+from ray_fed.cluster.pool.stragglers import Stragglers
 
 START_TIMEOUT_S = 10.0
 BUDGETS: dict[FailureClass, int] = {"crash": 2, "preemption": 4, "memory": 0, "hang": 1}

@@ -9,14 +9,14 @@ import pytest
 import ray.exceptions
 
 import ray_fed
-import ray_fed.plan as plan
 from ray_fed import errors
-from ray_fed.cluster import leases, pool_host
-from ray_fed.cluster.actions import Size, UseBegan, UseEnded
-from ray_fed.cluster.failures import Failure
-from ray_fed.cluster.placement import Node
-from ray_fed.cluster.pool_host import PoolHost
-from ray_fed.fingerprint import Fingerprint, Versions, WorkerDescription
+from ray_fed.cluster.actors import pool_host
+from ray_fed.cluster.actors.pool_host import PoolHost
+from ray_fed.cluster.pool.actions import Failure, Size, UseBegan, UseEnded
+from ray_fed.cluster.pool.placement import Node
+from ray_fed.cluster.task import leases
+from ray_fed.plan import outcomes
+from ray_fed.plan.fingerprint import Fingerprint, Versions, WorkerDescription
 
 DRIVER = Versions("3", "1", "2", "2", "1")
 
@@ -181,7 +181,9 @@ def test_subround_that_was_ended_is_given_no_worker_any_more() -> None:
     assert asyncio.run(ask_after_the_end(size)) == "worker 0"
 
 
-async def lose_at_second_use(size: Size) -> tuple[str, plan.Attempt, plan.Attempt]:
+async def lose_at_second_use(
+    size: Size,
+) -> tuple[str, outcomes.Attempt, outcomes.Attempt]:
     """Return the worker of a lease, how its second use ended, and what came then."""
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
     await host.begin_round()
@@ -241,7 +243,7 @@ def test_time_limit_is_that_of_the_latest_use(
     assert asyncio.run(end_what_hangs(size, *uses)) == hangs
 
 
-async def use_what_is_gone(size: Size) -> plan.Attempt:
+async def use_what_is_gone(size: Size) -> outcomes.Attempt:
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
     await host.begin_round()
     await host.lease("first")

@@ -7,7 +7,7 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from ray_fed.cluster.actions import (
+from ray_fed.cluster.pool.actions import (
     FailureClass,
     Grant,
     Refuse,
@@ -16,8 +16,8 @@ from ray_fed.cluster.actions import (
     Start,
     Stop,
 )
-from ray_fed.cluster.placement import Node
-from ray_fed.cluster.pool import MAX_FAILED_STARTS, Pool
+from ray_fed.cluster.pool.decisions import MAX_FAILED_STARTS, Pool
+from ray_fed.cluster.pool.placement import Node
 
 LEAST, MOST = 2, 4
 BUDGETS: dict[FailureClass, int] = {"crash": 3, "preemption": 3, "memory": 1, "hang": 1}

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 import ray_fed.errors as errors
-import ray_fed.plan as plan
-from ray_fed.cluster.connection import Worker
-from ray_fed.cluster.leases import Lease
-from ray_fed.cluster.race import Won, race
+from ray_fed.cluster.task.connection import Worker
+from ray_fed.cluster.task.leases import Lease
+from ray_fed.cluster.task.race import Won, race
+from ray_fed.plan import outcomes
 
 LOST = errors.WorkerLost("gone")
 
 
 def _lease(name: str) -> Lease:
-    attempt = plan.Attempt(1, name, 17, "10.0.0.1")
+    attempt = outcomes.Attempt(1, name, 17, "10.0.0.1")
     return Lease(Worker(None, name, name, "10.0.0.1"), attempt, ())
 
 

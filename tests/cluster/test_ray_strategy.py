@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ray_fed.draws as draws
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.blocks import Function, serialise
-from ray_fed.cluster.connection import LostWorkerError, WorkerConnection
-from ray_fed.cluster.ray_strategy import RayFederatingStrategy
-from ray_fed.cluster.remote_executor import RemoteExecutor
-from ray_fed.values import Struct
+from ray_fed.cluster.task.connection import LostWorkerError, WorkerConnection
+from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
+from ray_fed.cluster.task.remote_executor import RemoteExecutor
+from ray_fed.language.blocks import Function, serialise
+from ray_fed.language.structs import Struct
+from ray_fed.plan import random_keys
 
 flf = fl.framework
 FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
@@ -143,12 +143,14 @@ def test_history_of_several_intrinsics_is_replayed(
     assert run(act()) == [10.0 + 2 * n for n in range(NUM_CLIENTS)]
 
 
-@pytest.mark.parametrize("key", [None, draws.DrawKey(7, 3)], ids=["no key", "a key"])
+@pytest.mark.parametrize(
+    "key", [None, random_keys.DrawKey(7, 3)], ids=["no key", "a key"]
+)
 def test_rebuilt_chunk_has_drawn_the_same(
-    strategy: Built, sources: list[Any], key: draws.DrawKey | None
+    strategy: Built, sources: list[Any], key: random_keys.DrawKey | None
 ) -> None:
     async def act() -> tuple[Any, Any]:
-        with draws.using(key):
+        with random_keys.using(key):
             placed = await mapped(strategy, add_noise)
         before = await placed.compute()
         for source in sources:
@@ -230,7 +232,7 @@ def test_broadcast_is_read_once_and_put_once(
 ) -> None:
     stored: list[Any] = []
     monkeypatch.setattr(
-        "ray_fed.cluster.object_store.store",
+        "ray_fed.cluster.store.object_store.store",
         lambda value: (stored.append(value) or value, 0),
     )
 

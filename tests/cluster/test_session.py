@@ -8,7 +8,7 @@ import pytest
 
 import ray_fed
 import ray_fed.errors as errors
-from ray_fed.cluster import session
+from ray_fed.cluster.driver import session
 
 SCRIPT = """
 import ray_fed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_fed.cluster.stragglers import Stragglers
+from ray_fed.cluster.pool.stragglers import Stragglers
 
 
 def _run(stragglers: Stragglers, subround: str, seconds: float) -> None:

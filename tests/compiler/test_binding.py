@@ -8,7 +8,7 @@ import pytest
 
 import ray_fed.errors as errors
 from ray_fed.compiler.binding import bind_functions
-from ray_fed.values import Struct
+from ray_fed.language.structs import Struct
 
 flf = fl.framework
 INT = fl.TensorType(np.int32)

@@ -19,7 +19,7 @@ import tensorflow as tf
 import ray_fed
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.executors import stack
+from ray_fed.worker import stacks
 
 federated_computation = cast("Callable[..., Any]", fl.federated_computation)
 
@@ -476,8 +476,8 @@ BY_NUMPY: dict[str, list[Any]] = {
 @pytest.fixture(scope="module")
 def direct() -> Iterator[Callable[[Any, list[Any]], Any]]:
     """Runs a computation through a federating stack, neither compiled nor cut."""
-    leaves = stack.threaded_leaves(2)
-    executor = stack.local_stack(NUM_CLIENTS, leaves, leaves[0])
+    leaves = stacks.threaded_leaves(2)
+    executor = stacks.local_stack(NUM_CLIENTS, leaves, leaves[0])
 
     async def call(comp: Any, args: list[Any]) -> Any:
         function = await executor.create_value(comp)

@@ -6,9 +6,10 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from ray_fed import blocks, plan
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain, compile_to_mergeable_comp_form
+from ray_fed.language import blocks
+from ray_fed.plan import plans
 
 flf = fl.framework
 
@@ -134,13 +135,13 @@ def nothing_aggregated(state: Any) -> Any:
     return fl.federated_map(double_up, state)
 
 
-def _fuse(comp: Any) -> plan.Kernel | plan.NoKernel:
+def _fuse(comp: Any) -> plans.Kernel | plans.NoKernel:
     return fuse(compile_to_mergeable_comp_form(comp).up_to_merge)
 
 
-def _kernel(comp: Any) -> plan.Kernel:
+def _kernel(comp: Any) -> plans.Kernel:
     kernel = _fuse(comp)
-    assert isinstance(kernel, plan.Kernel)
+    assert isinstance(kernel, plans.Kernel)
     return kernel
 
 
@@ -235,7 +236,7 @@ def test_later_stage_takes_what_the_first_one_merged() -> None:
 
     kernel = fuse(second.up_to_merge)
 
-    assert isinstance(kernel, plan.Kernel)
+    assert isinstance(kernel, plans.Kernel)
     assert (kernel.parts, kernel.data) == (((1,),), ((0,),))
     assert _print(kernel.work) == (
         "(client -> (let constant0=client[0][0],data0=client[1][0],"
@@ -264,10 +265,10 @@ def test_work_without_an_argument_has_constants_alone() -> None:
     ids=["sequence intrinsic", "sequence for all", "select", "no aggregation"],
 )
 def test_what_is_not_fused_says_why(comp: Any, reason: str) -> None:
-    assert _fuse(comp) == plan.NoKernel(reason)
+    assert _fuse(comp) == plans.NoKernel(reason)
 
 
 def test_form_that_nobody_compiled_is_not_fused() -> None:
     by_hand: Any = with_a_report
 
-    assert fuse(by_hand) == plan.NoKernel("not of the form that the compiler writes")
+    assert fuse(by_hand) == plans.NoKernel("not of the form that the compiler writes")

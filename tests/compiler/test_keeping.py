@@ -10,7 +10,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import Keeping, MergeableCompChain
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
-from ray_fed.plan import Kernel
+from ray_fed.plan.plans import Kernel
 
 FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
 UNKNOWN = fl.FederatedType(fl.TensorType(np.float32, [None]), fl.CLIENTS)

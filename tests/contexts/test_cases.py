@@ -13,8 +13,10 @@ import federated_language as fl
 import pytest
 
 import ray_fed
-from ray_fed import framework, plain, values
+import ray_fed.framework as framework
 from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.language import type_checks
+from ray_fed.values import plain_form
 from tests.contract_cases import CASES, computation_of, simple
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -90,7 +92,9 @@ def check(context: ExecutionContext, name: str, num_clients: int) -> None:
     result = context.invoke(comp, args[0] if len(args) == 1 else args or None)
 
     assert simple(result) == simple(case.expected(num_clients))
-    plain.to_plain(result, comp.type_signature.result)  # the dtypes are the declared
+    plain_form.to_plain(
+        result, comp.type_signature.result
+    )  # the dtypes are the declared
     assert context.last_report is not None
     told = {subround.no_kernel for subround in context.last_report.subrounds}
     assert told <= {None, *INTERPRETED_FOR}
@@ -151,7 +155,7 @@ def test_computes_what_numpy_says_in_the_documented_context(
 ) -> None:
     case, comp = CASES[name], computation_of(name)
     parameter = comp.type_signature.parameter
-    if parameter is None or not values.holds_clients(parameter):
+    if parameter is None or not type_checks.holds_clients(parameter):
         num_clients = 0  # each subround would be of as many
     args = case.args(num_clients)
 

@@ -5,8 +5,8 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 
-from ray_fed import blocks
-from ray_fed.contexts.computation_cache import ComputationCache
+from ray_fed.language import blocks
+from ray_fed.rounds.computation_cache import ComputationCache
 
 
 def computation(value: int) -> Any:

@@ -17,15 +17,15 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.direct import RayExecutorFactory
+from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.draws import DrawKey, using
-from ray_fed.executors import stack
-from ray_fed.executors.stack import thread_debugging_executor_factory
+from ray_fed.language.structs import Struct
 from ray_fed.observability import events
-from ray_fed.tensorflow.grafts import Grafts
-from ray_fed.tensorflow.symbolic import Interpreter
-from ray_fed.values import Struct
+from ray_fed.plan.random_keys import DrawKey, using
+from ray_fed.tensorflow.kernels.grafts import Grafts
+from ray_fed.tensorflow.kernels.symbolic import Interpreter
+from ray_fed.worker import stacks
+from ray_fed.worker.stacks import thread_debugging_executor_factory
 
 ContextFactory = Callable[..., ExecutionContext]
 flf = fl.framework
@@ -422,7 +422,7 @@ def calls_without_names() -> Any:
 
 
 def test_calls_without_names_draw_by_their_place() -> None:
-    leaf = stack.leaf_stack()
+    leaf = stacks.leaf_stack()
 
     async def evaluate() -> Any:
         with using(DrawKey(seed=0, invocation=0)):

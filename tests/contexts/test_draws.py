@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.draws import DrawKey, using
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.executors.stack import local_stack
 from ray_fed.observability import events
+from ray_fed.plan.random_keys import DrawKey, using
+from ray_fed.worker.stacks import local_stack
 
 ContextFactory = Callable[..., ExecutionContext]
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed import files, plain
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.executors.stack import thread_debugging_executor_factory
+from ray_fed.files import opening
+from ray_fed.values import plain_form
+from ray_fed.worker.stacks import thread_debugging_executor_factory
 
 ContextFactory = Callable[..., ExecutionContext]
 Invoke = Callable[[Any, Any], Any]
@@ -180,7 +181,7 @@ def test_data_of_another_type_than_the_parameter_is_refused(invoke: Invoke) -> N
 def test_reference_alone_travels(write: FilesOf) -> None:
     data = [rtf.data(path, NUMBERS) for path in write(4)]
 
-    sent = pickle.dumps(plain.to_plain(data, AT_CLIENTS))
+    sent = pickle.dumps(plain_form.to_plain(data, AT_CLIENTS))
 
     assert len(sent) < 100 * len(data)
 
@@ -193,10 +194,10 @@ def test_driver_opens_no_file_of_a_client(
     data = [rtf.data(path, NUMBERS) for path in write(4)]
     context = ray_contexts(workers=2, subrounds=2)
 
-    def refuse(file: files.DataFile) -> Any:
+    def refuse(file: opening.DataFile) -> Any:
         raise AssertionError(f"the driver opened {file.uri}")
 
-    monkeypatch.setattr(files.DataFile, "open", refuse)
+    monkeypatch.setattr(opening.DataFile, "open", refuse)
 
     assert context.invoke(mean_of_totals, data) == 2.5
 

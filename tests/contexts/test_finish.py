@@ -9,15 +9,15 @@ import pytest
 from typing_extensions import override
 
 import ray_fed
-import ray_fed.plan as plan
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.contexts.runners import LocalRunner
-from ray_fed.executors import stack
-from ray_fed.tensorflow import devices
-from ray_fed.values import StoredClients
+from ray_fed.plan import outcomes, plans
+from ray_fed.tensorflow.tensors import devices
+from ray_fed.values.stored import StoredClients
+from ray_fed.worker import stacks
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
@@ -55,12 +55,12 @@ class RecordingRunner(LocalRunner):
 
     def __init__(self) -> None:
         fingerprint = devices.read_fingerprint()
-        super().__init__(stack.leaf_stack(), "recording", fingerprint)
+        super().__init__(stacks.leaf_stack(), "recording", fingerprint)
         self.before: list[Any] = []
 
     @override
-    async def invoke(self, comp: Any, arg: Any) -> plan.Outcome:
-        if isinstance(comp, plan.Finish):
+    async def invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
+        if isinstance(comp, plans.Finish):
             self.before.append(arg[1])
         return await super().invoke(comp, arg)
 

@@ -13,9 +13,8 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed import blocks
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.direct import RayExecutorFactory
+from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.framework import (
@@ -23,6 +22,7 @@ from ray_fed.framework import (
     deserialize_computation,
     serialize_computation,
 )
+from ray_fed.language import blocks
 from ray_fed.program import ClientData
 
 ContextFactory = Callable[..., ExecutionContext]

@@ -13,7 +13,7 @@ from ray_fed import errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.observability import events
-from ray_fed.tensorflow import jit, kernels, shaped_clients
+from ray_fed.tensorflow.kernels import client_kernel, jit, shaped_clients
 
 ContextFactory = Callable[..., ExecutionContext]
 stats: Any = importlib.import_module("scipy.stats")
@@ -515,7 +515,7 @@ def test_settings_of_kernels_reach_them(
             asked.append((options["jit"], options["at_once"]))
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(kernels, "ShapedClients", Noting)
+    monkeypatch.setattr(client_kernel, "ShapedClients", Noting)
     settings = {"jit": "on", "vectorised_clients": 2}
     context = local_contexts(workers=1, clients_per_leaf=7, kernels=settings)
 

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_fed import errors, plain, plan
-from ray_fed.contexts import partition
-from ray_fed.contexts.policy import CohortCut, RoundPolicy
-from ray_fed.values import External, StoredClients, slice_clients
+import ray_fed.errors as errors
+from ray_fed.plan import merge_tree
+from ray_fed.rounds import partition
+from ray_fed.rounds.policy import CohortCut, RoundPolicy
+from ray_fed.values import plain_form
+from ray_fed.values.stored import External, StoredClients, slice_clients
 
 INT = fl.TensorType(np.int32)
 AT_CLIENTS = fl.FederatedType(INT, fl.CLIENTS)
@@ -126,7 +128,7 @@ def test_join_undoes_the_cut_into_leaves(
 ) -> None:
     cohort = list(range(num_clients))
     arg = (cohort, (7, cohort[::-1]))
-    leaves = plan.cut_leaves(num_clients, clients_per_leaf)
+    leaves = merge_tree.cut_leaves(num_clients, clients_per_leaf)
 
     slices = [slice_clients(arg, NESTED, leaf) for leaf in leaves]
 
@@ -141,7 +143,7 @@ BATCHES = fl.FederatedType(fl.SequenceType(fl.TensorType(np.int32, [None])), fl.
 
 
 def as_plain(value: Any, type_spec: fl.Type) -> Any:
-    return plain.to_plain(value, type_spec, "a value")
+    return plain_form.to_plain(value, type_spec, "a value")
 
 
 @pytest.mark.parametrize(
@@ -194,11 +196,13 @@ def test_runs_by_weight_are_balanced() -> None:
 
 
 def test_equal_weights_are_cut_as_counts_are() -> None:
-    assert partition.cut_by_weight([7] * 12, 4) == plan.cut_runs(12, 4)
+    assert partition.cut_by_weight([7] * 12, 4) == merge_tree.cut_runs(12, 4)
 
 
 def test_heaviest_run_is_begun_first() -> None:
-    policy = RoundPolicy(cut_leaves=lambda n: plan.cut_leaves(n, 1), num_subrounds=3)
+    policy = RoundPolicy(
+        cut_leaves=lambda n: merge_tree.cut_leaves(n, 1), num_subrounds=3
+    )
 
     cut = CohortCut.of(3, policy, DATA, np.array([5.0, 9.0, 7.0]))
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.executors.stack import thread_debugging_executor_factory
+from ray_fed.worker.stacks import thread_debugging_executor_factory
 
 ContextFactory = Callable[..., ExecutionContext]
 

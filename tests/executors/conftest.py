@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import federated_language as fl
 import pytest
 
-from ray_fed.executors import stack
+from ray_fed.worker import stacks
 
 Evaluate: TypeAlias = Callable[..., Any]
 """Takes an executor, a computation and its arguments; returns Python containers."""
@@ -46,9 +46,9 @@ def local_stack_for() -> Iterator[StackFor]:
     def build(
         num_clients: int, num_leaves: int = 2, clients_per_leaf: int | None = None
     ) -> fl.framework.Executor:
-        leaves = stack.threaded_leaves(num_leaves)
-        unplaced = stack.threaded_leaves(1)[0]
-        executor = stack.local_stack(num_clients, leaves, unplaced, clients_per_leaf)
+        leaves = stacks.threaded_leaves(num_leaves)
+        unplaced = stacks.threaded_leaves(1)[0]
+        executor = stacks.local_stack(num_clients, leaves, unplaced, clients_per_leaf)
         built.extend([executor, *leaves])
         return executor
 
@@ -65,7 +65,7 @@ def debugging_stack_for() -> Iterator[StackFor]:
     def build(
         num_clients: int, *, clients_per_thread: int = 1, fixed: bool = False
     ) -> fl.framework.Executor:
-        factory = stack.thread_debugging_executor_factory(
+        factory = stacks.thread_debugging_executor_factory(
             num_clients if fixed else None, clients_per_thread
         )
         cardinalities: Any = {} if fixed else {fl.CLIENTS: num_clients}

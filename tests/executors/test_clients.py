@@ -12,9 +12,9 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed import values
-from ray_fed.executors import clients
 from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.language import structs
+from ray_fed.worker import client_chunks
 
 FLOAT = fl.TensorType(np.float32)
 
@@ -69,7 +69,7 @@ class TestDescribeFailure:
         ],
     )
     def test_says_it_in_few_lines(self, message: str, summary: str) -> None:
-        error = clients.describe_failure(ValueError(message), None)
+        error = client_chunks.describe_failure(ValueError(message), None)
 
         assert str(error) == f"A computation raised ValueError: {summary}"
 
@@ -77,7 +77,7 @@ class TestDescribeFailure:
         with pytest.raises(KeyError) as caught:
             fail()
 
-        error = clients.describe_failure(caught.value, 7)
+        error = client_chunks.describe_failure(caught.value, 7)
 
         copied = pickle.loads(pickle.dumps(error))
         assert (
@@ -104,8 +104,8 @@ async def map_clients(
 ) -> list[Any]:
     executor = EagerTFExecutor()
     function = await executor.create_value(comp)
-    arg = await clients.embed_members(executor, members, FLOAT)
-    mapped = await clients.map_embedded(executor, function, arg, chunk, **options)
+    arg = await client_chunks.embed_members(executor, members, FLOAT)
+    mapped = await client_chunks.map_embedded(executor, function, arg, chunk, **options)
     return [await member.compute() for member in mapped]
 
 
@@ -132,17 +132,19 @@ class TestMapEmbedded:
     def test_zips_without_a_function(self) -> None:
         async def act() -> Any:
             executor = EagerTFExecutor()
-            left = await clients.embed_members(executor, [1.0, 2.0], FLOAT)
-            right = await clients.embed_members(executor, [3.0, 4.0], FLOAT)
-            arg: Any = values.Struct([("z", left), ("a", right)])
-            zipped = await clients.map_members(executor, None, arg, range(2))
+            left = await client_chunks.embed_members(executor, [1.0, 2.0], FLOAT)
+            right = await client_chunks.embed_members(executor, [3.0, 4.0], FLOAT)
+            arg: Any = structs.Struct([("z", left), ("a", right)])
+            zipped = await client_chunks.map_members(executor, None, arg, range(2))
             return [await member.compute() for member in zipped]
 
         assert [(m.z, m.a) for m in asyncio.run(act())] == [(1, 3), (2, 4)]
 
     def test_needs_a_function_or_a_value(self) -> None:
         with pytest.raises(errors.UnsupportedError, match="a function or a value"):
-            asyncio.run(clients.map_members(EagerTFExecutor(), None, None, range(1)))
+            asyncio.run(
+                client_chunks.map_members(EagerTFExecutor(), None, None, range(1))
+            )
 
 
 def test_accumulation_folds_from_zero_in_client_order() -> None:
@@ -151,9 +153,9 @@ def test_accumulation_folds_from_zero_in_client_order() -> None:
     async def act() -> Any:
         executor = EagerTFExecutor()
         zero = await executor.create_value(9.0, FLOAT)
-        members = await clients.embed_members(executor, [1.0, 2.0, 3.0], FLOAT)
+        members = await client_chunks.embed_members(executor, [1.0, 2.0, 3.0], FLOAT)
         function = await executor.create_value(digits)
-        folded = await clients.accumulate_members(
+        folded = await client_chunks.accumulate_members(
             executor, zero, members, function, range(3)
         )
         return await folded.compute()

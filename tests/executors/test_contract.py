@@ -19,12 +19,12 @@ import tensorflow as tf
 from federated_language.compiler import intrinsic_defs
 
 import ray_fed.errors as errors
-from ray_fed import plain
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.direct import RayExecutorFactory
+from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.compiler.substitution import called_uris
-from ray_fed.executors import stack
-from ray_fed.intrinsics import FEDERATED_SECURE_MODULAR_SUM
+from ray_fed.language.intrinsics import FEDERATED_SECURE_MODULAR_SUM
+from ray_fed.values import plain_form
+from ray_fed.worker import stacks
 from tests.contract_cases import (
     CASES,
     FLOAT,
@@ -73,8 +73,8 @@ def debugging_in_pairs(debugging_stack_for: StackFor) -> StackFor:
 @pytest.fixture
 def direct() -> Iterator[StackFor]:
     """Over one leaf that runs clients and server in the caller's own thread."""
-    leaf = stack.leaf_stack()
-    yield lambda num_clients: stack.local_stack(num_clients, [leaf], leaf)
+    leaf = stacks.leaf_stack()
+    yield lambda num_clients: stacks.local_stack(num_clients, [leaf], leaf)
     leaf.close()
 
 
@@ -128,7 +128,9 @@ def test_computes_what_numpy_says(
     result = evaluate(stack_for(num_clients), comp, *case.args(num_clients))
 
     assert simple(result) == simple(case.expected(num_clients))
-    plain.to_plain(result, comp.type_signature.result)  # the dtypes are the declared
+    plain_form.to_plain(
+        result, comp.type_signature.result
+    )  # the dtypes are the declared
 
 
 def uris_of(cases: Iterable[str]) -> set[str]:

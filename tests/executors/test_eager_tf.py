@@ -22,14 +22,15 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 from typing_extensions import override
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed import values
 from ray_fed.executors import eager_tf
 from ray_fed.executors.eager_tf import EagerTFExecutor, EagerValue
 from ray_fed.executors.references import ReferenceResolvingExecutor
-from ray_fed.tensorflow import datasets, graph, normal
+from ray_fed.language import blocks, structs
+from ray_fed.tensorflow.graphs import graph_message
+from ray_fed.tensorflow.loading import normal
+from ray_fed.tensorflow.tensors import datasets
 
 flf = fl.framework
 INT = fl.TensorType(np.int32)
@@ -129,8 +130,8 @@ class TestTypesItUnderstands:
             pytest.param({"a": 2.5, "z": 1}, id="dict"),
             pytest.param(collections.OrderedDict(z=1, a=2.5), id="OrderedDict"),
             pytest.param(Point(1, 2.5), id="namedtuple"),
-            pytest.param(values.Struct([("z", 1), ("a", 2.5)]), id="named struct"),
-            pytest.param(values.Struct([(None, 1), (None, 2.5)]), id="unnamed struct"),
+            pytest.param(structs.Struct([("z", 1), ("a", 2.5)]), id="named struct"),
+            pytest.param(structs.Struct([(None, 1), (None, 2.5)]), id="unnamed struct"),
         ],
     )
     def test_structures_with_the_names_of_their_type(
@@ -138,7 +139,7 @@ class TestTypesItUnderstands:
     ) -> None:
         result = computed(embed(executor, value, NAMED))
 
-        assert list(values.iter_elements(result)) == [("z", 1), ("a", 2.5)]
+        assert list(structs.iter_elements(result)) == [("z", 1), ("a", 2.5)]
 
     @pytest.mark.claim("eager_tf.06", "semantics.29", "semantics.67")
     @pytest.mark.parametrize(
@@ -392,7 +393,10 @@ class TestCreateValue:
         named = embed(executor, value, NAMED)
 
         assert embed(executor, value).reference[0] is value.reference[0]
-        assert [name for name, _ in values.iter_elements(named.reference)] == ["z", "a"]
+        assert [name for name, _ in structs.iter_elements(named.reference)] == [
+            "z",
+            "a",
+        ]
         assert named.reference[0] is value.reference[0]
 
     def test_refuses_its_own_values_at_another_type(
@@ -551,7 +555,7 @@ class TestStructs:
         struct = asyncio.run(executor.create_struct(elements))
 
         assert struct.type_signature == NAMED
-        assert list(values.iter_elements(computed(struct))) == [("z", 1), ("a", 2.0)]
+        assert list(structs.iter_elements(computed(struct))) == [("z", 1), ("a", 2.0)]
 
     def test_of_lists_have_no_names(self, executor: EagerTFExecutor) -> None:
         struct = asyncio.run(executor.create_struct([embed(executor, 1, np.int32)] * 2))
@@ -636,9 +640,9 @@ def is_fixed_point(value: EagerValue) -> bool:
 
 
 def is_same(left: Any, right: Any) -> bool:
-    if not isinstance(left, values.Struct):
+    if not isinstance(left, structs.Struct):
         return left is right
-    pairs = zip(values.iter_elements(left), values.iter_elements(right), strict=True)
+    pairs = zip(structs.iter_elements(left), structs.iter_elements(right), strict=True)
     return all(n == m and is_same(x, y) for (n, x), (m, y) in pairs)
 
 
@@ -954,7 +958,7 @@ class TestManyComputations:
         """Return a computation with another constant in a library function."""
         proto = type(template)()
         proto.CopyFrom(template)
-        graph_def = graph.graph_of(proto.tensorflow)
+        graph_def = graph_message.graph_of(proto.tensorflow)
         bodies = [function.node_def for function in graph_def.library.function]
         for node in itertools.chain.from_iterable(bodies):
             if node.op == "Const" and node.attr["dtype"].type == tf.float32:

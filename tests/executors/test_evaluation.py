@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
-from ray_fed import plan
 from ray_fed import tensorflow as rtf
-from ray_fed.draws import DrawKey
-from ray_fed.executors import evaluation, stack
+from ray_fed.language import blocks
+from ray_fed.plan import merge_tree, plans
+from ray_fed.plan.random_keys import DrawKey
+from ray_fed.worker import evaluation, stacks
 
 flf = fl.framework
 federated_computation = cast("Callable[..., Any]", fl.federated_computation)
@@ -66,25 +66,25 @@ def serialised(comp: Any) -> bytes:
 
 def subround(
     comp: Any, merge: Any, leaves: range, num_clients: int, clients_per_leaf: int = 1
-) -> plan.Subround:
-    cut = plan.cut_leaves(num_clients, clients_per_leaf)
-    return plan.Subround(
+) -> plans.Subround:
+    cut = merge_tree.cut_leaves(num_clients, clients_per_leaf)
+    return plans.Subround(
         computation=serialised(comp),
         merge=None if merge is None else serialised(merge),
         clients_per_leaf=clients_per_leaf,
         first_leaf=leaves.start,
         leaves=tuple(cut[index] for index in leaves),
         draw=DRAW,
-        nodes=tuple(plan.subtrees(leaves.start, leaves.stop, (0, len(cut))))
+        nodes=tuple(merge_tree.subtrees(leaves.start, leaves.stop, (0, len(cut))))
         if merge is not None
         else (),
     )
 
 
 def finish(
-    merge: Any, nodes: list[plan.Node], comp: Any = None, num_clients: int = 0
-) -> plan.Finish:
-    return plan.Finish(
+    merge: Any, nodes: list[merge_tree.Node], comp: Any = None, num_clients: int = 0
+) -> plans.Finish:
+    return plans.Finish(
         merge=None if merge is None else serialised(merge),
         nodes=tuple(nodes),
         partial_type=blocks.serialise_type(FLOAT if merge is not None else EMPTY),
@@ -96,17 +96,17 @@ def finish(
 
 
 EMPTY = fl.StructType([])
-Run = Callable[[plan.Subround | plan.Finish, Any], list[Any]]
+Run = Callable[[plans.Subround | plans.Finish, Any], list[Any]]
 
 
 @pytest.fixture
 def run() -> Iterator[Run]:
     """Evaluates a plan over one leaf stack."""
-    leaf = stack.threaded_leaves(1)[0]
+    leaf = stacks.threaded_leaves(1)[0]
 
-    def evaluate(comp: plan.Subround | plan.Finish, arg: Any) -> list[Any]:
+    def evaluate(comp: plans.Subround | plans.Finish, arg: Any) -> list[Any]:
         def stack_for(num_clients: int) -> flf.Executor:
-            return stack.local_stack(num_clients, [leaf], leaf, comp.clients_per_leaf)
+            return stacks.local_stack(num_clients, [leaf], leaf, comp.clients_per_leaf)
 
         evaluated = asyncio.run(evaluation.evaluate_plan(comp, arg, stack_for, leaf))
         return evaluated.values
@@ -208,7 +208,7 @@ class TestSubround:
 
 class TestFinish:
     def test_merges_partials_by_the_tree(self, run: Run) -> None:
-        nodes: list[plan.Node] = [(0, 2), (2, 3), (3, 4), (4, 5)]
+        nodes: list[merge_tree.Node] = [(0, 2), (2, 3), (3, 4), (4, 5)]
 
         [merged] = run(finish(append_digit, nodes), ([1.0, 2.0, 3.0, 4.0], []))
 

@@ -14,13 +14,13 @@ from federated_language.proto import computation_pb2  # noqa: TID251 (messages b
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed import blocks, values
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.federating import FederatingExecutor
-from ray_fed.executors.local_strategy import LocalStrategy
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
+from ray_fed.language import blocks, type_checks
+from ray_fed.worker.thread_strategy import LocalStrategy
 
 flf = fl.framework
 pb: Any = computation_pb2
@@ -136,7 +136,7 @@ class TestConstruction:
     def test_hands_itself_to_the_strategy_factory(
         self, executor: FederatingExecutor, unplaced: RecordingExecutor
     ) -> None:
-        strategy = values.narrow(executor.strategy, RecordingStrategy, "")
+        strategy = type_checks.narrow(executor.strategy, RecordingStrategy, "")
 
         assert strategy.made_by is executor
         assert executor.unplaced is unplaced

@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed import blocks, draws, errors, plan
+import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.draws import DrawKey
-from ray_fed.executors import kernel_cache, leaf_kernels, stack
-from ray_fed.executors.kernel_cache import KernelCache, Pace
-from ray_fed.executors.leaf_kernels import LeafStack
-from ray_fed.tensorflow.kernels import ClientKernel
+from ray_fed.language import blocks
+from ray_fed.plan import plans, random_keys
+from ray_fed.plan.random_keys import DrawKey
+from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
+from ray_fed.worker import kernel_cache, kernel_runs, stacks
+from ray_fed.worker.kernel_cache import KernelCache, Pace
+from ray_fed.worker.kernel_runs import LeafStack
 from tests.stages import kernel_of, stage_of
 
-NO_MERGE = plan.NoKernel("no merge")
+NO_MERGE = plans.NoKernel("no merge")
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
 
 
@@ -54,7 +56,7 @@ def doubled(data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(double, data))
 
 
-def scaled(factor: int) -> plan.Kernel:
+def scaled(factor: int) -> plans.Kernel:
     @rtf.computation(np.int32)
     def scale(x: Any) -> Any:
         return x * factor
@@ -66,8 +68,8 @@ def scaled(factor: int) -> plan.Kernel:
     return kernel_of(run)
 
 
-def subround(kernel: plan.Kernel, leaves: Sequence[range]) -> plan.Subround:
-    return plan.Subround(
+def subround(kernel: plans.Kernel, leaves: Sequence[range]) -> plans.Subround:
+    return plans.Subround(
         computation=b"",
         merge=blocks.serialise(stage_of(doubled).merge.to_building_block()),
         clients_per_leaf=2,
@@ -148,15 +150,15 @@ class TestKernelCache:
 class TestRunKernel:
     @pytest.fixture
     def leaf(self) -> Any:
-        leaf = stack.leaf_stack()
+        leaf = stacks.leaf_stack()
         yield leaf
         leaf.close()
 
     async def run(
-        self, leaf: LeafStack, work: plan.Subround, data: Any, **options: Any
+        self, leaf: LeafStack, work: plans.Subround, data: Any, **options: Any
     ) -> Any:
         ran = await leaf.run_kernel(work, [np.int32(0)], data, **options)
-        if isinstance(ran, plan.NoKernel):
+        if isinstance(ran, plans.NoKernel):
             return ran
         return [list(partial) for partial in ran.partials]
 
@@ -170,7 +172,7 @@ class TestRunKernel:
     def test_clients_of_a_later_subround_are_found(
         self, leaf: LeafStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
     ) -> None:
-        monkeypatch.setattr(leaf_kernels, "_LAID_BYTES", laid_bytes)
+        monkeypatch.setattr(kernel_runs, "_LAID_BYTES", laid_bytes)
         work = subround(kernel_of(doubled), [range(6, 8), range(8, 9)])
         data = [[np.int32(value) for value in (1, 2, 3)]]
 
@@ -204,7 +206,7 @@ class TestRunKernel:
 
         ran = asyncio.run(self.run(leaf, work_by_one, data))
 
-        assert ran == plan.NoKernel("RuntimeError in a kernel", 1)
+        assert ran == plans.NoKernel("RuntimeError in a kernel", 1)
 
     def test_leaf_that_raises_is_told_where_a_call_covers_several(
         self, leaf: LeafStack
@@ -215,7 +217,7 @@ class TestRunKernel:
 
         ran = asyncio.run(self.run(leaf, work, data))
 
-        assert ran == plan.NoKernel("InvalidArgumentError in a kernel", 3)
+        assert ran == plans.NoKernel("InvalidArgumentError in a kernel", 3)
 
     @pytest.mark.parametrize("comp", [doubled, drawn, checked])
     def test_leaves_of_one_client_have_the_bits_of_any(
@@ -229,7 +231,7 @@ class TestRunKernel:
         )
         data = [[np.int32(10**i) for i in range(5)]]
 
-        with draws.using(work.draw):
+        with random_keys.using(work.draw):
             found = [
                 asyncio.run(self.run(leaf, cut, data))
                 for cut in (work, by_one, last_dropped)
@@ -242,7 +244,7 @@ class TestRunKernel:
     def test_subtrees_are_merged_whatever_a_call_covers(
         self, leaf: LeafStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
     ) -> None:
-        monkeypatch.setattr(leaf_kernels, "_LAID_BYTES", laid_bytes)
+        monkeypatch.setattr(kernel_runs, "_LAID_BYTES", laid_bytes)
         leaves = [range(i, i + 1) for i in range(7)]
         work = dataclasses.replace(
             subround(kernel_of(doubled), leaves),

@@ -13,12 +13,12 @@ import pytest
 import tensorflow as tf
 from typing_extensions import override
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
-from ray_fed import plan, values
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.executors.local_strategy import LocalStrategy
+from ray_fed.language import blocks, structs
+from ray_fed.plan import merge_tree
+from ray_fed.worker.thread_strategy import LocalStrategy
 
 FLOAT = fl.TensorType(np.float32)
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
@@ -229,7 +229,9 @@ class TestMap:
         async def act() -> Any:
             first = await strategy.place([1.0, 2.0, 3.0], AT_CLIENTS)
             second = await strategy.place(9.0, ALL_EQUAL)
-            arg = values.Struct([("z", first), ("a", values.Struct([(None, second)]))])
+            arg = structs.Struct(
+                [("z", first), ("a", structs.Struct([(None, second)]))]
+            )
             return await (await strategy.map(None, arg, member)).compute()
 
         assert asyncio.run(act()) == [(1, (9,)), (2, (9,)), (3, (9,))]
@@ -277,7 +279,7 @@ class TestReduce:
 
         result = asyncio.run(reduce(strategy, members, SHIFT_AND_ADD))
 
-        leaves = plan.cut_leaves(7, clients_per_leaf)
+        leaves = merge_tree.cut_leaves(7, clients_per_leaf)
         digits = ["".join(str(n + 1) for n in leaf) for leaf in leaves]
         assert result == sum(int(leaf) for leaf in digits)
 
@@ -321,7 +323,7 @@ class TestReduce:
 
 def tree_sum(members: Any, clients_per_leaf: int | None) -> Any:
     """Return the sum that the documented tree gives, in float32."""
-    leaves = plan.cut_leaves(len(members), clients_per_leaf)
+    leaves = merge_tree.cut_leaves(len(members), clients_per_leaf)
     partials: list[Any] = []
     for leaf in leaves:
         total = np.float32(0)

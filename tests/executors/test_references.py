@@ -13,13 +13,12 @@ import pytest
 import tensorflow as tf
 from typing_extensions import override
 
-import ray_fed.blocks as blocks
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed import values
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
+from ray_fed.language import blocks, structs
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -183,7 +182,7 @@ class TestLambdas:
 
         result = run(executor, both, 7, 2)
 
-        assert [pair for pair, _ in values.iter_elements(result)] == ["d", "r"]
+        assert [pair for pair, _ in structs.iter_elements(result)] == ["d", "r"]
         assert (result.d, list(result.r)) == (5, [-5, 7])
 
 
@@ -317,7 +316,7 @@ class TestStructs:
 
         result = run(executor, block)
 
-        assert list(values.iter_elements(result)) == [("z", 1), (None, 2)]
+        assert list(structs.iter_elements(result)) == [("z", 1), (None, 2)]
 
     def test_select_without_evaluating_the_rest(
         self, executor: ReferenceResolvingExecutor
@@ -341,7 +340,7 @@ class TestStructs:
         type_spec, result = asyncio.run(create())
 
         assert str(type_spec) == "<z=int32,a=int32>"
-        assert list(values.iter_elements(result)) == [("z", 1), ("a", 2)]
+        assert list(structs.iter_elements(result)) == [("z", 1), ("a", 2)]
 
     def test_may_hold_lambdas_but_not_be_computed_then(
         self, executor: ReferenceResolvingExecutor

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed import blocks, draws, notes, plain, plan
 from ray_fed import tensorflow as rtf
-from ray_fed.draws import DrawKey
-from ray_fed.executors import stack
-from ray_fed.executors.leaf_kernels import LeafStack
-from ray_fed.tensorflow import kernels, shaped_clients
+from ray_fed.language import blocks
+from ray_fed.plan import diagnostics, merge_tree, plans, random_keys
+from ray_fed.plan.random_keys import DrawKey
+from ray_fed.tensorflow.kernels import client_kernel, shaped_clients
+from ray_fed.values import plain_form
+from ray_fed.worker import stacks
+from ray_fed.worker.kernel_runs import LeafStack
 from tests.stages import kernel_of, stage_of, summed
 
 BATCH = fl.StructType(
@@ -157,7 +159,7 @@ BY_NUMPY = {
 
 @pytest.fixture(name="leaf")
 def leaf_fixture() -> Iterator[LeafStack]:
-    leaf = stack.leaf_stack()
+    leaf = stacks.leaf_stack()
     yield leaf
     leaf.close()
 
@@ -166,7 +168,7 @@ Shapes = list[Any]
 
 
 class Prepared(NamedTuple):
-    subround: plan.Subround
+    subround: plans.Subround
     work: Any
 
 
@@ -180,21 +182,21 @@ def shaped_fixture(monkeypatch: pytest.MonkeyPatch) -> Shapes:
             shapes.append(shape)
             super().__init__(client, layout, shape, **options)
 
-    monkeypatch.setattr(kernels, "ShapedClients", Noting)
+    monkeypatch.setattr(client_kernel, "ShapedClients", Noting)
     return shapes
 
 
 def laid_out(data: Any, work: Any) -> list[Any]:
     member = work.type_signature.parameter
-    return [plain.to_plain(client, member) for client in data]
+    return [plain_form.to_plain(client, member) for client in data]
 
 
 def prepare(
     work: Any, clients_per_leaf: int, num_clients: int, **options: Any
 ) -> Prepared:
     comp = summed(work)
-    leaves = plan.cut_leaves(num_clients, clients_per_leaf)
-    subround = plan.Subround(
+    leaves = merge_tree.cut_leaves(num_clients, clients_per_leaf)
+    subround = plans.Subround(
         computation=b"",
         merge=blocks.serialise(stage_of(comp).merge.to_building_block()),
         clients_per_leaf=clients_per_leaf,
@@ -217,20 +219,20 @@ def run_nodes(leaf: LeafStack, prepared: Prepared, data: Any) -> list[Any]:
         clients = laid_out(data, prepared.work)
         zeros = [np.zeros(3, np.float32)]
         told = await leaf.run_kernel(prepared.subround, zeros, [clients])
-        assert not isinstance(told, plan.NoKernel), told
+        assert not isinstance(told, plans.NoKernel), told
         return [np.asarray(partial[0]) for partial in told.partials]
 
-    with draws.using(prepared.subround.draw):
+    with random_keys.using(prepared.subround.draw):
         return asyncio.run(ran())
 
 
 def refusals(leaf: LeafStack, prepared: Prepared) -> set[str]:
     subround = prepared.subround
-    assert isinstance(subround.kernel, plan.Kernel)
+    assert isinstance(subround.kernel, plans.Kernel)
     assert subround.merge is not None
     merge = leaf.kernels.load_merge(subround.merge)
     loaded = leaf.kernels.load(subround.kernel, merge)
-    assert not isinstance(loaded, plan.NoKernel)
+    assert not isinstance(loaded, plans.NoKernel)
     return loaded[0].refusals
 
 
@@ -337,23 +339,25 @@ def test_work_that_cannot_be_is_refused_with_the_reason(
     data = rows(4)
     prepared = prepare(work, 4, 4, **WAYS[way])
 
-    with notes.noting() as noted:
+    with diagnostics.noting() as noted:
         found = run(leaf, prepared, data)
 
     assert found.tobytes() == run(leaf, prepare(work, 4, 4), data).tobytes()
     (told,) = refusals(leaf, prepared)
     assert reason in told
-    assert noted == {notes.Unshaped(told)}
+    assert noted == {diagnostics.Unshaped(told)}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_leaf_of_clients_of_several_shapes_is_told_of(
     leaf: LeafStack, way: str
 ) -> None:
-    with notes.noting() as noted:
+    with diagnostics.noting() as noted:
         run(leaf, prepare(total_of_rows, 4, 4, **WAYS[way]), [*rows(2), *rows(2, 7)])
 
-    assert noted == {notes.Unshaped("clients of a leaf have data of several shapes")}
+    assert noted == {
+        diagnostics.Unshaped("clients of a leaf have data of several shapes")
+    }
 
 
 COMPILED = """

@@ -18,9 +18,10 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.executors import eager_tf, stack
+from ray_fed.executors import eager_tf
 from ray_fed.executors.references import ReferenceResolvingExecutor
-from ray_fed.tensorflow import jit
+from ray_fed.tensorflow.kernels import jit
+from ray_fed.worker import stacks as stack
 
 flf = fl.framework
 Factory = Callable[..., flf.ExecutorFactory]
@@ -490,7 +491,7 @@ class TestLocalStack:
 
 def test_coordinators_never_import_tensorflow() -> None:
     script = (
-        "import sys; from ray_fed.executors import stack, evaluation, local_strategy;"
+        "import sys; from ray_fed.worker import stacks, evaluation, thread_strategy;"
         " assert 'tensorflow' not in sys.modules"
     )
 

@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ET
 import pydantic
 import pytest
 
-import ray_fed.plan as plan
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport, SubroundReport
+from ray_fed.plan import outcomes
 
 
 def _subround(
@@ -28,14 +28,14 @@ def _subround(
     )
 
 
-def _lost(number: int, ended: str) -> plan.Attempt:
-    return plan.Attempt(
+def _lost(number: int, ended: str) -> outcomes.Attempt:
+    return outcomes.Attempt(
         number, f"w{number}", 300 + number, "10.0.0.2", 0.5, 1.25, ended, "it <died>"
     )
 
 
 def _with_lost(
-    index: int, *lost: plan.Attempt, attempts: int
+    index: int, *lost: outcomes.Attempt, attempts: int
 ) -> events.SubroundFinished:
     return dataclasses.replace(_subround(index, attempts=attempts), lost=lost)
 

@@ -17,11 +17,11 @@ import tensorflow as tf
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.client_runs import ClientRun
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.executors import stack
-from ray_fed.executors.client_store import ClientStore
 from ray_fed.program import ClientData
+from ray_fed.values.client_references import ClientRun
+from ray_fed.worker import stacks
+from ray_fed.worker.client_store import ClientStore
 
 ContextFactory = Callable[..., ExecutionContext]
 flf = fl.framework
@@ -220,7 +220,7 @@ def test_clients_of_another_type_are_refused(context: ExecutionContext) -> None:
 
 def test_debugging_stack_reads_clients_too() -> None:
     clients = values_of(3)
-    factory = stack.thread_debugging_executor_factory()
+    factory = stacks.thread_debugging_executor_factory()
     context = flf.SyncExecutionContext(factory)
     data = ClientData.from_values(clients, DATASET)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import ray_fed
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.executors import stack
+from ray_fed.worker import stacks
 
 quick, many = settings(max_examples=50), settings(max_examples=1000)
 
@@ -379,7 +379,7 @@ def context() -> Iterator[ExecutionContext]:
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[list[Any]]:
-    built = stack.threaded_leaves(2)
+    built = stacks.threaded_leaves(2)
     yield built
     for leaf in built:
         leaf.close()
@@ -398,7 +398,7 @@ def check_in_context(context: ExecutionContext, program: Program) -> None:
 
 def check_directly(threads: list[Any], program: Program) -> None:
     def run(comp: Any, program: Program, args: list[Any]) -> Any:
-        executor = stack.local_stack(program.num_clients, threads, threads[0], 2)
+        executor = stacks.local_stack(program.num_clients, threads, threads[0], 2)
         return asyncio.run(evaluate(executor, comp, args))
 
     check(program, run)

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ray_fed import plain
-from ray_fed.executors import stack
 from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.values import plain_form
+from ray_fed.worker import stacks
 
 NUM_CLIENTS = 3
 SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -185,8 +185,8 @@ def leaf() -> Iterator[fl.framework.Executor]:
 
 @pytest.fixture(scope="module")
 def federated() -> Iterator[fl.framework.Executor]:
-    leaves = stack.threaded_leaves(2)
-    executor = stack.local_stack(NUM_CLIENTS, leaves, leaves[0], 1)
+    leaves = stacks.threaded_leaves(2)
+    executor = stacks.local_stack(NUM_CLIENTS, leaves, leaves[0], 1)
     yield executor
     for built in (executor, *leaves):
         built.close()
@@ -194,11 +194,11 @@ def federated() -> Iterator[fl.framework.Executor]:
 
 def check_plain(typed: Any) -> None:
     value, type_spec = typed
-    sent = plain.to_plain(value, type_spec)
+    sent = plain_form.to_plain(value, type_spec)
     received = pickle.loads(pickle.dumps(sent))
 
-    assert are_same(plain.from_plain(sent, type_spec), value)
-    assert are_same(plain.from_plain(received, type_spec), value)
+    assert are_same(plain_form.from_plain(sent, type_spec), value)
+    assert are_same(plain_form.from_plain(received, type_spec), value)
 
 
 def check_executor(executor: fl.framework.Executor, typed: Any) -> None:

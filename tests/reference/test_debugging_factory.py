@@ -18,7 +18,6 @@ from typing_extensions import override
 from ray_fed import framework
 from ray_fed import tensorflow as rtf
 from ray_fed.executors import eager_tf
-from ray_fed.executors.local_strategy import LocalStrategy
 from ray_fed.framework import (
     EagerTFExecutor,
     FederatingExecutor,
@@ -26,7 +25,8 @@ from ray_fed.framework import (
     ThreadDelegatingExecutor,
     thread_debugging_executor_factory,
 )
-from ray_fed.tensorflow import graph, loader
+from ray_fed.tensorflow.graphs import graph_message, loader
+from ray_fed.worker.thread_strategy import LocalStrategy
 
 flf = fl.framework
 Build = Callable[..., flf.ExecutorFactory]
@@ -274,7 +274,7 @@ def test_graphs_run_as_they_were_written(
 
     result = invoke(build(), comp, [[1.0, 2.0, 3.0], []], [4.0])
 
-    written = ops_of(graph.graph_of(total.to_proto().tensorflow))
+    written = ops_of(graph_message.graph_of(total.to_proto().tensorflow))
     assert result == ([12.0, 0.0], 8.0)
     assert loaded == [written] * 3
     assert {"MapDataset", "BatchDatasetV2", "ReduceDataset"} <= set(written)

@@ -16,11 +16,11 @@ import tensorflow as tf
 from google.protobuf import any_pb2, wrappers_pb2
 
 from ray_fed import tensorflow as rtf
-from ray_fed import values
-from ray_fed.executors import stack
 from ray_fed.executors.eager_tf import EagerValue
 from ray_fed.framework import EagerTFExecutor
-from ray_fed.tensorflow.normal import Executable
+from ray_fed.language import structs
+from ray_fed.tensorflow.loading.normal import Executable
+from ray_fed.worker import stacks
 
 flf = fl.framework
 
@@ -131,7 +131,7 @@ def test_eager_datasets_are_embedded_as_they_are(executor: EagerTFExecutor) -> N
             id="endless dataset",
         ),
         pytest.param(
-            lambda: values.Struct([("z", tf.constant(1)), ("a", tf.ones([2]))]),
+            lambda: structs.Struct([("z", tf.constant(1)), ("a", tf.ones([2]))]),
             NAMED,
             id="struct",
         ),
@@ -176,7 +176,7 @@ def test_everything_happens_on_the_thread_of_the_caller() -> None:
 
 @pytest.mark.claim("eager_tf.25")
 def test_is_the_leaf_of_a_stack_that_knows_lambdas_and_threads() -> None:
-    leaf = stack.threaded_leaves(1)[0]
+    leaf = stacks.threaded_leaves(1)[0]
     twice = flf.Lambda(
         "x",
         INT,
@@ -348,8 +348,8 @@ class TestExternalData:
 
     @pytest.mark.claim("semantics.38")
     def test_is_read_by_a_stack_when_it_is_needed(self, tmp_path: pathlib.Path) -> None:
-        leaf = stack.leaf_stack()
-        executor = stack.local_stack(0, [], leaf)
+        leaf = stacks.leaf_stack()
+        executor = stacks.local_stack(0, [], leaf)
         value = embed(executor, data(tmp_path / "x.npz", NAMED))
 
         np.savez(tmp_path / "x.npz", z=np.int32(3), a=np.zeros(2, np.float32))

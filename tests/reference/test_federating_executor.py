@@ -12,11 +12,12 @@ import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed import framework, values
+import ray_fed.framework as framework
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.federated_value import FederatedValue
 from ray_fed.framework import FederatingExecutor, ReferenceResolvingExecutor
+from ray_fed.language import structs, type_checks
 
 flf = fl.framework
 
@@ -260,7 +261,7 @@ def test_elements_are_embedded_with_their_own_types(
     assert struct.type_signature == fl.to_type(type_spec)
     assert all(isinstance(element, FederatedValue) for element in elements)
     assert [element.type_signature for element in elements] == [
-        found for _, found in values.struct_type(fl.to_type(type_spec)).items()
+        found for _, found in type_checks.struct_type(fl.to_type(type_spec)).items()
     ]
     assert asyncio.run(elements[1].compute()) == 2
 
@@ -302,7 +303,7 @@ def test_type_may_be_what_converts_to_one(
             lambda x, y: {"z": x, "a": y}, "<z=int32,a=int32@SERVER>", id="dict"
         ),
         pytest.param(
-            lambda x, y: values.Struct([("z", x), (None, y)]),
+            lambda x, y: structs.Struct([("z", x), (None, y)]),
             "<z=int32,int32@SERVER>",
             id="struct",
         ),

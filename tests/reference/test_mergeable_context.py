@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from ray_fed import framework, values
+import ray_fed.framework as framework
 from ray_fed import tensorflow as rtf
 from ray_fed.framework import MergeableCompExecutionContext, MergeableCompForm
+from ray_fed.language import structs
 
 flf = fl.framework
 Build = Callable[..., MergeableCompExecutionContext]
@@ -540,9 +541,9 @@ def test_structural_arguments_arrive_as_structs(build: Build) -> None:
     with flf.get_context_stack().install(context):
         result = both(CLIENTS, collections.OrderedDict(z=2.0, a=3.0))
 
-    nested = values.Struct([("a", 3.0), ("z", 2.0)][::-1])
-    again = context.invoke(both, values.Struct([(None, CLIENTS), (None, nested)]))
-    assert isinstance(seen[0], values.Struct)
+    nested = structs.Struct([("a", 3.0), ("z", 2.0)][::-1])
+    again = context.invoke(both, structs.Struct([(None, CLIENTS), (None, nested)]))
+    assert isinstance(seen[0], structs.Struct)
     assert result == again == (15.0, 2.0, 3.0)
 
 

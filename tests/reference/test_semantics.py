@@ -16,15 +16,15 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed import blocks
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.contexts.mergeable import MergeableCompExecutionContext
-from ray_fed.executors import stack
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.tensorflow import callbacks
+from ray_fed.language import blocks
+from ray_fed.tensorflow.graphs import callbacks
+from ray_fed.worker import stacks
 
 flf = fl.framework
 ContextFactory = Callable[..., ExecutionContext]
@@ -187,7 +187,7 @@ def test_the_compiler_understands_literals() -> None:
         return total, fl.federated_value(10, fl.SERVER)
 
     form = compile_to_mergeable_comp_form(shifted)
-    factory = stack.thread_debugging_executor_factory()
+    factory = stacks.thread_debugging_executor_factory()
     context = MergeableCompExecutionContext([flf.AsyncExecutionContext(factory)] * 2)
     result = context.invoke(form, [1.0, 2.0, 3.0])
     context.close()
@@ -202,8 +202,10 @@ def test_the_compiler_understands_literals() -> None:
 @pytest.mark.claim("semantics.17")
 @pytest.mark.parametrize("verb", ["leaf", "sequences", "local"])
 def test_executors_understand_literals(verb: str) -> None:
-    leaf = stack.leaf_stack()
-    executor: flf.Executor = leaf if verb != "local" else stack.local_stack(0, [], leaf)
+    leaf = stacks.leaf_stack()
+    executor: flf.Executor = (
+        leaf if verb != "local" else stacks.local_stack(0, [], leaf)
+    )
     literal = flf.Literal(np.int32(5), fl.TensorType(np.int32))
     block = flf.Struct([literal, flf.Block([("x", literal)], flf.Reference(
         "x", literal.type_signature))])  # fmt: skip

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed import plain
-from ray_fed.rows import Sizes
-from ray_fed.tensorflow.client_data import (
+from ray_fed.tensorflow.kernels.client_tensors import (
     ClientLayout,
     GraphSequence,
     UnfitError,
     flatten,
 )
+from ray_fed.values import plain_form
+from ray_fed.values.sequence_rows import Sizes
 
 VECTOR = fl.TensorType(np.float32, [2])
 ROWS = fl.TensorType(np.float32, [None, 2])
@@ -27,7 +27,9 @@ def rows(count: int, start: float = 0.0) -> Any:
 
 def lay(member: fl.Type, clients: list[Any]) -> tuple[ClientLayout, list[tf.Tensor]]:
     layout = ClientLayout(member)
-    return layout, layout.lay([plain.to_plain(client, member) for client in clients])
+    return layout, layout.lay(
+        [plain_form.to_plain(client, member) for client in clients]
+    )
 
 
 def members(member: fl.Type, clients: list[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed.tensorflow import copies
+from ray_fed.tensorflow.tensors import copies
 
 SHAPES = [(), (3,), (0, 2), (2, 0), (5, 7)]
 DTYPES = [

@@ -16,7 +16,8 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import errors
-from ray_fed.tensorflow import datasets, external
+from ray_fed.tensorflow.external import external_data
+from ray_fed.tensorflow.tensors import datasets
 
 LABEL = np.arange(40, dtype=np.int64) * 257
 ROWS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
@@ -92,7 +93,7 @@ def read(suffix: str, tmp_path: pathlib.Path) -> Callable[..., Any]:
         with fsspec.open(uri, "wb") as file:
             cast("Any", file).write(content)
         element = fl.TensorType(np.int64) if suffix == "npy" else ELEMENT
-        dataset = external.read(uri, fl.SequenceType(element))
+        dataset = external_data.read(uri, fl.SequenceType(element))
         return [
             tuple(np.asarray(part) for part in _parts(member))
             for member in datasets.to_elements(dataset, element)
@@ -185,7 +186,7 @@ def test_length_that_is_damaged_takes_no_memory(
     pathlib.Path("x.tfrecord").write_bytes(content + bytes(8 * 2**20))
 
     with pytest.raises(errors.ValueMismatchError, match="a damaged record at byte 0"):
-        external.read("x.tfrecord", fl.SequenceType(ELEMENT))
+        external_data.read("x.tfrecord", fl.SequenceType(ELEMENT))
 
 
 def _outcomes(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ray_fed.tensorflow import devices
+from ray_fed.tensorflow.tensors import devices
 
 CARD_MIB = 40_000
 

@@ -20,9 +20,12 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from ray_fed import blocks, columns, errors, values
+import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.files import tables
+from ray_fed.language import blocks
+from ray_fed.values import stored as stored_
 
 Write = Callable[[str, Mapping[str, Any]], None]
 
@@ -242,7 +245,7 @@ def test_nested_structures_are_columns_with_dots(write: Callable[..., str]) -> N
 def test_many_rows_come_in_chunks(
     write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(columns, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(tables, "CHUNK_ROWS", 10)
     path = write("parquet", {"x": np.arange(105, dtype=np.int64)})
 
     assert _compute(path, fl.SequenceType(np.int64)) == list(range(105))
@@ -524,7 +527,7 @@ def test_data_is_read_inside_of_a_structure(write: Callable[..., str]) -> None:
 
 def test_plain_reference_reads_as_the_block_does(write: Callable[..., str]) -> None:
     path = write("npz", POINTS)
-    external = values.External(f"{path}#label")
+    external = stored_.External(f"{path}#label")
 
     assert asyncio.run(_read(external, fl.SequenceType(np.int64))) == [3, 1, 2]
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from ray_fed.tensorflow import frames, loader
+from ray_fed.tensorflow.graphs import loader
+from ray_fed.tensorflow.kernels import frames
 
 Function = Callable[..., Any]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed import plan
 from ray_fed import tensorflow as rtf
-from ray_fed.tensorflow import jit
-from ray_fed.tensorflow.kernels import ClientKernel
+from ray_fed.plan import plans
+from ray_fed.tensorflow.kernels import jit
+from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
 from tests.stages import kernel_of, summed
 
 ROWS = fl.TensorType(np.float32, [None, 3])
@@ -62,7 +62,7 @@ def test_decides_by_the_gain(plain_s: float, jit_s: float, *, expected: bool) ->
     )
 
     gain = f"{plain_s / jit_s:.2f} times as quick"
-    assert found == plan.JitDecision(
+    assert found == plans.JitDecision(
         expected, gain, plain_s / 2, jit_s / 2, compile_s=COMPILE
     )
 
@@ -122,7 +122,7 @@ def test_what_takes_long_to_compile_is_off() -> None:
         kernel_of(summed(total)), ZEROS, [clients(2)], None, clock=Clock(11.0)
     )
 
-    assert found == plan.JitDecision(
+    assert found == plans.JitDecision(
         jit=False, reason="11.0 s to compile", compile_s=11.0
     )
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_compiled_is_off_with_the_reason(
 ) -> None:
     found = jit.measure_jit(kernel_of(summed(work)), ZEROS, [clients(*sizes)], None)
 
-    assert found == plan.JitDecision(jit=False, reason=reason)
+    assert found == plans.JitDecision(jit=False, reason=reason)
 
 
 def test_real_clock_measures_both() -> None:

@@ -19,10 +19,10 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-import ray_fed.blocks as blocks
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.tensorflow import graph, loader
+from ray_fed.language import blocks
+from ray_fed.tensorflow.graphs import graph_message, loader
 
 NUM_CALLS = 32
 NUM_STEPS = 2000
@@ -116,15 +116,15 @@ def by_hand(
     build: Callable[[Any], None], parameter: Any, result: Any, init: str = ""
 ) -> Any:
     """Return a computation whose graph and bindings `build` writes."""
-    message = graph.pb.TensorFlow(initialize_op=init)
+    message = graph_message.pb.TensorFlow(initialize_op=init)
     with tf.Graph().as_default() as built:
         build(message)
     message.graph_def.Pack(built.as_graph_def())
-    return graph.build_computation(message, fl.FunctionType(parameter, result))
+    return graph_message.build_computation(message, fl.FunctionType(parameter, result))
 
 
 def function_names(proto: Any) -> set[str]:
-    library = graph.graph_of(proto.tensorflow).library
+    library = graph_message.graph_of(proto.tensorflow).library
     return {function.signature.name for function in library.function}
 
 
@@ -197,7 +197,7 @@ class TestInitialisation:
         comp = by_hand(build, np.int32, np.int32, "start")
         function = load(executor, comp)
 
-        ops = {node.op for node in graph.graph_of(comp.tensorflow).node}
+        ops = {node.op for node in graph_message.graph_of(comp.tensorflow).node}
         assert {"Enter", "Exit", "NextIteration", "Switch", "Merge"} <= ops
         assert [function(n) for n in (3, 2, 3)] == [15, -10, 15]
 
@@ -218,7 +218,7 @@ class TestInitialisation:
 
         function = load(executor, nested)
 
-        library = graph.graph_of(nested.to_proto().tensorflow).library
+        library = graph_message.graph_of(nested.to_proto().tensorflow).library
         ops = {node.op for body in library.function for node in body.node_def}
         assert ops & {"If", "StatelessIf"}
         assert ops & {"While", "StatelessWhile"}
@@ -331,9 +331,9 @@ class TestIsolate:
 
     def test_twice_runs_as_once(self) -> None:
         message = self.traced().to_proto().tensorflow
-        graph_def = graph.graph_of(message)
-        feeds = graph.bound_names(message.parameter)
-        fetches = graph.bound_names(message.result)
+        graph_def = graph_message.graph_of(message)
+        feeds = graph_message.bound_names(message.parameter)
+        fetches = graph_message.bound_names(message.result)
 
         results: list[int] = []
         for _ in range(3):
@@ -346,7 +346,7 @@ class TestIsolate:
     @pytest.mark.claim("semantics.02")
     def test_renames_every_use_of_a_function(self) -> None:
         message = self.traced().to_proto().tensorflow
-        graph_def = graph.graph_of(message)
+        graph_def = graph_message.graph_of(message)
         before = {f.signature.name for f in graph_def.library.function}
 
         loader.isolate(graph_def, message.initialize_op)
@@ -360,8 +360,8 @@ class TestIsolate:
     @pytest.mark.claim("semantics.02")
     def test_names_depend_on_the_content_alone(self) -> None:
         message = self.traced().to_proto().tensorflow
-        first, second = graph.graph_of(message), graph.graph_of(message)
-        changed = graph.graph_of(message)
+        first, second = graph_message.graph_of(message), graph_message.graph_of(message)
+        changed = graph_message.graph_of(message)
         changed.library.function[0].attr["_marked"].b = True
 
         for graph_def in (first, second, changed):
@@ -377,7 +377,7 @@ class TestIsolate:
     @pytest.mark.claim("semantics.06")
     def test_leaves_no_handle_that_calls_could_share(self) -> None:
         message = self.traced().to_proto().tensorflow
-        graph_def = graph.graph_of(message)
+        graph_def = graph_message.graph_of(message)
         before = collections.Counter(node.op for node in graph_def.node)
 
         loader.isolate(graph_def, message.initialize_op)
@@ -415,12 +415,12 @@ class TestLibraries:
 
     @staticmethod
     def imported(message: Any) -> Callable[..., Any]:
-        graph_def = graph.graph_of(message)
+        graph_def = graph_message.graph_of(message)
         loader.isolate(graph_def, None)
         return loader.import_function(
             graph_def,
-            graph.bound_names(message.parameter),
-            graph.bound_names(message.result),
+            graph_message.bound_names(message.parameter),
+            graph_message.bound_names(message.result),
         )
 
     @staticmethod

@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ray_fed.values as values
-from ray_fed import plain
+import ray_fed.tensorflow.lowering as lowering
 from ray_fed import tensorflow as rtf
-from ray_fed.rows import Sizes
-from ray_fed.tensorflow import datasets, graph, loader, lowering, normal
+from ray_fed.language import structs
+from ray_fed.tensorflow.graphs import graph_message, loader
+from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.lowering.shuffled import draw_order
+from ray_fed.tensorflow.tensors import datasets
+from ray_fed.values import plain_form
+from ray_fed.values.sequence_rows import Sizes
 
 
 class Point(NamedTuple):
@@ -548,28 +551,28 @@ def lower(comp: Comp) -> Any:
 def run_written(comp: Comp, arg: Any) -> list[Any]:
     """Return what the graph of a computation gives as it was written."""
     message, parameter = message_of(comp), comp.type_signature.parameter
-    graph_def = graph.graph_of(message)
+    graph_def = graph_message.graph_of(message)
     loader.isolate(graph_def, message.initialize_op or None)
     function = loader.import_function(
         graph_def,
-        graph.bound_names(message.parameter),
-        graph.bound_names(message.result),
+        graph_message.bound_names(message.parameter),
+        graph_message.bound_names(message.result),
     )
     tensors = list(normal.flatten(normal.normalise(arg, parameter), parameter))
     return [
         tensor.numpy()
-        for tensor in function(graph.to_bound(tensors, message.parameter))
+        for tensor in function(graph_message.to_bound(tensors, message.parameter))
     ]
 
 
 def feeds_of(value: Any, type_spec: fl.Type) -> Iterator[tf.Tensor]:
     match type_spec:
         case fl.StructType():
-            parts = values.struct_elements(value, type_spec)
+            parts = structs.struct_elements(value, type_spec)
             for element_type, _, element in parts:
                 yield from feeds_of(element, element_type)
         case fl.SequenceType():
-            sequence: Any = plain.to_plain(value, type_spec)
+            sequence: Any = plain_form.to_plain(value, type_spec)
             yield from datasets.to_tensors(sequence, type_spec.element)
         case _:
             yield normal.normalise(value, type_spec)
@@ -604,11 +607,11 @@ def known_feeds_of(
     """Yield of each leaf its sizes, where all elements are alike, and what to feed."""
     match type_spec:
         case fl.StructType():
-            parts = values.struct_elements(value, type_spec)
+            parts = structs.struct_elements(value, type_spec)
             for element_type, _, element in parts:
                 yield from known_feeds_of(element, element_type)
         case fl.SequenceType():
-            sequence: Any = plain.to_plain(value, type_spec)
+            sequence: Any = plain_form.to_plain(value, type_spec)
             sizes = sizes_of(sequence)
             if sizes is None:
                 yield None, list(feeds_of(value, type_spec))
@@ -831,7 +834,7 @@ def with_serialised_parameter(message: Any, type_spec: fl.FunctionType) -> Any:
     """Return a message whose sequence is bound as the graph of its dataset."""
     bound = type(message)()
     bound.CopyFrom(message)
-    graph_def = graph.graph_of(message)
+    graph_def = graph_message.graph_of(message)
     name = message.parameter.sequence.variant_tensor_name.split(":")[0]
     for node in graph_def.node:
         for index, source in enumerate(node.input):
@@ -865,9 +868,9 @@ class TestMessages:
         lowered = lower(comp)
 
         message = message_of(comp)
-        assert lowered.graph_def == graph.graph_of(message)
-        assert list(lowered.feeds) == graph.bound_names(message.parameter)
-        assert list(lowered.fetches) == graph.bound_names(message.result)
+        assert lowered.graph_def == graph_message.graph_of(message)
+        assert list(lowered.feeds) == graph_message.bound_names(message.parameter)
+        assert list(lowered.fetches) == graph_message.bound_names(message.result)
 
     def test_feeds_are_in_the_order_of_the_type(self) -> None:
         comp = of_dicts()

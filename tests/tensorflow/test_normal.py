@@ -12,9 +12,12 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed import draws, plain, values
 from ray_fed import tensorflow as rtf
-from ray_fed.tensorflow import datasets, functions, normal
+from ray_fed.language import structs
+from ray_fed.plan import random_keys
+from ray_fed.tensorflow.loading import functions, normal
+from ray_fed.tensorflow.tensors import datasets
+from ray_fed.values import plain_form
 
 
 class Point(NamedTuple):
@@ -37,10 +40,10 @@ def sliced(value: Any) -> Any:
 
 def is_same(left: Any, right: Any) -> bool:
     """Return whether two normal forms hold the very same objects."""
-    if not isinstance(left, values.Struct):
+    if not isinstance(left, structs.Struct):
         return left is right
-    pairs = zip(values.iter_elements(left), values.iter_elements(right), strict=True)
-    return isinstance(right, values.Struct) and all(
+    pairs = zip(structs.iter_elements(left), structs.iter_elements(right), strict=True)
+    return isinstance(right, structs.Struct) and all(
         name == other_name and is_same(member, other)
         for (name, member), (other_name, other) in pairs
     )
@@ -58,7 +61,7 @@ VALUES = [
     pytest.param(lambda: (1, ("x", True)), NAMED, id="tuples"),
     pytest.param(lambda: {"a": ["x", True], "z": 1}, NAMED, id="mapping"),
     pytest.param(
-        lambda: values.Struct([(None, 1), (None, (b"x", True))]), NAMED, id="struct"
+        lambda: structs.Struct([(None, 1), (None, (b"x", True))]), NAMED, id="struct"
     ),
     pytest.param(tuple, [], id="empty struct"),
     pytest.param(lambda: [1, 2], SEQUENCE, id="list"),
@@ -69,7 +72,7 @@ VALUES = [
     pytest.param(lambda: sliced(Point([1], [2])), POINTS, id="dataset of namedtuples"),
     pytest.param(lambda: sliced({"z": [1], "a": [2]}), POINTS, id="dataset of dicts"),
     pytest.param(
-        lambda: plain.to_plain([1, 2], SEQUENCE), SEQUENCE, id="plain sequence"
+        lambda: plain_form.to_plain([1, 2], SEQUENCE), SEQUENCE, id="plain sequence"
     ),
     pytest.param(lambda: [(1, [2])], [[np.int32, SEQUENCE]], id="nested"),
 ]
@@ -96,10 +99,10 @@ def test_taking_apart_and_putting_together_keeps_values(
 
     again = normal.unflatten(normal.flatten(value, type_spec), type_spec)
 
-    expected = plain.to_plain(
+    expected = plain_form.to_plain(
         normal.compute(normal.normalise(make(), type_spec), type_spec), type_spec
     )
-    found = plain.to_plain(normal.compute(again, type_spec), type_spec)
+    found = plain_form.to_plain(normal.compute(again, type_spec), type_spec)
     assert is_equal(found, expected)
     assert is_same(again, normal.normalise(again, type_spec))
 
@@ -138,8 +141,8 @@ class TestForms:
     def test_structs_take_the_names_of_their_type(self) -> None:
         result = normal.normalise((1, ["x", True]), NAMED)
 
-        assert [name for name, _ in values.iter_elements(result)] == ["z", "a"]
-        assert [name for name, _ in values.iter_elements(result.a)] == [None, None]
+        assert [name for name, _ in structs.iter_elements(result)] == ["z", "a"]
+        assert [name for name, _ in structs.iter_elements(result.a)] == [None, None]
         assert (result.z.numpy(), result.a[0].numpy()) == (1, b"x")
 
     @pytest.mark.parametrize(
@@ -307,7 +310,7 @@ class TestSequenceArguments:
         held = normal.normalise(list(range(8)), SEQUENCE)
 
         def call(seed: int) -> int:
-            with draws.using(draws.DrawKey(seed, 0)):
+            with random_keys.using(random_keys.DrawKey(seed, 0)):
                 return int(function(held).numpy())
 
         assert call(1) == call(1) != call(2)
@@ -321,7 +324,7 @@ class TestCompute:
 
         result = normal.compute(normal.normalise((["ä"], [1, 2]), type_spec), type_spec)
 
-        assert isinstance(result, values.Struct)
+        assert isinstance(result, structs.Struct)
         assert result.x.tolist() == ["ä".encode()]
         assert result.s == [1, 2]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed import intrinsics
 from ray_fed.executors.eager_tf import EagerTFExecutor
+from ray_fed.language import intrinsics
 
 flf = fl.framework
 PAIR = fl.TensorType(np.float32, (2,))

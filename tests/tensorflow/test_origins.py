@@ -15,9 +15,9 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.executors import clients
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.tensorflow import graph
+from ray_fed.tensorflow.graphs import graph_message
+from ray_fed.worker import client_chunks
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -49,7 +49,7 @@ def of(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def origin(comp: Any) -> str:
-    return graph.origin_of(comp.to_proto().tensorflow)
+    return graph_message.origin_of(comp.to_proto().tensorflow)
 
 
 def compiled(source: str, filename: str, first_line: int = 1) -> Any:
@@ -111,13 +111,13 @@ def test_an_origin_is_a_name_and_a_line(fn: Any, expected: str) -> None:
 def test_a_message_without_origin_is_a_tensorflow_computation() -> None:
     comp = rtf.computation(check, np.float32)
     proto = comp.to_proto()
-    proto.tensorflow.graph_def.Pack(graph.graph_of(proto.tensorflow))
+    proto.tensorflow.graph_def.Pack(graph_message.graph_of(proto.tensorflow))
 
     async def call() -> None:
         executor = EagerTFExecutor()
         function = await executor.create_value(proto)
         arg = await executor.create_value(-1.0, np.float32)
-        await clients.map_embedded(executor, function, [arg], range(1))
+        await client_chunks.map_embedded(executor, function, [arg], range(1))
 
     with pytest.raises(errors.ComputationError) as caught:
         asyncio.run(call())

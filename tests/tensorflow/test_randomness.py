@@ -16,11 +16,11 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework.func_graph import FuncGraph
 
-import ray_fed.draws as draws
-import ray_fed.notes as notes
 from ray_fed import tensorflow as rtf
-from ray_fed.draws import DrawKey
-from ray_fed.tensorflow import functions, graph, normal, randomness
+from ray_fed.plan import diagnostics, random_keys
+from ray_fed.plan.random_keys import DrawKey
+from ray_fed.tensorflow.graphs import graph_message, randomness
+from ray_fed.tensorflow.loading import functions, normal
 
 _FROM_INPUTS = (
     "ComputeAccidentalHits", "CudnnRNN", "KMC2ChainInitialization",
@@ -61,8 +61,8 @@ def test_every_op_that_draws_is_known_by_its_name() -> None:
 
     names = [name.encode() for name in keyed | randomness._UNKEYED]
 
-    assert [name for name in names if not draws.may_draw(name)] == []
-    assert not draws.may_draw(
+    assert [name for name in names if not random_keys.may_draw(name)] == []
+    assert not random_keys.may_draw(
         b"AddV2 MatMul TensorSliceDataset StatefulPartitionedCall"
     )
 
@@ -77,7 +77,7 @@ def load(comp: Any) -> Callable[[int], Any]:
     function = functions.load_function(message, comp.type_signature, None)
 
     def draw(client: int) -> Any:
-        with draws.using(DrawKey(seed=0, invocation=0, client=client)):
+        with random_keys.using(DrawKey(seed=0, invocation=0, client=client)):
             result = normal.compute(function(), comp.type_signature.result)
         return np.asarray(result)
 
@@ -167,7 +167,7 @@ def test_a_client_draws_the_same_again_and_another_one_differs(
     comp = rtf.computation(fn)
     here, there = load(comp), load(comp)
 
-    with notes.noting() as unkeyed:
+    with diagnostics.noting() as unkeyed:
         drawn = [draw(client).tobytes() for client in (0, 1) for draw in (here, there)]
         again = here(0).tobytes()
 
@@ -206,7 +206,7 @@ def test_an_op_that_cannot_be_keyed_is_noted_with_its_computation() -> None:
         )
     )
 
-    with notes.noting() as unkeyed:
+    with diagnostics.noting() as unkeyed:
         draw(0)
         draw(1)
 
@@ -218,7 +218,7 @@ def test_an_op_that_cannot_be_keyed_is_noted_with_its_computation() -> None:
 def test_draws_of_a_sequence_that_is_returned_are_noted() -> None:
     draw = loaded(lambda: tf.data.Dataset.range(3).map(lambda _: tf.random.uniform([])))
 
-    with notes.noting() as unkeyed:
+    with diagnostics.noting() as unkeyed:
         draw(0)
 
     ((op,),) = [noted.ops for noted in unkeyed]
@@ -228,7 +228,7 @@ def test_draws_of_a_sequence_that_is_returned_are_noted() -> None:
 def test_a_shuffled_sequence_that_is_returned_needs_no_note() -> None:
     draw = loaded(lambda: tf.data.Dataset.range(30).shuffle(30))
 
-    with notes.noting() as unkeyed:
+    with diagnostics.noting() as unkeyed:
         first, second = draw(0), draw(0)
 
     assert first.tobytes() == second.tobytes()
@@ -243,7 +243,7 @@ def parallel_map(draw: Callable[[Any], Any]) -> tuple[list[str], list[str]]:
         mapped = dataset.map(draw, num_parallel_calls=4).shuffle(3)
         return mapped.reduce(np.float32(0), operator.add)
 
-    graph_def = graph.graph_of(work.to_proto().tensorflow)
+    graph_def = graph_message.graph_of(work.to_proto().tensorflow)
     (node,) = (n for n in graph_def.node if n.op == "ParallelMapDatasetV2")
     before = [*node.input]
     randomness.key_random_ops(graph_def)

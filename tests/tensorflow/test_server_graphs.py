@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed import blocks, values
 from ray_fed import tensorflow as rtf
-from ray_fed.executors import evaluation, stack
-from ray_fed.tensorflow.client_data import UnfitError
-from ray_fed.tensorflow.server_graphs import ServerGraph
+from ray_fed.language import blocks
+from ray_fed.tensorflow.kernels.client_tensors import UnfitError
+from ray_fed.tensorflow.kernels.server_graphs import ServerGraph
+from ray_fed.values import stored
+from ray_fed.worker import evaluation, stacks
 
 FLOATS = fl.TensorType(np.float32, [1000])
 AT_SERVER = fl.FederatedType(FLOATS, fl.SERVER)
@@ -85,10 +86,10 @@ def graph_of(comp: Any) -> ServerGraph:
 
 def compute(comp: Any, argument: Any) -> Any:
     """Return what executors make of it, plain."""
-    leaf = stack.leaf_stack()
+    leaf = stacks.leaf_stack()
 
     async def run() -> Any:
-        over = stack.local_stack(0, [leaf], leaf, 1)
+        over = stacks.local_stack(0, [leaf], leaf, 1)
         function = await over.create_value(comp.to_building_block())
         parameter = comp.type_signature.parameter
         called = await over.create_call(
@@ -137,7 +138,7 @@ def test_does_without_what_is_not_read() -> None:
 
 
 def test_takes_parts_of_stored_values() -> None:
-    given = values.StoredParts((NUMBERS[0],))
+    given = stored.StoredParts((NUMBERS[0],))
 
     tensors = graph_of(leaves_clients_out)([(given, None)])
 

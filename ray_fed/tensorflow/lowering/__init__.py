@@ -2,7 +2,8 @@
 
 tf.data sets up its functions anew for each dataset that it iterates, which takes
 longer than most of what clients do. Here the parameter's sequences come as tensors,
-laid out as `ray_fed.rows` does, and loops over datasets become loops over tensors:
+laid out as `ray_fed.values.sequence_rows` does, and loops over datasets become loops
+over tensors:
 
     Reduce(Batch(parameter))    ->    while i < ceil(n / k): rows[i*k : (i+1)*k]
 
@@ -17,10 +18,10 @@ from typing import Any
 
 import federated_language as fl
 
-import ray_fed.tensorflow.graph as graph
-from ray_fed.rows import Sizes
+from ray_fed.tensorflow.graphs import graph_message
 from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.rewriting import fill_token, leaf_types, rewrite
+from ray_fed.values.sequence_rows import Sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +93,12 @@ def lower(
 
 
 def _itself(message: Any, type_spec: fl.FunctionType) -> Lowered:
-    graph_def = graph.graph_of(message)
+    graph_def = graph_message.graph_of(message)
     feeds: list[str] = []
     if type_spec.parameter is not None:
-        feeds = graph.bound_names(message.parameter)
+        feeds = graph_message.bound_names(message.parameter)
     if message.session_token_tensor_name:
         fill_token(graph_def, message.session_token_tensor_name)
-    fetches = graph.bound_names(message.result)
+    fetches = graph_message.bound_names(message.result)
     initialize_op = message.initialize_op or None
     return Lowered(graph_def, tuple(feeds), tuple(fetches), initialize_op)

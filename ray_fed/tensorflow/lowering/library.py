@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-import ray_fed.tensorflow.loader as loader
 import ray_fed.tensorflow.lowering.bodies as bodies
+from ray_fed.tensorflow.graphs import loader
 
 
 def rename_functions(graph_def: Any) -> None:

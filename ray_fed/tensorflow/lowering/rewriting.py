@@ -7,19 +7,19 @@ from typing import Any
 import federated_language as fl
 import tensorflow as tf
 
-import ray_fed.plain as plain
-import ray_fed.tensorflow.graph as graph
 import ray_fed.tensorflow.lowering.bodies as bodies
 import ray_fed.tensorflow.lowering.control_flow as control_flow
 import ray_fed.tensorflow.lowering.iterators as iterators
 import ray_fed.tensorflow.lowering.pipelines as pipelines
-import ray_fed.tensorflow.specs as specs
-from ray_fed.rows import Sizes
+from ray_fed.tensorflow.graphs import graph_message
 from ray_fed.tensorflow.lowering.inlining import Inliner
 from ray_fed.tensorflow.lowering.laid import Laid
 from ray_fed.tensorflow.lowering.library import rename_functions, with_functions
 from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Serialised, Symbol
+from ray_fed.tensorflow.tensors import specs
+from ray_fed.values import plain_form
+from ray_fed.values.sequence_rows import Sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def rewrite(
     """
     if any(isinstance(t, fl.SequenceType) for t in leaf_types(type_spec.result)):
         raise CannotLower("sequence result")
-    written = graph.graph_of(message)
+    written = graph_message.graph_of(message)
     if message.session_token_tensor_name:
         fill_token(written, message.session_token_tensor_name)
     rename_functions(written)
@@ -92,7 +92,7 @@ def _run(written: Any, message: Any, arguments: Mapping[str, Any]) -> Any:
     data_rules = {**pipelines.RULES, **iterators.RULES}
     inliner = Inliner(functions, data_rules, control_flow.RULES)
     last = [message.initialize_op] if message.initialize_op else []
-    names = graph.bound_names(message.result)
+    names = graph_message.bound_names(message.result)
     body = bodies.of_graph(written, list(arguments), names, last)
     results, done = inliner.run(body, list(arguments.values()))
     if any(isinstance(result, Symbol) for result in results):
@@ -108,8 +108,8 @@ def _stamp(
     arguments: dict[str, Any] = {}
     if parameter is None:
         return feeds, arguments
-    names = graph.bound_names(message.parameter)
-    is_variant = graph.are_variants(message.parameter)
+    names = graph_message.bound_names(message.parameter)
+    is_variant = graph_message.are_variants(message.parameter)
     leaves = zip(names, is_variant, leaf_types(parameter), strict=True)
     for index, (name, takes_variant, leaf) in enumerate(leaves):
         label = f"arg_{index}"
@@ -135,7 +135,7 @@ def _stamp(
 def _stamp_sequence(element: fl.Type, label: str) -> "tuple[Laid, list[tf.Tensor]]":
     columns: list[tuple[tf.Tensor, tf.Tensor | None]] = []
     fed: list[tf.Tensor] = []
-    types = plain.flatten_type(element)
+    types = plain_form.flatten_type(element)
     for index, tensor_type in enumerate(types):
         spec = specs.to_spec(tensor_type)
         dims = spec.shape.dims
@@ -168,7 +168,7 @@ def _stamp_alike(
     """Add placeholders of a sequence of which all sizes are known."""
     specs_: list[tf.TensorSpec] = []
     fed: list[tf.Tensor] = []
-    pairs = zip(plain.flatten_type(element), sizes.batches, strict=True)
+    pairs = zip(plain_form.flatten_type(element), sizes.batches, strict=True)
     for index, (tensor_type, batch) in enumerate(pairs):
         spec = specs.to_spec(tensor_type)
         shape = spec.shape if batch is None else [batch, *spec.shape.as_list()[1:]]
@@ -187,7 +187,7 @@ def _stamp_alike(
 
 def _component_order(element: fl.Type, num_columns: int) -> Sequence[int]:
     """Return, for each component of a dataset's element, its column."""
-    packed = plain.pack(iter(range(num_columns)), element)
+    packed = plain_form.pack(iter(range(num_columns)), element)
     return tf.nest.flatten(specs.to_containers(packed, element, canonical=True))
 
 

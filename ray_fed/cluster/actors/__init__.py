@@ -1,0 +1,1 @@
+"""What lives in Ray actors: workers with TensorFlow, and the pool."""

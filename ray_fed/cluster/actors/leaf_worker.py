@@ -1,0 +1,355 @@
+"""The actor that holds TensorFlow: a leaf stack, and chunks of clients over it."""
+
+import asyncio
+import collections
+import functools
+import gc
+import os
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+import ray_fed.errors as errors
+from ray_fed.cluster import garbage
+from ray_fed.cluster.store import object_store
+from ray_fed.executors import loops
+from ray_fed.language import blocks, structs
+from ray_fed.plan import diagnostics, plans, random_keys
+from ray_fed.plan.diagnostics import Note
+from ray_fed.plan.fingerprint import Versions, WorkerDescription
+from ray_fed.plan.random_keys import DrawKey
+from ray_fed.values import parts, plain_form, read_limits
+from ray_fed.worker import client_chunks, evaluation, stacks
+
+_YOUNG = 1
+"""The generation of what one call makes: stacks, which refer to themselves and to
+arrays that the object store may not free before. Collecting it takes no time."""
+
+_FREED_SCOPES = 256
+"""How many freed scopes a worker remembers, to end work of them that still runs."""
+
+
+class _Cancelled(errors.ClusterError):
+    """The scope of this work was freed while it ran."""
+
+
+class LeafWorker:
+    """A leaf stack pinned to a process; hosts chunks of clients.
+
+    Values are kept by scope and key; a scope begun again loses the former's. One thread
+    runs the work; `ping`, `hold` and `free` have threads of their own, so that they
+    answer while it does.
+
+    Args:
+        num_threads: of TensorFlow.
+        gpu_fraction: of the card that TensorFlow may fill; 0 hides every GPU.
+        client_bytes: of clients' data that is kept between rounds.
+        limits: of what may be read.
+    """
+
+    def __init__(
+        self,
+        num_threads: int,
+        gpu_fraction: float,
+        client_bytes: int,
+        limits: read_limits.Limits | None = None,
+    ) -> None:
+        from ray_fed.tensorflow.tensors import devices
+
+        device = devices.configure(num_threads, gpu_fraction)
+        self._missing = ""
+        if gpu_fraction:
+            self._missing = devices.describe_missing(_gpus(gpu_fraction))
+        self._fingerprint = devices.read_fingerprint()
+        self._executor = stacks.leaf_stack(device, client_bytes)
+        self._limits = limits or read_limits.Limits()
+        self._loop = asyncio.new_event_loop()
+        self._scopes: dict[str, dict[int, Any]] = {}
+        self._freed: collections.OrderedDict[str, bool]  # whether for good
+        self._freed = collections.OrderedDict()
+        self._freeing = threading.Lock()
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> WorkerDescription:
+        """Return what this worker is, once the actor is ready."""
+        return WorkerDescription(
+            os.getpid(),
+            ray.util.get_node_ip_address(),
+            ray.get_runtime_context().get_node_id(),
+            Versions.read(),
+            self._fingerprint,
+            self._missing,
+        )
+
+    @ray.method(concurrency_group="control")
+    def hold(self) -> None:
+        """Block for as long as the actor lives, for whoever waits for its end."""
+        threading.Event().wait()
+
+    def settle(self) -> None:
+        """Return once all work that was begun before has ended."""
+
+    def begin(self, scope: str) -> None:
+        """Open a scope, empty.
+
+        Raises:
+            _Cancelled: it was freed for good.
+        """
+        with self._freeing:
+            if self._freed.get(scope):
+                raise _cancelled(scope)
+            self._freed.pop(scope, None)
+            self._scopes[scope] = {}
+
+    def end(self, scope: str) -> None:
+        """Drop the values of a scope whose work is done, after all calls before."""
+        self._scopes.pop(scope, None)
+
+    @ray.method(concurrency_group="control")
+    def free(self, scope: str, *, for_good: bool = False) -> None:
+        """Drop the values of a scope; work of it that still runs ends soon.
+
+        Where that is for good, so does work of it that is yet to come.
+        """
+        with self._freeing:
+            self._freed[scope] = self._freed.pop(scope, False) or for_good
+            if len(self._freed) > _FREED_SCOPES:
+                self._freed.popitem(last=False)
+            dropped = self._scopes.pop(scope, None)
+        del dropped  # not inside: what it holds may take a while to end
+
+    def _run(self, coroutine: Any, scope: str | None = None) -> Any:
+        """Return the result of a coroutine.
+
+        Args:
+            coroutine: to run.
+            scope: whose end ends what it reads; None: nothing does.
+        """
+        checking = _nothing if scope is None else functools.partial(self._check, scope)
+        try:
+            with read_limits.limited(self._limits), read_limits.checked(checking):
+                return self._call(coroutine)
+        except BaseException:
+            garbage.collect_soon()
+            raise
+
+    def _call(self, coroutine: Any) -> Any:
+        try:
+            return loops.run_alone(self._loop, coroutine)
+        except errors.ComputationError as error:
+            node = ray.util.get_node_ip_address()
+            located = error.located(node=node)
+            located.cause_text = located.cause_text or traceback.format_exc()
+            raise located from None
+        except errors.RayFedError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever TensorFlow raises)
+            raise client_chunks.describe_failure(error, None).located(
+                node=ray.util.get_node_ip_address()
+            ) from None
+
+    def _values(self, scope: str) -> dict[int, Any]:
+        if scope in self._freed or scope not in self._scopes:
+            raise _cancelled(scope)
+        return self._scopes[scope]
+
+    def embed(self, scope: str, key: int, value: Any, type_bytes: bytes | None) -> None:
+        """Embed a plain value or a function under a key."""
+        type_spec = None if type_bytes is None else blocks.parse_type(type_bytes)
+        created = self._run(self._executor.create_value(value, type_spec), scope)
+        self._values(scope)[key] = created
+
+    def embed_stored(self, scope: str, key: int, type_bytes: bytes, held: Any) -> None:
+        """Embed an encoded value under a key."""
+        self.embed(scope, key, object_store.decode(held), type_bytes)
+
+    def embed_parts(self, scope: str, key: int, type_bytes: bytes, *held: Any) -> None:
+        """Embed a value whose parts come one by one, encoded."""
+        found = [object_store.decode(part) for part in held]
+        value = parts.join(found, blocks.parse_type(type_bytes))
+        self.embed(scope, key, value, type_bytes)
+
+    def invoke(
+        self,
+        scope: str,
+        key: int,
+        function: int,
+        arg: int | None,
+        draw: DrawKey | None,
+    ) -> list[Note]:
+        """Call a function of the scope; keep the result under a key.
+
+        Returns what ran without a key, as `map` and `reduce` do.
+        """
+        held = self._values(scope)
+        argument = None if arg is None else held[arg]
+        with random_keys.using(draw), diagnostics.noting() as noted:
+            held[key] = self._run(self._executor.create_call(held[function], argument))
+        return list(noted)
+
+    def combine(self, scope: str, key: int, elements: list[Any]) -> None:
+        """Make a struct of values of the scope."""
+        held = self._values(scope)
+        struct = structs.Struct((name, held[member]) for name, member in elements)
+        held[key] = self._run(self._executor.create_struct(struct))
+
+    def select(self, scope: str, key: int, source: int, index: int) -> None:
+        """Select an element of a struct of the scope."""
+        held = self._values(scope)
+        held[key] = self._run(self._executor.create_selection(held[source], index))
+
+    def compute(self, scope: str, key: int) -> Any:
+        """Return a value of the scope in plain form."""
+        return self._fetch(self._values(scope)[key])
+
+    def _fetch(self, value: Any) -> Any:
+        computed = self._run(value.compute())
+        return plain_form.to_plain(computed, value.type_signature, "a result")
+
+    def place(
+        self,
+        scope: str,
+        key: int,
+        members: Any,
+        bounds: tuple[int, int] | None,
+        type_bytes: bytes,
+        first: int,
+    ) -> None:
+        """Embed one value a client of a chunk; `bounds` slice a stored cohort.
+
+        `first` is the index of the chunk's first client.
+        """
+        if bounds is not None:
+            members = object_store.decode(members)[bounds[0] : bounds[1]]
+        member = blocks.parse_type(type_bytes)
+        work = client_chunks.embed_members(self._executor, members, member, first)
+        self._values(scope)[key] = self._run(work, scope)
+
+    def repeat(self, scope: str, key: int, source: int, count: int) -> None:
+        """Make a chunk whose clients all hold the same value."""
+        held = self._values(scope)
+        held[key] = [held[source]] * count
+
+    def map(
+        self,
+        scope: str,
+        key: int,
+        function: int | None,
+        arg: Any,
+        chunk: range,
+        draw: DrawKey | None,
+    ) -> list[Note]:
+        """Call a function on each client of a chunk, or zip what it would take."""
+        held = self._values(scope)
+        embedded = None if function is None else held[function]
+        argument = None if arg is None else _chunk_arg(held, arg)
+        work = client_chunks.map_embedded(
+            self._executor, embedded, argument, chunk, lambda: self._check(scope)
+        )
+        with random_keys.using(draw), diagnostics.noting() as noted:
+            held[key] = self._run(work, scope)
+        return list(noted)
+
+    def _check(self, scope: str) -> None:
+        self._values(scope)
+
+    def reduce(
+        self,
+        scope: str,
+        keys: list[int],
+        sources: list[int],
+        leaves: list[range],
+        draw: DrawKey | None,
+    ) -> list[Note]:
+        """Accumulate each leaf of a chunk; keep the partials under keys.
+
+        `sources` are the keys of the chunk, of zero and of the accumulate function;
+        `leaves` count clients in the cohort, and the first one begins the chunk.
+        """
+        held = self._values(scope)
+        members, zero, accumulate = (held[source] for source in sources)
+        first = leaves[0].start
+        with random_keys.using(draw), diagnostics.noting() as noted:
+            for key, leaf in zip(keys, leaves, strict=True):
+                self._check(scope)
+                part = members[leaf.start - first : leaf.stop - first]
+                work = client_chunks.accumulate_members(
+                    self._executor, zero, part, accumulate, leaf
+                )
+                held[key] = self._run(work)
+        return list(noted)
+
+    def forget_clients(self, tokens: list[str]) -> None:
+        """Drop what is kept of clients whose sources are gone."""
+        self._executor.clients.forget(tokens)
+
+    def drop(self, scope: str, keys: list[int]) -> None:
+        """Drop values of a scope; those that it has not are ignored."""
+        held = self._scopes.get(scope, {})
+        for key in keys:
+            held.pop(key, None)
+
+    def evaluate(
+        self, scope: str, work: bytes, num_sources: int, *held: Any
+    ) -> list[Any]:
+        """Run all of a plan in one call and a scope of its own.
+
+        Args:
+            scope: open while that runs; freeing it ends the run.
+            work: see `object_store.Packed`; a subround in it has a kernel.
+            num_sources: how many short lists of references to sources come first.
+            *held: these, and what the other references name.
+
+        Returns:
+            What it came to, or why the kernel has no result; and notes: see
+            `object_store.pack_result`.
+        """
+        self.begin(scope)
+        sources = object_store.gathered(held[:num_sources])
+        comp, taken = object_store.unpack_resolved(work, held[num_sources:], sources)
+
+        def stack_for(num_clients: int) -> Any:
+            leaf = self._executor
+            return stacks.local_stack(num_clients, [leaf], leaf, comp.clients_per_leaf)
+
+        with random_keys.using(comp.draw), diagnostics.noting() as noted:
+            if isinstance(comp, plans.Subround):
+                running = evaluation.evaluate_kernel(
+                    comp, taken, stack_for, self._executor, lambda: self._check(scope)
+                )
+            else:
+                running = evaluation.evaluate_plan(
+                    comp, taken, stack_for, self._executor
+                )
+            ran: Any = self._run(running, scope)
+        self._scopes.pop(scope, None)
+        gc.collect(_YOUNG)
+        return object_store.pack_result(ran, list(noted))
+
+    def fetch_chunk(self, scope: str, key: int) -> list[Any]:
+        """Return the values of a chunk's clients, plain, in order."""
+        return [self._fetch(member) for member in self._values(scope)[key]]
+
+
+def _gpus(fraction: float) -> str:
+    """Return which GPUs Ray gave to this process, in words."""
+    ids = ", ".join(map(str, ray.get_gpu_ids()))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return f"Ray gave {fraction:g} of GPU {ids} (CUDA_VISIBLE_DEVICES={visible})"
+
+
+def _nothing() -> None:
+    """Check nothing."""
+
+
+def _cancelled(scope: str) -> _Cancelled:
+    return _Cancelled(f"Expected the scope `{scope}` to be open, found it freed.")
+
+
+def _chunk_arg(held: Mapping[int, Any], arg: Any) -> Any:
+    if isinstance(arg, int):
+        return held[arg]
+    return structs.Struct((name, _chunk_arg(held, element)) for name, element in arg)

@@ -1,0 +1,1 @@
+"""Ray as the driver uses it: sessions, runners, leases that are kept."""

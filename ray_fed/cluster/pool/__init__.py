@@ -1,0 +1,1 @@
+"""Which worker runs what: pure decisions, no Ray."""

@@ -1,0 +1,122 @@
+"""Sources of clients in the object store: put once, fetched by whoever reads them."""
+
+import bisect
+import dataclasses
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import ray
+from typing_extensions import override
+
+from ray_fed.language.structs import Plain
+from ray_fed.values import stored
+from ray_fed.values.client_references import ClientRun, ClientSource
+from ray_fed.values.client_sources import HeldSource
+
+_CHUNK_BYTES = 64 * 2**20
+"""Values of clients that are one object: a worker brings whole objects to its node."""
+
+_FETCH_TIMEOUT_S = 300.0
+
+_stored: weakref.WeakKeyDictionary[ClientSource, tuple[Any, ClientSource]]
+_stored = weakref.WeakKeyDictionary()
+"""Of each source the job and what stands for it in that job's object store."""
+
+
+def store_run(run: ClientRun) -> tuple[ClientRun, int]:
+    """Return a run whose source is in the object store, put there the first time.
+
+    Returns:
+        The run, and how many bytes of values were put.
+    """
+    source, num_bytes = run.source, 0
+    if not isinstance(source, StoredSource):
+        job = ray.get_runtime_context().get_job_id()
+        if _stored.get(source, ("", None))[0] != job:
+            _stored[source] = (job, _store_source(source))
+            num_bytes = source.num_bytes
+        source = _stored[source][1]
+    return dataclasses.replace(run, source=source, weights=None), num_bytes
+
+
+def _store_source(source: ClientSource) -> "StoredSource":
+    opened = source
+    if isinstance(source, HeldSource):
+        chunks = list(_chunks(source.held))
+        opened = _ChunkedSource(
+            source.token,
+            [start for start, _ in chunks],
+            [ray.put(chunk) for _, chunk in chunks],
+        )
+    return StoredSource(source.token, source.is_resident, ray.put(opened))
+
+
+def _chunks(held: Sequence[Plain]) -> Iterator[tuple[int, list[Plain]]]:
+    """Yield runs of values of bounded size, each with its first position."""
+    chunk: list[Plain] = []
+    num_bytes = 0
+    for position, value in enumerate(held):
+        size = stored.count_bytes(value)
+        if chunk and num_bytes + size > _CHUNK_BYTES:
+            yield position - len(chunk), chunk
+            chunk, num_bytes = [], 0
+        chunk.append(value)
+        num_bytes += size
+    yield len(held) - len(chunk), chunk
+
+
+def _fetch(reference: Any) -> Any:
+    # On the one thread of a worker, which has nothing else to do until it is there.
+    return ray.get(reference, timeout=_FETCH_TIMEOUT_S)  # noqa: TID251
+
+
+class StoredSource(ClientSource):
+    """A source in the object store; fetched by whoever reads it first.
+
+    Args:
+        token: of the source.
+        is_resident: of the source.
+        reference: to the source.
+    """
+
+    opens_once = True
+
+    def __init__(self, token: str, is_resident: bool, reference: Any) -> None:  # noqa: FBT001
+        self.token = token
+        self.is_resident = is_resident
+        self.reference = reference
+        self._opened: ClientSource | None = None
+
+    @override
+    def __reduce__(self) -> Any:
+        return StoredSource, (self.token, self.is_resident, self.reference)
+
+    @override
+    def read(self, position: int) -> Plain:
+        if self._opened is None:
+            self._opened = _fetch(self.reference)
+        return cast("ClientSource", self._opened).read(position)
+
+
+class _ChunkedSource(ClientSource):
+    """Values of clients as objects of many; arrays are read without a copy."""
+
+    is_resident = True
+
+    def __init__(self, token: str, starts: list[int], references: list[Any]) -> None:
+        self.token = token
+        self._starts = starts
+        self._references = references
+        self._fetched: dict[int, list[Plain]] = {}
+
+    @override
+    def __reduce__(self) -> Any:
+        return _ChunkedSource, (self.token, self._starts, self._references)
+
+    @override
+    def read(self, position: int) -> Plain:
+        index = bisect.bisect_right(self._starts, position) - 1
+        if index not in self._fetched:
+            self._fetched[index] = _fetch(self._references[index])
+        return self._fetched[index][position - self._starts[index]]

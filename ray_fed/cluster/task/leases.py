@@ -1,0 +1,236 @@
+"""Ask the pool for a worker, and tell it of a loss."""
+
+import asyncio
+import dataclasses
+import math
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import ray.exceptions
+
+import ray_fed.errors as errors
+from ray_fed.cluster import failures
+from ray_fed.cluster.pool import actions
+from ray_fed.cluster.pool.decisions import COPY
+from ray_fed.cluster.task.connection import LostWorkerError, Worker
+from ray_fed.plan import outcomes
+from ray_fed.values.lru_cache import Recent
+
+
+@dataclasses.dataclass(frozen=True)
+class Lease:
+    """A worker of one's own.
+
+    Attributes:
+        worker: to call.
+        attempt: that begins with the lease; its end is not known.
+        lost: the attempts before, under the same name.
+        used_s: since when, by the monotonic clock, where the lease was kept before.
+    """
+
+    worker: Worker
+    attempt: outcomes.Attempt
+    lost: tuple[outcomes.Attempt, ...] = ()
+    used_s: float = -math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """What a subround asks for a worker with.
+
+    Attributes:
+        timeout_s: seconds from the lease after which the worker counts as hung; None:
+            never.
+        siblings: names subrounds that take about as long; empty: there are none.
+        spare_after_s: seconds before a second worker is thought of; None: never.
+        prefers: name of the worker to have, where that is free; empty: any will do.
+    """
+
+    timeout_s: float | None = None
+    siblings: str = ""
+    spare_after_s: float | None = None
+    prefers: str = ""
+
+
+class Handles:
+    """Handles of workers, kept by a process that leases the same ones again.
+
+    Without one, Ray forgets an actor, and takes milliseconds to find it again; and it
+    tells the pool's process of each handle that travels.
+
+    Args:
+        limit: the least recently leased are dropped beyond.
+    """
+
+    def __init__(self, limit: int = 64) -> None:
+        self._kept: Recent[tuple[Any, str], Any] = Recent(limit)
+
+    def of(self, pool: Any) -> dict[str, Any]:
+        """Return those of the workers of a pool, by name."""
+        pool_id = pool._actor_id  # noqa: SLF001 (what Ray knows it by)
+        return {name: kept for (p, name), kept in self._kept.items() if p == pool_id}
+
+    def keep(self, pool: Any, name: str, handle: Any) -> None:
+        """Keep the handle of a worker of a pool, or of the pool itself, unnamed."""
+        key = (pool._actor_id, name)  # noqa: SLF001
+        self._kept.keep(key, handle)
+
+
+async def resumed(
+    pool: Any, name: str, attempt: outcomes.Attempt | None, handles: Handles
+) -> Lease | None:
+    """Return a lease that the driver kept; None where the pool is to be asked for one.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: that the worker was leased under.
+        attempt: the one that begins, or None.
+        handles: of workers that were leased before, and of that one.
+
+    Raises:
+        ClusterError: the pool is gone.
+    """
+    if attempt is None:
+        return None
+    handle = handles.of(pool).get(attempt.worker)
+    if handle is None:
+        handle = await _answer(pool.handle_of.remote(attempt.worker))
+    if handle is None:  # its worker was lost before this use, which is not to blame
+        gone = actions.Failure("crash", f"`{attempt.worker}` is gone.")
+        await _answer(pool.lost.remote(name, gone, 0.0))
+        return None
+    handles.keep(pool, attempt.worker, handle)
+    worker = Worker(handle, name, attempt.worker, attempt.node)
+    return Lease(worker, attempt, used_s=time.monotonic())
+
+
+async def lease(
+    pool: Any, name: str, terms: Terms | None = None, handles: Handles | None = None
+) -> Lease:
+    """Lease a worker under a name, which is the scope of values on it too.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: of a subround, or of another use; unique.
+        terms: None: those of what has no time limit and no siblings.
+        handles: of workers that were leased before; None keeps none.
+
+    Raises:
+        RetryBudgetError: workers were lost under the name too often, or none starts.
+        ResourceError: the cluster has no room for the least number of workers.
+        DeadlineError: they hung too often.
+        ClusterError: the pool is gone.
+    """
+    terms, handles = terms or Terms(), handles or Handles()
+    known = handles.of(pool)
+    reply = pool.lease.remote(
+        name, terms.timeout_s, terms.siblings, tuple(known), terms.prefers
+    )
+    found = await _asked(reply, name, known)
+    handles.keep(pool, found.worker.name, found.worker.handle)
+    return found
+
+
+async def lease_spare(pool: Any, name: str, terms: Terms) -> Lease:
+    """Lease a second worker for a subround, if ever it straggles.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: under which the subround has its first one.
+        terms: `spare_after_s` is not None.
+
+    Raises:
+        ClusterError: the subround ended before, or the pool is gone.
+    """
+    await asyncio.sleep(terms.spare_after_s or 0.0)
+    reply = pool.lease_spare.remote(name, terms.timeout_s)
+    return await _asked(reply, name + COPY, {})
+
+
+async def _asked(reply: Any, scope: str, known: Mapping[str, Any]) -> Lease:
+    attempt, handle, lost = await _answer(reply)
+    handle = known[attempt.worker] if handle is None else handle
+    return Lease(Worker(handle, scope, attempt.worker, attempt.node), attempt, lost)
+
+
+async def _answer(reply: Any) -> Any:
+    """Return what the pool answers.
+
+    Raises:
+        ClusterError: the pool is gone.
+        Exception: what it raised.
+    """
+    try:
+        return await reply
+    except ray.exceptions.RayTaskError as error:
+        raise failures.unwrap(error) from None
+    except ray.exceptions.RayActorError as error:
+        raise errors.ClusterError(
+            "Expected a pool of workers, found it gone: close the context and make"
+            f" another. {failures.describe(error)}"
+        ) from error
+
+
+async def report(
+    pool: Any, name: str, loss: LostWorkerError, used_s: float = -math.inf
+) -> None:
+    """Tell the pool of the loss of a worker that is leased under a name.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: of the lease.
+        loss: of its worker.
+        used_s: see `Lease`.
+    """
+    failure = actions.Failure(failures.classify(loss.error), loss.detail)
+    await pool.lost.remote(name, failure, time.monotonic() - used_s)
+
+
+async def report_memory(
+    pool: Any, lease: Lease, error: errors.WorkerMemoryError
+) -> str:
+    """Tell the pool to replace a worker whose work found no memory; return why.
+
+    What fills its memory may well be its own, so the next attempt gets a fresh one.
+    """
+    attempt = lease.attempt
+    detail = f"`{attempt.worker}` on node {attempt.node}: {error.message}"
+    failure = actions.Failure(
+        "memory", detail, error.location.client_index, error.cause_text
+    )
+    await pool.lost.remote(lease.worker.scope, failure)
+    return detail
+
+
+class PooledWorker:
+    """A worker for as long as the pool lives: one that is lost is replaced.
+
+    What is run again after a loss has the budgets of a subround; what ended well
+    starts the next with whole ones.
+
+    Args:
+        pool: handle of the `PoolHost`; not owned.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._name = f"held-{uuid.uuid4().hex[:8]}"
+
+    async def lease(self, loss: LostWorkerError | None) -> Worker:
+        """Return a worker, after the loss of the one before; see `WorkerSource`."""
+        while True:
+            if loss is not None:
+                await report(self._pool, self._name, loss)
+            found = await lease(self._pool, self._name)
+            try:
+                await found.worker.call("begin")
+            except LostWorkerError as error:
+                loss = error
+            else:
+                return found.worker
+
+    async def settle(self) -> None:
+        """Give the next work whole budgets."""
+        await self._pool.forgive.remote(self._name)

@@ -1,0 +1,1 @@
+"""Where clients' values come from."""

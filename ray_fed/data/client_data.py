@@ -1,0 +1,178 @@
+"""Data of clients, placed once: on the workers that need it, for as long as it fits."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.language import structs
+from ray_fed.values import plain_form
+from ray_fed.values.client_references import ClientReference, ClientRun
+from ray_fed.values.client_sources import FunctionSource, HeldSource
+from ray_fed.values.sequence_rows import Rows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClientData(ClientRun):
+    """What clients have, by reference: an argument placed at clients that stays put.
+
+        data = ClientData.from_function(ids, read_file, dataset_type)
+        state = training.next(state, data.select(["anna", "bert"]))
+
+    A sequence of `ClientReference`s. It, a slice, a selection, or a list of its
+    elements may stand wherever a value placed at clients is expected. Nothing of it is
+    read on the way: each worker reads the clients that it is given, lays them out once,
+    and keeps them between rounds, up to `Config.workers.client_bytes`.
+
+    Made by `from_values` or `from_function`.
+
+    Attributes:
+        ids: one a client, in order.
+    """
+
+    ids: tuple[Hashable, ...] = ()
+
+    @classmethod
+    def from_values(
+        cls,
+        clients: Mapping[Any, Any] | Sequence[Any],
+        type_spec: Any,
+        weights: Sequence[float] | None = None,
+    ) -> "ClientData":
+        """Return clients whose values are at hand; they are checked now, sent once.
+
+        Args:
+            clients: value of each client by id, or a sequence of values, whose ids are
+                their indices.
+            type_spec: of one client's value.
+            weights: what each client's work costs, > 0; None: as many as the elements
+                of its sequences.
+
+        Raises:
+            ValueMismatchError: a value is not of the type.
+            ConfigError: there are more or fewer weights than clients, or one is not
+                above zero.
+        """
+        ids: list[Any]
+        if isinstance(clients, Mapping):
+            ids, given = list(clients.keys()), list(clients.values())
+        else:
+            ids, given = list(range(len(clients))), list(clients)
+        member = fl.to_type(type_spec)
+        held = [
+            plain_form.to_plain(
+                value, member, f"what the client with the id {client!r} has"
+            )
+            for client, value in zip(ids, given, strict=True)
+        ]
+        if weights is None:
+            counts = [_count_elements(value) for value in held]
+            weights = None if None in counts else cast("list[float]", counts)
+        return cls._of(HeldSource(held), member, ids, weights)
+
+    @classmethod
+    def from_function(
+        cls,
+        ids: Iterable[Any],
+        load: Callable[[Any], Any],
+        type_spec: Any,
+        weights: Sequence[float] | None = None,
+    ) -> "ClientData":
+        """Return clients whose values a function reads, on the worker that needs them.
+
+        Args:
+            ids: of the clients, in order.
+            load: takes an id, returns what the client has: the same each time, as it is
+                called again after a failure, or when what it returned was dropped. It
+                is pickled.
+            type_spec: of what it returns.
+            weights: what each client's work costs, > 0; None: not known.
+
+        Raises:
+            ConfigError: there are more or fewer weights than clients, or one is not
+                above zero.
+        """
+        ids, member = list(ids), fl.to_type(type_spec)
+        return cls._of(FunctionSource(load, ids, member), member, ids, weights)
+
+    @classmethod
+    def _of(
+        cls,
+        source: HeldSource | FunctionSource,
+        member: fl.Type,
+        ids: Sequence[Hashable],
+        weights: Sequence[float] | None,
+    ) -> "ClientData":
+        if len(set(ids)) < len(ids):
+            ((twice, count),) = collections.Counter(ids).most_common(1)
+            raise errors.ConfigError(
+                "Expected an id of its own for each client, found"
+                f" {structs.show(twice)} {count} times."
+            )
+        of_clients = None if weights is None else np.array(weights, np.float64)
+        if of_clients is not None and of_clients.shape != (len(ids),):
+            raise errors.ConfigError(
+                f"Expected one weight for each of {len(ids)} clients, found"
+                f" {of_clients.size}."
+            )
+        if of_clients is not None and not (of_clients >= 0).all():
+            raise errors.ConfigError("Expected weights of at least 0.")
+        positions = np.arange(len(ids), dtype=np.int64)
+        return cls(source, member, positions, of_clients, tuple(ids))
+
+    @override
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self._take(range(len(self))[index])
+        weight = None if self.weights is None else float(self.weights[index])
+        return ClientReference(
+            self.source,
+            int(self.positions[index]),
+            self.type_signature,
+            self.ids[index],
+            weight,
+        )
+
+    def select(self, ids: Iterable[Any]) -> "ClientData":
+        """Return the clients of these ids, in this order; an id may stand there twice.
+
+        Raises:
+            ConfigError: there is no client of an id.
+        """
+        indices, wanted = self._indices, list(ids)
+        unknown = [client for client in wanted if client not in indices]
+        if unknown:
+            raise errors.ConfigError(
+                f"Expected ids of these {len(self)} clients, found {unknown[:5]}."
+            )
+        return self._take([indices[client] for client in wanted])
+
+    @functools.cached_property
+    def _indices(self) -> dict[Hashable, int]:
+        return {client: index for index, client in enumerate(self.ids)}
+
+    def _take(self, indices: Sequence[int]) -> "ClientData":
+        taken = np.array(indices, np.int64)
+        return ClientData(
+            self.source,
+            self.type_signature,
+            self.positions[taken],
+            None if self.weights is None else self.weights[taken],
+            tuple(self.ids[index] for index in indices),
+        )
+
+
+def _count_elements(value: Any) -> float | None:
+    """Return how many elements the sequences of a plain value have; None without."""
+    if isinstance(value, Rows):
+        return float(max([value.length, *(len(c.rows) for c in value.columns)]))
+    if not isinstance(value, tuple):
+        return None
+    counts = [_count_elements(member) for member in cast("tuple[Any, ...]", value)]
+    return sum(known) if (known := [c for c in counts if c is not None]) else None

@@ -1,0 +1,1 @@
+"""Files of data: what their names say, how they are opened, tables in them."""

@@ -1,0 +1,185 @@
+"""Files that computations name: what a name says, and how a file is opened.
+
+    /data/a.npz        file:///data/a.parquet#label        s3://bucket/a.tfrecord
+
+A name is a path, or a URI that fsspec knows, in the file system of whoever reads it;
+what follows the last `#` names one column. Nothing here is cached: files may change.
+"""
+
+import dataclasses
+import errno
+import importlib
+import os
+import platform
+import stat
+from typing import IO, Any, Self
+
+import ray_fed.errors as errors
+from ray_fed.values import read_limits
+
+
+def describe_executor() -> str:
+    """Return where this code runs, as an error says it."""
+    return f"process {os.getpid()} on node `{platform.node()}`"
+
+
+def import_extra(module: str) -> Any:
+    """Return a module of the extra `data`.
+
+    Raises:
+        UnsupportedError: it is not installed where this code runs.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise errors.UnsupportedError(
+            f"Expected the package `{module.partition('.')[0]}`, which reads external"
+            f" data, found it missing in {describe_executor()}: pip install"
+            " 'ray-fed[data]' there."
+        ) from error
+
+
+_OTHER_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a regular file to read bytes, and nothing else that a path may name.
+
+    To open a FIFO or a device can wait for ever, or has effects.
+
+    Raises:
+        TypeError: `path` is none.
+        FileNotFoundError: there is nothing at the path.
+        OSError: what is there cannot be opened, or is no regular file.
+    """
+    try:
+        status = os.stat(os.fspath(path))  # noqa: PTH116 (it names what `os.open` would open)
+    except ValueError as error:  # a NUL in it, or no text
+        raise OSError(errno.EINVAL, f"no path: {error}") from error
+    _check_regular(status)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        _check_regular(os.fstat(descriptor))  # it may have been replaced in between
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _OTHER_KINDS.get(stat.S_IFMT(status.st_mode), "no file")
+        raise OSError(errno.EINVAL, f"{kind}, not a regular file")
+
+
+_OPEN_PROTOCOLS = ("file", "local", "memory")
+"""Those that may be read without a setting."""
+
+
+def _protocols_of(uri: str) -> list[str]:
+    """Return the protocols of a URI, of each part of a chain; none for a path."""
+    parts, found = uri.split("::"), list[str]()
+    for part in parts:
+        protocol, has_protocol, _ = part.partition("://")
+        # As in zip::memory://a.zip
+        is_name = len(parts) > 1 and "/" not in part and "." not in part
+        if has_protocol or is_name:
+            found.append(protocol)
+        elif part.startswith("data:"):
+            found.append("data")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFile:
+    """A file that a computation names.
+
+    Attributes:
+        uri: a path, or a URI; without the column.
+        column: the one to read; None: those that the declared type names.
+    """
+
+    uri: str
+    column: str | None
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """Return the file, and the column, that a name says.
+
+        Raises:
+            UnsupportedError: files of the name's protocol may not be read here.
+        """
+        uri, _, column = name.rpartition("#") if "#" in name else (name, "", "")
+        legal = [*_OPEN_PROTOCOLS, *read_limits.limits().protocols]
+        for protocol in _protocols_of(uri):
+            if protocol not in legal:
+                named = f'Config(data={{"protocols": ["{protocol}"]}})'
+                raise errors.UnsupportedError(
+                    f"Expected a path, or a URI of one of the protocols {legal}, found"
+                    f" `{protocol}` in `{uri}`: to let computations open others, name"
+                    f" them in {named}."
+                )
+        return cls(uri, column or None)
+
+    @property
+    def suffix(self) -> str:
+        """The end of the name that tells the format, as `.npz`."""
+        return os.path.splitext(self.uri)[1].lower()  # noqa: PTH122 (no path: a URI)
+
+    def open(self) -> Any:
+        """Return the file, opened to read bytes.
+
+        Raises:
+            MissingFileError: it is not there, or may not be read.
+            UnsupportedError: fsspec, or what it needs for the URI, is not installed.
+        """
+        try:
+            filesystem, path = self._locate()
+            if _is_local(filesystem):
+                return open_regular(path)
+            return filesystem.open(path, "rb")
+        except OSError as error:
+            raise self._missing(error) from error
+
+    def _locate(self) -> tuple[Any, str]:
+        fsspec = import_extra("fsspec.core")
+        try:
+            return fsspec.url_to_fs(self.uri)
+        except (ImportError, ValueError) as error:
+            raise errors.UnsupportedError(
+                f"Expected a path, or a URI that fsspec knows, found `{self.uri}`"
+                f" ({error}) in {describe_executor()}."
+            ) from error
+
+    def _missing(self, error: OSError) -> errors.MissingFileError:
+        return errors.MissingFileError(
+            f"Expected the file `{self.uri}`, found {type(error).__name__}"
+            f" ({error.strerror or error}) in {describe_executor()}: put the file where"
+            " its name says, on every machine that runs its clients."
+        )
+
+    def mismatch(self, expected: str, found: str) -> errors.ValueMismatchError:
+        """Return the error that the file does not hold what was declared."""
+        return errors.ValueMismatchError(
+            f"Expected {expected} in `{self.uri}`, found {found} (read by"
+            f" {describe_executor()}): change the declared type or the file; nothing"
+            " is cast."
+        )
+
+    def damaged(self, found: str) -> errors.ValueMismatchError:
+        """Return the error that the file is not as it was written."""
+        return errors.ValueMismatchError(
+            f"Expected the whole of `{self.uri}` as it was written, found {found} (read"
+            f" by {describe_executor()}): write or copy the file anew."
+        )
+
+
+def _is_local(filesystem: Any) -> bool:
+    protocols = filesystem.protocol
+    return "file" in ([protocols] if isinstance(protocols, str) else protocols)

@@ -1,0 +1,261 @@
+"""Tables in files as columns of numpy arrays: parquet, arrow, npz and npy.
+
+A file is opened and its schema read first; rows follow in chunks, when asked for.
+Strings are objects of bytes, as everywhere in plain values.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import zipfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+import ray_fed.errors as errors
+from ray_fed.files import npy, opening
+from ray_fed.files.opening import DataFile
+from ray_fed.values.sequence_rows import Dims
+
+Cells: TypeAlias = Any
+"""One value a row: an array whose first dimension is rows, or a list of arrays."""
+
+CHUNK_ROWS = 4096
+"""Rows in memory at a time, of parquet; other formats say themselves."""
+
+_NPY = ".npy"  # how a member of an npz file ends
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnSpec:
+    """What a file says of a column before its rows are read.
+
+    Attributes:
+        dtype: of the cells; object for strings; None for what no tensor holds.
+        shape: rows first, None where unknown.
+        is_flat: cells are lists, to be laid in the declared shape in row-major order.
+        label: what the file calls the column's type.
+    """
+
+    dtype: np.dtype[Any] | None
+    shape: Dims
+    is_flat: bool
+    label: str
+
+
+class Table(Protocol):
+    """A file of columns."""
+
+    @property
+    def specs(self) -> Mapping[str, ColumnSpec]:
+        """What the file says of each column, by name."""
+        ...
+
+    def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
+        """Open the file anew and yield chunks: the cells of each column named."""
+        ...
+
+
+class NpzTable:
+    """Arrays of an npz file; the first dimension is rows, all are one chunk."""
+
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+        with self._archive() as archive:
+            members = [name for name in archive.namelist() if name.endswith(_NPY)]
+            names = [member.removesuffix(_NPY) for member in members]
+            self.specs = {name: self._spec(archive, name) for name in names}
+
+    def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
+        """Yield the arrays named."""
+        with self._archive() as archive:
+            arrays = [
+                _without_unicode(npy.read_member(archive, f"{name}{_NPY}"))
+                for name in names
+            ]
+        yield arrays
+
+    @contextlib.contextmanager
+    def _archive(self) -> Generator[zipfile.ZipFile]:
+        with self._file.open() as opened, _numpy_errors(self._file):
+            yield zipfile.ZipFile(opened)
+
+    def _spec(self, archive: zipfile.ZipFile, name: str) -> ColumnSpec:
+        with archive.open(f"{name}{_NPY}") as array:
+            return _npy_spec(self._file, array, name)
+
+
+class NpyTable:
+    """The one array of an npy file, as a column without a name of its own."""
+
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+        with file.open() as opened, _numpy_errors(file):
+            self.specs = {"array": _npy_spec(file, opened, "array")}
+
+    def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
+        """Yield the array."""
+        with self._file.open() as opened, _numpy_errors(self._file):
+            array = _without_unicode(npy.read_array(opened))
+        yield [array for _ in names]
+
+
+@contextlib.contextmanager
+def _numpy_errors(file: DataFile) -> Generator[None]:
+    """Say which file it is that numpy's formats are not read from."""
+    try:
+        yield
+    except errors.ValueMismatchError:
+        raise
+    except npy.DAMAGES as error:
+        found = f"{type(error).__name__} ({error})"
+        raise file.mismatch("arrays of numpy", found) from error
+
+
+def _npy_spec(file: DataFile, opened: Any, name: str) -> ColumnSpec:
+    """Read the header of one array, and no more."""
+    shape, dtype = npy.read_header(opened)
+    if dtype.kind == "O":
+        raise file.mismatch(f"numbers or strings as `{name}`", "pickled objects")
+    is_string = dtype.kind in "US"
+    dtype = np.dtype(object) if is_string else dtype
+    return ColumnSpec(dtype, shape, is_flat=False, label=f"{dtype}{list(shape)}")
+
+
+def _without_unicode(array: Any) -> Any:
+    if array.dtype.kind not in "US":
+        return array
+    if array.dtype.kind == "U":
+        array = np.char.encode(array, "utf-8")
+    return array.astype(object)
+
+
+@contextlib.contextmanager
+def _arrow_errors(file: DataFile) -> Generator[None]:
+    """Say which file it is that arrow does not read."""
+    pyarrow: Any = opening.import_extra("pyarrow")
+    try:
+        yield
+    except errors.RayFedError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise file.damaged(f"what {file.suffix} files do not have ({error})") from error
+
+
+class ArrowTable:
+    """Record batches of a parquet, arrow or feather file.
+
+    Elements of struct columns are columns, named with dots.
+    """
+
+    def __init__(self, file: DataFile, *, is_parquet: bool) -> None:
+        self._file = file
+        self._is_parquet = is_parquet
+        with file.open() as opened, _arrow_errors(file):
+            source = self._source(opened)
+            schema = source.schema_arrow if is_parquet else source.schema
+            pyarrow: Any = opening.import_extra("pyarrow")
+            empty = _flat_table(pyarrow.Table.from_batches([], schema))
+        self.specs = {field.name: _arrow_spec(field.type) for field in empty.schema}
+
+    def _source(self, opened: Any) -> Any:
+        if self._is_parquet:
+            parquet = opening.import_extra("pyarrow.parquet")
+            return parquet.ParquetFile(opened, page_checksum_verification=True)
+        return opening.import_extra("pyarrow.ipc").open_file(opened)
+
+    def _batches(self, source: Any, names: Sequence[str]) -> Iterator[Any]:
+        if self._is_parquet:
+            yield from source.iter_batches(CHUNK_ROWS, columns=list(names))
+        else:
+            for index in range(source.num_record_batches):
+                batch = source.get_batch(index)
+                batch.validate(full=True)  # a damaged offset would be followed
+                yield batch
+
+    def read(self, names: Sequence[str]) -> Iterator[list[Cells]]:
+        """Yield the columns named of each record batch."""
+        pyarrow: Any = opening.import_extra("pyarrow")
+        with self._file.open() as opened, _arrow_errors(self._file):
+            for batch in self._batches(self._source(opened), names):
+                table = _flat_table(pyarrow.Table.from_batches([batch]))
+                columns = [table.column(name).combine_chunks() for name in names]
+                yield [
+                    self._cells(column, name)
+                    for column, name in zip(columns, names, strict=True)
+                ]
+
+    def _cells(self, array: Any, name: str) -> Cells:
+        """Return an arrow array as one value a row."""
+        if array.null_count:
+            raise self._file.mismatch(f"a value in every row of `{name}`", "nulls")
+        if not _is_list(array.type):
+            return _values(array)
+        values = self._cells(array.flatten(), name)
+        size = getattr(array.type, "list_size", None)
+        if size is not None:
+            return values.reshape(len(array), size)
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        splits = np.cumsum([0, *lengths], dtype=np.int64)
+        return [values[a:b] for a, b in itertools.pairwise(splits)]
+
+
+def _flat_table(table: Any) -> Any:
+    """Return a table whose struct columns are taken apart, at all depths."""
+    while any(
+        hasattr(field.type, "num_fields") and _is_struct(field.type)
+        for field in table.schema
+    ):
+        table = table.flatten()
+    return table
+
+
+def _is_struct(arrow_type: Any) -> bool:
+    return opening.import_extra("pyarrow.types").is_struct(arrow_type)
+
+
+def _is_list(arrow_type: Any) -> bool:
+    types = opening.import_extra("pyarrow.types")
+    return (
+        types.is_list(arrow_type)
+        or types.is_large_list(arrow_type)
+        or types.is_fixed_size_list(arrow_type)
+    )
+
+
+def _arrow_spec(arrow_type: Any) -> ColumnSpec:
+    if not _is_list(arrow_type):
+        dtype = _dtype(arrow_type)
+        return ColumnSpec(dtype, (None,), is_flat=False, label=str(arrow_type))
+    size = getattr(arrow_type, "list_size", None)
+    dtype = _dtype(arrow_type.value_type)
+    return ColumnSpec(dtype, (None, size), is_flat=True, label=str(arrow_type))
+
+
+def _dtype(arrow_type: Any) -> np.dtype[Any] | None:
+    types = opening.import_extra("pyarrow.types")
+    if _is_bytes(arrow_type):
+        return np.dtype(object)
+    if types.is_integer(arrow_type) or types.is_floating(arrow_type):
+        return np.dtype(arrow_type.to_pandas_dtype())
+    return np.dtype(np.bool_) if types.is_boolean(arrow_type) else None
+
+
+def _is_bytes(arrow_type: Any) -> bool:
+    types = opening.import_extra("pyarrow.types")
+    return (
+        types.is_string(arrow_type)
+        or types.is_large_string(arrow_type)
+        or types.is_binary(arrow_type)
+        or types.is_large_binary(arrow_type)
+    )
+
+
+def _values(array: Any) -> Any:
+    if not _is_bytes(array.type):
+        return array.to_numpy(zero_copy_only=False)
+    pyarrow: Any = opening.import_extra("pyarrow")
+    values = np.empty(len(array), object)
+    values[:] = array.cast(pyarrow.large_binary()).to_pylist()
+    return values

@@ -1,0 +1,1 @@
+"""Building blocks of computations and their types: parsed, written, checked."""

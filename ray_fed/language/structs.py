@@ -1,0 +1,141 @@
+"""Structures as executors see them, and the Python containers that they come from."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import attrs
+import federated_language as fl
+from federated_language.common_libs import structure
+
+import ray_fed.errors as errors
+
+_T = TypeVar("_T")
+
+
+Struct = structure.Struct
+"""What federated_language packs arguments into and executors compute structs to."""
+
+
+Plain = Any
+"""A value in the form that `ray_fed.values.plain_form` describes."""
+
+
+def iter_elements(value: Struct[_T]) -> Iterator[tuple[str | None, _T]]:
+    """Yield (name, element) of a struct, in order."""
+    return iter(structure.to_elements(value))
+
+
+def to_struct(elements: object) -> Struct[Any]:
+    """Return any container of elements as a struct of one level.
+
+    Raises:
+        ValueMismatchError: `elements` is no container.
+    """
+    if isinstance(elements, Struct):
+        return cast("Struct[Any]", elements)
+    try:
+        return structure.from_container(elements)
+    except TypeError as error:
+        raise errors.ValueMismatchError(
+            "Expected a list, tuple, dict or struct of embedded values, found"
+            f" {show(elements)}."
+        ) from error
+
+
+def struct_elements(
+    value: object, type_spec: fl.StructType, label: str = "value"
+) -> list[tuple[fl.Type, str, Any]]:
+    """Split a Python container into the elements that its type declares.
+
+    Names are matched by name where both sides have them; a container without names
+    takes those of its type.
+
+    Args:
+        value: a struct, mapping, named tuple, attrs or dataclass object, list or tuple.
+        type_spec: of the value.
+        label: what the value is called in an error.
+
+    Returns:
+        (type, label, element) in the order of the type.
+
+    Raises:
+        ValueMismatchError: the container has other elements than its type.
+    """
+    names = [name for name, _ in type_spec.items()]
+    found_names, found = _container_items(value, type_spec, label)
+    if isinstance(value, Mapping) and set(found_names) != set(names):
+        raise _names_error(label, names, found_names)
+    if len(found) != len(names):
+        raise errors.ValueMismatchError(
+            f"Expected {label} to have {len(names)} elements as in `{type_spec}`,"
+            f" found {len(found)}."
+        )
+    if isinstance(value, Mapping):
+        by_name = dict(zip(found_names, found, strict=True))
+        found = [by_name[name] for name in names]
+    elif any(f is not None and f != n for f, n in zip(found_names, names, strict=True)):
+        raise _names_error(label, names, found_names)
+    return [
+        (element_type, f"{label}.{name or index}", element)
+        for index, ((name, element_type), element) in enumerate(
+            zip(type_spec.items(), found, strict=True)
+        )
+    ]
+
+
+def _names_error(
+    label: str, names: Sequence[str | None], found: Sequence[object]
+) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f"Expected {label} to have elements named {names}, found {list(found)}."
+    )
+
+
+def _container_items(  # noqa: PLR0911 (one return a kind of container)
+    value: object, type_spec: fl.StructType, label: str
+) -> tuple[list[Any], list[Any]]:
+    match value:
+        case Struct():
+            pairs = structure.to_elements(cast("Struct[Any]", value))
+            return [name for name, _ in pairs], [element for _, element in pairs]
+        case Mapping():
+            mapping = cast("Mapping[Any, Any]", value)
+            return list(mapping.keys()), list(mapping.values())
+        case tuple() if hasattr(value, "_asdict"):
+            items: dict[str, Any] = value._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+            return list(items), list(items.values())
+        case list() | tuple():
+            elements = list(cast("Iterable[Any]", value))
+            return [None] * len(elements), elements
+        case _ if attrs.has(type(value)):
+            items = attrs.asdict(cast("Any", value), recurse=False)
+            return list(items), list(items.values())
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [field.name for field in dataclasses.fields(value)]
+            return list(fields), [getattr(value, name) for name in fields]
+        case _:
+            raise errors.ValueMismatchError(
+                f"Expected {label} to be a container of `{type_spec}`, found"
+                f" {show(value)}."
+            )
+
+
+def show(value: object) -> str:
+    """Return a value and its Python type for an error message, cut when long."""
+    return f"`{errors.describe(value)}` of Python type `{type(value).__name__}`"
+
+
+def is_raw_memory(value: object) -> bool:
+    """Return whether an object is memory whose bytes numpy would take for numbers.
+
+    Such are bytes, bytearray, memoryview, mmap, array.array and arrays of ctypes; not
+    arrays of numpy or tensors, which have a dtype.
+    """
+    if hasattr(value, "dtype"):
+        return False
+    try:
+        memoryview(cast("Any", value)).release()
+    except TypeError:
+        return False
+    return True

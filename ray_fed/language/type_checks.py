@@ -1,0 +1,178 @@
+"""Federated types: what they hold, and checks of values and calls against them."""
+
+import functools
+from typing import TypeVar, cast
+
+import federated_language as fl
+import numpy as np
+
+import ray_fed.errors as errors
+from ray_fed.language.structs import show
+
+_T = TypeVar("_T")
+
+
+_CACHED_TYPES = 1024
+"""Of which is kept what they hold: walking through one takes longer than a call."""
+
+
+def is_at_clients(type_spec: fl.Type) -> bool:
+    """Return whether the type is a federated type placed at clients."""
+    return isinstance(type_spec, fl.FederatedType) and type_spec.placement == fl.CLIENTS
+
+
+def differs_by_client(type_spec: fl.Type) -> bool:
+    """Return whether values of the type are one a client, hence a list."""
+    return isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal
+
+
+@functools.lru_cache(maxsize=_CACHED_TYPES)
+def holds_clients(type_spec: fl.Type) -> bool:
+    """Return whether some part of a type differs by client."""
+    return fl.framework.type_contains(type_spec, differs_by_client)
+
+
+@functools.lru_cache(maxsize=_CACHED_TYPES)
+def holds_functions(type_spec: fl.Type) -> bool:
+    """Return whether some part of a type is a function."""
+    return fl.framework.type_contains(
+        type_spec, lambda part: isinstance(part, fl.FunctionType)
+    )
+
+
+@functools.lru_cache(maxsize=_CACHED_TYPES)
+def _holds_placed(type_spec: fl.StructType) -> bool:
+    return fl.framework.contains_federated_types(type_spec)
+
+
+def is_placed_struct(type_spec: fl.Type) -> bool:
+    """Return whether a type is a struct with placed parts: to be taken apart."""
+    return isinstance(type_spec, fl.StructType) and _holds_placed(type_spec)
+
+
+def check_assignable(target: fl.Type, source: fl.Type, label: str) -> None:
+    """Raise unless a value of type `source` may stand where `target` is declared.
+
+    Raises:
+        ValueMismatchError: it may not.
+    """
+    if not target.is_assignable_from(source):
+        raise errors.ValueMismatchError(
+            f"Expected {label} of type `{target}`, found `{source}`."
+        )
+
+
+def narrow(value: object, cls: type[_T], label: str) -> _T:
+    """Return `value` as a `cls`, which `label` embeds.
+
+    Raises:
+        ValueMismatchError: the value was embedded by another executor.
+    """
+    if not isinstance(value, cls):
+        raise errors.ValueMismatchError(
+            f"Expected a value embedded in {label}, found `{type(value).__name__}`:"
+            " pass what its create_value returned."
+        )
+    return value
+
+
+def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int:
+    """Return the position that an index or a name selects from a struct type.
+
+    Raises:
+        ValueMismatchError: the type is no struct, or has no such element.
+        UnsupportedError: both or neither of `index` and `name` are given.
+    """
+    if (index is None) == (name is None):
+        raise errors.UnsupportedError(
+            f"Expected either an index or a name, found index={index!r}, name={name!r}."
+        )
+    if not isinstance(type_spec, fl.StructType):
+        raise errors.ValueMismatchError(
+            f"Expected a struct to select from, found a value of type `{type_spec}`."
+        )
+    names = [element_name for element_name, _ in type_spec.items()]
+    if name is not None and name in names:
+        return names.index(name)
+    if isinstance(index, int | np.integer) and 0 <= index < len(names):
+        return int(index)
+    raise errors.ValueMismatchError(
+        f"Expected an element of `{type_spec}`, found"
+        f" {index if name is None else name!r}."
+    )
+
+
+def check_argument(
+    type_spec: fl.FunctionType, argument: fl.framework.ExecutorValue | None
+) -> None:
+    """Raise unless a function of the type may be called with the argument.
+
+    Raises:
+        ValueMismatchError: it may not.
+    """
+    if type_spec.parameter is None and argument is not None:
+        raise errors.ValueMismatchError(
+            f"Expected no argument for `{type_spec}`, found one of type"
+            f" `{argument.type_signature}`."
+        )
+    if type_spec.parameter is not None and argument is None:
+        raise errors.ValueMismatchError(
+            f"Expected an argument of type `{type_spec.parameter}`, found none."
+        )
+    if argument is not None and type_spec.parameter is not None:
+        check_assignable(type_spec.parameter, argument.type_signature, "an argument")
+
+
+def check_no_argument(type_spec: fl.FunctionType, arg: object) -> None:
+    """Raise where there is an argument for a function that takes none.
+
+    Raises:
+        ValueMismatchError: there is.
+    """
+    if type_spec.parameter is None and arg is not None:
+        raise errors.ValueMismatchError(
+            f"Expected no argument for `{type_spec}`, found {show(arg)}."
+        )
+
+
+def check_count(value: object, name: str, least: int = 1) -> int:
+    """Return a count that a caller gave as an int.
+
+    Args:
+        value: what was given.
+        name: of the argument.
+        least: that it may be.
+
+    Raises:
+        CardinalityError: it is a number below the least.
+        ValueMismatchError: it is no whole number.
+    """
+    if isinstance(value, int | float | np.number) and value < least:
+        raise errors.CardinalityError(
+            f"Expected `{name}` of at least {least}, found {name}={value}."
+        )
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise errors.ValueMismatchError(
+            f"Expected a whole number for `{name}`, found {show(value)}."
+        )
+    return int(value)
+
+
+def member_type(type_spec: fl.Type) -> fl.Type:
+    """Return the member of a federated type."""
+    return cast("fl.FederatedType", type_spec).member
+
+
+def is_empty_struct(type_spec: fl.Type) -> bool:
+    """Return whether a type is that of a struct without elements."""
+    return isinstance(type_spec, fl.StructType) and len(type_spec) == 0
+
+
+def struct_type(type_spec: fl.Type) -> fl.StructType:
+    """Return a type that is known to be a struct's as one."""
+    return cast("fl.StructType", type_spec)
+
+
+def function_type(type_spec: fl.Type) -> fl.FunctionType:
+    """Return a type that is known to be a function's as one."""
+    return cast("fl.FunctionType", type_spec)

@@ -1,0 +1,112 @@
+"""The leaves that a cohort is cut into, and the tree along which they are merged."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+_LEAVES = 16
+"""A cohort has as many, or a multiple: each of so many workers, or of half as many and
+so on, has one subtree then."""
+
+
+MAX_CLIENTS_PER_LEAF = 64
+"""A leaf is the unit of work that is repeated after a failure: keep it short."""
+
+
+Node = tuple[int, int]
+"""A subtree of the merge tree: first leaf, one past the last."""
+
+
+class Merge(NamedTuple):
+    """One merge of two partials, in a list of partials of adjacent subtrees.
+
+    Attributes:
+        left: position of the left partial; the merged partial takes its place.
+        right: position of the right partial, which is used no more.
+        node: the subtree that the merged partial is of.
+    """
+
+    left: int
+    right: int
+    node: Node
+
+
+def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
+    """Cut a cohort into leaves of contiguous clients; an empty cohort is one leaf.
+
+    By default each holds a sixteenth of the cohort, as near as can be, or of a part of
+    it, where that is large; of small cohorts each client is one.
+
+    Args:
+        num_clients: size of the cohort, >= 0.
+        clients_per_leaf: of each leaf but the last, >= 1; None: the default.
+    """
+    if clients_per_leaf is None:
+        count = num_clients
+        if num_clients >= 2 * _LEAVES:
+            count = _LEAVES * -(-num_clients // (_LEAVES * MAX_CLIENTS_PER_LEAF))
+        bounds = [num_clients * index // max(1, count) for index in range(count + 1)]
+    else:
+        bounds = [*range(0, num_clients, clients_per_leaf), num_clients]
+    return [range(*pair) for pair in itertools.pairwise(bounds)] or [range(0)]
+
+
+def cut_runs(num_items: int, num_runs: int) -> list[range]:
+    """Cut items into at most `num_runs` contiguous runs, none of them empty.
+
+    Each takes ceil(remaining items / remaining runs), as the documentation of
+    MergeableCompExecutionContext has it.
+    """
+    runs: list[range] = []
+    start = 0
+    for remaining in range(num_runs, 0, -1):
+        if start == num_items:
+            break
+        size = -(-(num_items - start) // remaining)
+        runs.append(range(start, start + size))
+        start += size
+    return runs
+
+
+def _halves(tree: Node) -> tuple[Node, Node]:
+    first, end = tree
+    middle = first + (end - first + 1) // 2
+    return (first, middle), (middle, end)
+
+
+def subtrees(first: int, stop: int, tree: Node) -> list[Node]:
+    """Return the largest whole subtrees that cover some leaves of a tree, in order.
+
+    Args:
+        first: of the leaves to cover.
+        stop: one past the last of them.
+        tree: the whole one, or a subtree; what lies outside of it is left out.
+    """
+    start, end = tree
+    if stop <= start or end <= first:
+        return []
+    if first <= start and end <= stop:
+        return [tree]
+    return [node for half in _halves(tree) for node in subtrees(first, stop, half)]
+
+
+def merge_order(nodes: Sequence[Node]) -> list[Merge]:
+    """Return the merges that turn adjacent subtrees into one, bottom up.
+
+    Args:
+        nodes: whole subtrees of one, adjacent and in order, that cover all its leaves.
+    """
+    order: list[Merge] = []
+    if nodes:
+        positions = {node: position for position, node in enumerate(nodes)}
+        _merge((nodes[0][0], nodes[-1][1]), positions, order)
+    return order
+
+
+def _merge(tree: Node, positions: Mapping[Node, int], order: list[Merge]) -> int:
+    """Append the merges of a tree, and return where its partial is then."""
+    if tree in positions:
+        return positions[tree]
+    left, right = (_merge(half, positions, order) for half in _halves(tree))
+    order.append(Merge(left, right, tree))
+    return left

@@ -1,0 +1,69 @@
+"""What became of a plan: its values, and the attempts at it."""
+
+import dataclasses
+
+from ray_fed.plan.diagnostics import Note
+from ray_fed.plan.fingerprint import Fingerprint
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One worker's turn at a subround.
+
+    Attributes:
+        attempt: 1 for the first try; a copy of a straggler has its number.
+        worker: its name.
+        worker_pid: its process.
+        node: address of the machine.
+        started_s: when the worker was leased, in seconds since the subround first asked
+            for one.
+        seconds: that it was leased.
+        ended: "crash", "preemption", "memory" or "hang", by which it was lost;
+            "slower", where a copy of the same work was there first.
+        detail: what happened, in words.
+        fingerprint: of the worker's process.
+    """
+
+    attempt: int
+    worker: str
+    worker_pid: int
+    node: str
+    started_s: float = 0.0
+    seconds: float = 0.0
+    ended: str = ""
+    detail: str = ""
+    fingerprint: Fingerprint | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a runner gives back for a subround or a finish.
+
+    Attributes:
+        values: plain or stored, in the order that the plan asks for.
+        attempts: 1 where nothing failed.
+        worker: name of what ran the clients.
+        worker_pid: its process.
+        coordinator_pid: the process that drove it.
+        node: address of the machine.
+        notes: what the work told, in order.
+        kernel_leaves: how many leaves a kernel ran.
+        no_kernel: why others were interpreted, if a kernel was asked for.
+        lost: the attempts that came to nothing, in order.
+        value_bytes: of the arrays in each value that left a worker's node; empty where
+            values stay in this process.
+        fingerprint: of the process that ran the clients, where it is known.
+    """
+
+    values: tuple[object, ...]
+    attempts: int
+    worker: str
+    worker_pid: int
+    coordinator_pid: int
+    node: str
+    notes: tuple[Note, ...] = ()
+    kernel_leaves: int = 0
+    no_kernel: str | None = None
+    lost: tuple[Attempt, ...] = ()
+    value_bytes: tuple[int, ...] = ()
+    fingerprint: Fingerprint | None = None

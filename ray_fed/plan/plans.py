@@ -1,0 +1,206 @@
+"""What a subround is to run, as plain data that driver, task and worker know.
+
+The cohort is cut into leaves of contiguous clients; partials of leaves are merged
+along one binary tree, whose halves differ by one leaf at most. The number of leaves
+alone decides the tree, so the bits of a result depend on neither workers nor subrounds:
+
+    clients   0 1 | 2 3 | 4 5 | 6       clients_per_leaf = 2
+    leaves     0     1     2     3
+    tree       +-----+     +-----+      merges (0, 1) and (2, 3), then the two
+               +-----------+
+
+A subround is a contiguous run of leaves. It merges inside its largest whole
+subtrees and returns one partial for each; the rest is merged once, by index. Half of
+the leaves are one subtree, and so are a quarter, an eighth and a sixteenth of them.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from ray_fed.plan.merge_tree import Node
+from ray_fed.plan.random_keys import DrawKey
+
+
+def pack(parts: Sequence[Any]) -> Any:
+    """Return what a computation takes of these parts: a tuple where there are several.
+
+    As the parts of a `MergeableCompForm` and its longer kin take them: the argument, if
+    there is one, then what was merged. Nothing at all is None.
+    """
+    if len(parts) > 1:
+        return tuple(parts)
+    return parts[0] if parts else None
+
+
+Path = tuple[int, ...]
+"""Where a part of an argument lies: the indices to select, outermost first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A leaf's client work and its accumulation, as functions of one client.
+
+        server       <parts>@SERVER -> <zeros, constants>@SERVER        once a subround
+        work         <constants, data> -> values                        for each client
+        accumulate   <accumulators, values, constants> -> accumulators  right after
+
+    Attributes:
+        server: serialised; takes nothing where `parts` is empty.
+        work: serialised; constants, data and values are structs.
+        accumulate: serialised; starts at the zeros, ends as the leaf's partial.
+        parts: in the argument, what `server` takes.
+        data: in the argument, the values of clients.
+        num_aggregations: length of zeros and accumulators, and of values but for:
+        num_kept: the last of the values, which are returned for each client instead.
+        jit: whether XLA compiles leaves whose clients are all of one shape.
+        vectorised_clients: how many of such a leaf's clients work at once.
+    """
+
+    server: bytes
+    work: bytes
+    accumulate: bytes
+    parts: tuple[Path, ...]
+    data: tuple[Path, ...]
+    num_aggregations: int
+    num_kept: int = 0
+    jit: bool = False
+    vectorised_clients: int = 1
+
+    @functools.cached_property
+    def content(self) -> bytes:
+        """What identifies the functions of a client, and how they run."""
+        options = b"%d %d " % (self.jit, self.vectorised_clients)
+        return hashlib.sha256(options + self.work + self.accumulate).digest()
+
+
+@dataclasses.dataclass(frozen=True)
+class JitDecision:
+    """Whether XLA is to compile the work of a kernel's clients.
+
+    Attributes:
+        jit: for `Kernel.jit`.
+        reason: in a few words.
+        plain_s: seconds a client without XLA, beside as many others as executors share
+            a process; None where it was not measured.
+        jit_s: the same with it.
+        compile_s: seconds of the first call with it, for one client.
+    """
+
+    jit: bool
+    reason: str
+    plain_s: float | None = None
+    jit_s: float | None = None
+    compile_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class NoKernel:
+    """Why leaves are interpreted instead.
+
+    Attributes:
+        reason: a few words, for an event.
+        leaf: position in its subround of the leaf whose work raised; None where there
+            is no kernel at all.
+    """
+
+    reason: str
+    leaf: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Subround:
+    """A run of leaves to evaluate with one computation.
+
+    Attributes:
+        computation: serialised `pb.Computation`, evaluated once a leaf.
+        merge: serialised merge of two partials; None: results are not merged.
+        clients_per_leaf: of the largest leaf of the whole cohort.
+        first_leaf: index among all leaves of the first of this run.
+        leaves: the clients of each leaf of this run, by index in the cohort; those that
+            `draw.dropped` names are not counted.
+        draw: key of the random numbers of this call.
+        nodes: the subtrees to return, by index among all leaves; empty without
+            `merge`, where every leaf's result is returned as it is.
+        parts_type: see `Finish`; of every leaf's result.
+        kernel: does the work of `computation` on all leaves at once; or why there is
+            none; None where nobody asked for one.
+        call_s: seconds of clients that one call of the kernel may cover, about.
+        num_kept: how many values at clients `computation` returns behind what is
+            merged: each is returned, a list over all clients, after the partials.
+        names_failures: whether an error is to name all clients of its leaf that fail.
+    """
+
+    computation: bytes
+    merge: bytes | None
+    clients_per_leaf: int
+    first_leaf: int
+    leaves: tuple[range, ...]
+    draw: DrawKey
+    nodes: tuple[Node, ...]
+    parts_type: bytes | None = None
+    kernel: Kernel | NoKernel | None = None
+    call_s: float = 5.0
+    num_kept: int = 0
+    names_failures: bool = False
+
+    @property
+    def places(self) -> list[range]:
+        """The clients of each leaf of this run, by index among those of the run."""
+        first = self.leaves[0].start
+        return [range(leaf.start - first, leaf.stop - first) for leaf in self.leaves]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """Clients of a subround run with XLA and without, to decide which it is to be.
+
+    Attributes:
+        subround: of one leaf, with a kernel; its result is the `JitDecision`.
+    """
+
+    subround: Subround
+
+    @property
+    def draw(self) -> DrawKey:
+        """Key of the random numbers of its call."""
+        return self.subround.draw
+
+    @property
+    def clients_per_leaf(self) -> int:
+        """Of the cohort."""
+        return self.subround.clients_per_leaf
+
+    @property
+    def parts_type(self) -> None:
+        """Nothing of it is kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finish:
+    """The one evaluation that ends a round: merges, then after-merge work.
+
+    Attributes:
+        merge: serialised merge of two partials; None where there is no partial.
+        nodes: the subtree of each partial, in order; they cover all leaves.
+        partial_type: serialised type of a partial.
+        computation: serialised; None returns the merged partial.
+        num_clients: the cohort's size, for a computation that asks for it.
+        clients_per_leaf: of the cohort.
+        draw: key of the random numbers of this call.
+        parts_type: serialised type of a result that is returned in parts, each kept
+            where results are stored; None returns it whole.
+        in_graphs: whether graphs compute what they can, with the same bits.
+    """
+
+    merge: bytes | None
+    nodes: tuple[Node, ...]
+    partial_type: bytes
+    computation: bytes | None
+    num_clients: int
+    clients_per_leaf: int
+    draw: DrawKey
+    parts_type: bytes | None = None
+    in_graphs: bool = False

@@ -1,0 +1,111 @@
+"""References to values that may not be there yet, and stay where they were made."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+from typing import Any, TypeVar
+
+import federated_language as fl
+import numpy as np
+from typing_extensions import override
+
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.values import plain_form
+
+_T = TypeVar("_T")
+
+
+class RayValueReference(fl.program.MaterializableValueReference):
+    """A tensor or sequence of a result, kept in the object store.
+
+    The value is freed when nothing holds its reference any more, nor a call that takes
+    it as an argument. On the local backend it is kept in this process.
+
+    Args:
+        type_signature: of the value.
+        context: whose call makes it; reads it.
+    """
+
+    def __init__(
+        self,
+        type_signature: fl.program.MaterializableTypeSignature,
+        context: ExecutionContext,
+    ) -> None:
+        self._type_signature = type_signature
+        self._context = context
+        self._part: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    @property
+    @override
+    def type_signature(self) -> fl.program.MaterializableTypeSignature:
+        return self._type_signature
+
+    @override
+    async def get_value(self) -> Any:
+        """Wait for the value and read it into this process.
+
+        Returns:
+            A numpy scalar or array, not to be written to; bytes for strings; a list of
+            a sequence's elements.
+
+        Raises:
+            ComputationError: the computation raised, or one whose result it took.
+            RetryBudgetError: workers died more often than may be.
+            ContextStateError: the context was closed.
+        """
+        part = await self.held()
+        value = await wait_in_loop(self._context.fetch(part))
+        return _lock(plain_form.from_plain(value, self._type_signature))
+
+    async def held(self) -> Any:
+        """Wait for the value and return it as it is kept: plain or stored."""
+        return await wait_in_loop(self._part)
+
+    def deliver(self, part: Any) -> None:
+        """Take the value, as it is kept, from the call that made it."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self._part.set_result(part)
+
+    def fail(self, error: BaseException) -> None:
+        """Take the failure of the call, unless there is a value."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self._part.set_exception(error)
+
+    def free(self, error: BaseException) -> None:
+        """Let go of the value; whoever asks for it, or waits for it, gets an error."""
+        self.fail(error)
+        if self._part.exception() is None:
+            self._part = concurrent.futures.Future()
+            self._part.set_exception(error)
+
+    @override
+    def __repr__(self) -> str:
+        state = "pending"
+        if self._part.done():
+            state = "kept" if self._part.exception() is None else "failed"
+        return f"<reference to {self._type_signature}, {state}>"
+
+
+def _lock(value: Any) -> Any:
+    """Return an array as one that cannot be written to: others hold it too."""
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value
+
+
+async def wait_in_loop(future: concurrent.futures.Future[_T]) -> _T:
+    """Wait in any loop for what many may wait for.
+
+    An interrupt ends this wait, not what the future stands for.
+    """
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def wake(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(ended.set)
+
+    future.add_done_callback(wake)
+    await ended.wait()
+    return future.result()

@@ -1,0 +1,1 @@
+"""One call becomes plans: cut, run in subrounds, merged, finished."""

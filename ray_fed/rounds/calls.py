@@ -1,0 +1,183 @@
+"""What one call has so far: its argument by runs, what was merged, what is kept."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import federated_language as fl
+
+from ray_fed.compiler.form import Keeping
+from ray_fed.language import type_checks
+from ray_fed.plan import outcomes, plans
+from ray_fed.plan.diagnostics import Note
+from ray_fed.rounds import partition
+from ray_fed.rounds.policy import CallSpec, CohortCut
+from ray_fed.values import parts
+from ray_fed.values import stored as stored_
+
+
+@dataclasses.dataclass
+class Call:
+    """What one call has so far.
+
+    Attributes:
+        spec: what was decided of it.
+        cut: of its cohort.
+        store: see `RoundPolicy`.
+        parameter: type of the argument; None where the computation takes none.
+        argument: the argument, if the computation takes one; at most one element.
+        at_finish: the same, as after-merge work takes it.
+        of_runs: the same for each run, with the values of its clients alone.
+        merged: by each stage that is done.
+        dropped: why clients take no part, by index in the cohort.
+        max_dropped: how many may be.
+        keeps: for each run, whether stages keep values of its clients.
+        kept: for each run, those values by name.
+        bytes_broadcast: of what all its subrounds are given, each value once.
+        bytes_sliced: of clients' values, for each run.
+        next_index: of the next subround.
+        notes: what its work told.
+        decisions: about XLA, by the content of kernels that it runs.
+    """
+
+    spec: CallSpec
+    cut: CohortCut
+    store: Callable[[Any], tuple[Any, int]]
+    parameter: fl.Type | None = None
+    argument: list[Any] = dataclasses.field(default_factory=list[Any])
+    at_finish: list[Any] = dataclasses.field(default_factory=list[Any])
+    of_runs: dict[int, list[Any]] = dataclasses.field(
+        default_factory=dict[int, list[Any]]
+    )
+    merged: list[Any] = dataclasses.field(default_factory=list[Any])
+    max_dropped: int = 0
+    dropped: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
+    keeps: Sequence[bool] = ()
+    kept: dict[int, dict[str, Any]] = dataclasses.field(
+        default_factory=dict[int, dict[str, Any]]
+    )
+    bytes_broadcast: int = 0
+    bytes_sliced: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
+    next_index: int = 0
+    notes: set[Note] = dataclasses.field(default_factory=set[Note])
+    decisions: dict[bytes, plans.JitDecision] = dataclasses.field(
+        default_factory=dict[bytes, plans.JitDecision]
+    )
+
+    def take_indices(self, count: int) -> int:
+        """Return the first of so many new subround indices."""
+        first = self.next_index
+        self.next_index += count
+        return first
+
+    def take_argument(
+        self,
+        argument: Any,
+        parameter: fl.Type | None,
+        *,
+        leaves_out_clients: bool = False,
+    ) -> None:
+        """Store what all subrounds see, and what each is given.
+
+        Args:
+            argument: in plain form; parts of it may be stored.
+            parameter: its type; None where the computation takes none.
+            leaves_out_clients: whether after-merge work does without clients' values.
+        """
+        self.parameter = parameter
+        if parameter is not None:
+            shared = self.share(argument, parameter)
+            self.argument = self.at_finish = [shared]
+            if leaves_out_clients:
+                self.at_finish = [partition.without_clients(shared, parameter)]
+        for run in range(len(self.cut.runs)):
+            self.slice_run(run)
+
+    def share(self, value: Any, type_spec: fl.Type) -> Any:
+        """Store what all subrounds see; leave what is cut by clients."""
+
+        def store(part: Any) -> Any:
+            stored, num_bytes = self.store(part)
+            self.bytes_broadcast += num_bytes
+            return stored
+
+        def share(part_type: fl.Type, part: Any) -> Any:
+            if type_checks.differs_by_client(part_type):
+                return part
+            if stored_.holds_stored(part):
+                held = parts.split(part, part_type)
+                return stored_.StoredParts(tuple(map(store, held)))
+            return store(part)
+
+        return stored_.map_placed(share, value, type_spec)
+
+    def slice_run(self, run: int) -> None:
+        """Store the values of a run's clients, once."""
+        self.bytes_sliced[run] = 0
+        clients = self.clients(run)
+        if self.parameter is None:
+            self.of_runs[run] = []
+            return
+        dropped = [client - clients.start for client in self.dropped_of(run)]
+
+        def cut(part_type: fl.Type, part: Any) -> Any:
+            if not type_checks.differs_by_client(part_type):
+                return part
+            inside = part[clients.start : clients.stop]
+            stored, num_bytes = self.store(partition.drop_clients(inside, dropped))
+            self.bytes_sliced[run] += num_bytes
+            return stored
+
+        (argument,) = self.argument
+        self.of_runs[run] = [stored_.map_placed(cut, argument, self.parameter)]
+
+    def clients(self, run: int) -> range:
+        """Return the clients of a run, by index in the cohort."""
+        leaves = self.cut.runs[run]
+        return range(
+            self.cut.leaves[leaves.start].start, self.cut.leaves[leaves.stop - 1].stop
+        )
+
+    def dropped_of(self, run: int) -> tuple[int, ...]:
+        """Return those of a run's clients that take no part, in order."""
+        clients = self.clients(run)
+        return tuple(sorted(client for client in self.dropped if client in clients))
+
+    def leaves(self, run: int) -> tuple[range, ...]:
+        """Return the clients of each leaf of a run, counted without those dropped."""
+        leaves = tuple(self.cut.leaves[index] for index in self.cut.runs[run])
+        dropped, start = self.dropped_of(run), leaves[0].start
+        if not dropped:
+            return leaves
+        found: list[range] = []
+        for leaf in leaves:
+            size = len(leaf) - sum(client in leaf for client in dropped)
+            found.append(range(start, start + size))
+            start += size
+        return tuple(found)
+
+    def run_arg(self, run: int, takes: Sequence[str] = ()) -> Any:
+        """Return what the work of this stage takes, with the values of a run's clients.
+
+        `takes` names values that were kept.
+        """
+        kept = tuple(self.kept[run][name] for name in takes)
+        return plans.pack(
+            [*self.of_runs[run], *self.merged, *([kept] if takes else [])]
+        )
+
+    def keep(
+        self, run: int, keeping: Keeping, outcome: outcomes.Outcome
+    ) -> tuple[object, ...]:
+        """Keep what a subround emitted; return the rest of what it returned."""
+        num_others = len(outcome.values) - len(keeping.emits)
+        num_clients = sum(len(leaf) for leaf in self.leaves(run))
+        emitted = [
+            stored_.StoredClients(value.reference, 0, num_clients)
+            if isinstance(value, stored_.Stored)
+            else value
+            for value in outcome.values[num_others:]
+        ]
+        held = self.kept.setdefault(run, {})
+        held.update(zip(keeping.emits, emitted, strict=True))
+        return outcome.values[:num_others]

@@ -1,0 +1,429 @@
+"""One call, from its argument to its result: cut, run in subrounds, merge, finish.
+
+    argument --cut by index--> leaves --gathered into runs--> subrounds   (at once)
+    partials --merged by index, along the tree--> merged
+    argument, merged --the next stage, as above--> merged, too
+    argument, all merged --after_merge--> result; by leaf where clients keep values
+
+A subround waits for a free runner; there may be more subrounds than runners. Results
+are kept by index, never by arrival.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+import federated_language as fl
+
+import ray_fed.errors as errors
+from ray_fed.compiler.form import Keeping, MergeableCompChain, Stage
+from ray_fed.compiler.fuse import fuse
+from ray_fed.executors.fanout import gather_by_index
+from ray_fed.language import blocks, type_checks
+from ray_fed.observability import events
+from ray_fed.plan import diagnostics, plans
+from ray_fed.plan import outcomes as outcomes_
+from ray_fed.plan.random_keys import DrawKey
+from ray_fed.rounds import partition
+from ray_fed.rounds.calls import Call
+from ray_fed.rounds.computation_cache import ComputationCache
+from ray_fed.rounds.policy import CallSpec, CohortCut, RoundPolicy
+from ray_fed.values import parts, stored
+
+flf = fl.framework
+
+
+class Rounds:
+    """Runs mergeable forms, and whole computations, over runners.
+
+    Args:
+        runners: AsyncContexts that take plans; each is given one at a time.
+        policy: how to cut.
+    """
+
+    def __init__(
+        self, runners: Sequence[flf.AsyncContext], policy: RoundPolicy
+    ) -> None:
+        self._free: asyncio.Queue[flf.AsyncContext] = asyncio.Queue()
+        for runner in runners:
+            self._free.put_nowait(runner)
+        self._policy = policy
+        self._lock = threading.Lock()
+        self.num_calls = 0
+        self._serialised = ComputationCache(lambda comp: blocks.serialise(_block(comp)))
+        self._kernels = ComputationCache(self._plan_kernel)
+        self._decisions: dict[bytes, tuple[plans.JitDecision, plans.Kernel]] = {}
+        self._deciding = asyncio.Lock()
+
+    def new_call(
+        self, *, in_parts: bool = False, started: float | None = None
+    ) -> CallSpec:
+        """Number a call; those of several threads in the order in which they ask.
+
+        It has `started` now, unless that is said, by the monotonic clock.
+        """
+        started = time.monotonic() if started is None else started
+        with self._lock:
+            self.num_calls += 1
+            return CallSpec(self.num_calls - 1, started, in_parts)
+
+    async def run_chain(
+        self, chain: MergeableCompChain, arg: Any, spec: CallSpec
+    ) -> Any:
+        """Return the result of a chain of stages, in the form that runners return.
+
+        Args:
+            chain: what to run.
+            arg: None without a parameter; parts of it may be stored.
+            spec: from `new_call`; with `in_parts` a sequence of parts is returned.
+        """
+        parameter = chain.parameter
+        num_clients = partition.count_clients(
+            arg, parameter, self._policy.default_num_clients
+        )
+        weights = partition.weigh_clients(arg, parameter)
+        policy = await self._policy.at_round()
+        cut = CohortCut.of(num_clients, policy, parameter, weights)
+        async with self._round(spec, num_clients, cut) as call:
+            leaves_out = self._policy.leaves_out_clients
+            call.take_argument(arg, parameter, leaves_out_clients=leaves_out)
+            call.keeps = cut.first_runs(
+                self._policy.kept_bytes, chain.kept_member_bytes
+            )
+            result_type = chain.after_merge.type_signature.result
+            if not type_checks.holds_clients(result_type):
+                call.max_dropped = self._policy.max_dropped_clients
+            while True:
+                with contextlib.suppress(_StageAgainError):
+                    return await self._run_stages(chain, call)
+
+    async def run_whole(
+        self, comp: flf.ConcreteComputation, arg: Any, spec: CallSpec
+    ) -> Any:
+        """Return the result of a computation that is not cut into subrounds."""
+        parameter = comp.type_signature.parameter
+        num_clients = partition.count_clients(
+            arg, parameter, self._policy.default_num_clients
+        )
+        policy = await self._policy.at_round()
+        cut = CohortCut.of(num_clients, policy, parameter)
+        whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,))
+        async with self._round(spec, num_clients, whole) as call:
+            call.take_argument(arg, parameter)
+            call.keeps = [False]
+            parts_type = spec.parts_type(comp.type_signature.result)
+            (held,) = await self._run_leaves(comp, None, call, parts_type)
+            return held[0] if parts_type is None else held
+
+    @contextlib.asynccontextmanager
+    async def _round(
+        self, spec: CallSpec, num_clients: int, cut: CohortCut
+    ) -> AsyncGenerator[Call]:
+        call = Call(spec, cut, self._policy.store)
+        round_index = spec.round_index
+        self._emit(
+            events.RoundStarted(
+                round_index, num_clients, len(cut.leaves), len(cut.runs)
+            )
+        )
+        yield call
+        for note in diagnostics.in_order(call.notes):
+            self._emit(events.of_note(note, round_index))
+        for decision in call.decisions.values():
+            self._emit(events.JitDecided(round_index, decision))
+        seconds = time.monotonic() - spec.started
+        self._emit(
+            events.RoundFinished(
+                round_index,
+                seconds,
+                call.bytes_broadcast,
+                sum(call.bytes_sliced.values()),
+            )
+        )
+
+    def _draw(self, call: Call, dropped: tuple[int, ...] = ()) -> DrawKey:
+        seed, round_index = self._policy.seed, call.spec.round_index
+        return DrawKey(seed, round_index, dropped=dropped)
+
+    def _emit(self, event: events.Event) -> None:
+        for sink in self._policy.sinks:
+            sink.on_event(event)
+
+    async def _run_stages(self, chain: MergeableCompChain, call: Call) -> Any:
+        call.merged, call.kept = [], {}
+        *earlier, last = chain.stages
+        for stage in earlier:
+            partials = await self._run_up_to_merge(stage, call)
+            call.merged.append(await self._merge(stage, partials, call))
+        partials = await self._run_up_to_merge(last, call)
+        return await self._run_after_merge(last, partials, chain, call)
+
+    async def _run_up_to_merge(self, stage: Stage, call: Call) -> list[Any]:
+        partial = type_checks.member_type(stage.up_to_merge.type_signature.result)
+        if type_checks.is_empty_struct(partial):
+            return []
+        outcomes = await self._run_leaves(
+            stage.up_to_merge, stage.merge, call, keeping=stage.keeping
+        )
+        return [partial for outcome in outcomes for partial in outcome]
+
+    async def _run_leaves(
+        self,
+        comp: flf.ConcreteComputation,
+        merge: flf.ConcreteComputation | None,
+        call: Call,
+        parts_type: bytes | None = None,
+        keeping: Keeping | None = None,
+    ) -> list[tuple[object, ...]]:
+        """Return what each subround returned, in order, but for what is kept."""
+        merging = None if merge is None else self._serialised.get(merge)
+        first = call.take_indices(len(call.cut.runs))
+
+        async def run(index: int, leaves: range) -> tuple[object, ...]:
+            while True:
+                try:
+                    return await run_once(index, leaves)
+                except errors.ComputationError as error:
+                    self._drop_clients(error, first + index, call)
+                call.slice_run(index)
+                if call.merged:  # by stages in which they took part
+                    raise _StageAgainError
+
+        async def run_once(index: int, leaves: range) -> tuple[object, ...]:
+            whole = call.cut.subtrees(leaves)
+            kept = keeping if call.keeps[index] else None
+            work = comp if kept is None else kept.computation
+            subround = plans.Subround(
+                self._serialised.get(work),
+                merging,
+                call.cut.size,
+                leaves.start,
+                call.leaves(index),
+                self._draw(call, call.dropped_of(index)),
+                () if merge is None else tuple(whole),
+                parts_type,
+                None if merge is None else self._fuse(work),
+                self._policy.call_s or 0.0,
+                0 if kept is None else len(kept.emits),
+                call.max_dropped > 0,
+            )
+            arg = call.run_arg(index, () if kept is None else kept.takes)
+            taken = arg, work.type_signature.parameter
+            subround = await self._decide_jit(subround, taken, first + index, call)
+            num_bytes = call.bytes_sliced[index]
+            outcome = await self._dispatch(
+                subround, arg, first + index, call, num_bytes
+            )
+            return outcome.values if kept is None else call.keep(index, kept, outcome)
+
+        return await gather_by_index(
+            (run(index, leaves) for index, leaves in enumerate(call.cut.runs)),
+            first=call.cut.heaviest_first,
+        )
+
+    def _drop_clients(
+        self, error: errors.ComputationError, subround_index: int, call: Call
+    ) -> None:
+        """Go on without the clients that an error names.
+
+        Raises:
+            ComputationError: the error, where there are none or too many.
+        """
+        found = error.failures.keys() - call.dropped.keys()
+        if not found:
+            raise error
+        if len(call.dropped) + len(found) > call.max_dropped:
+            error.add_note(
+                f"Expected at most {call.max_dropped} clients to fail"
+                f" (`max_dropped_clients`), found {len(call.dropped) + len(found)}."
+            )
+            raise error
+        for client in sorted(found):
+            call.dropped[client] = error.failures[client]
+            self._emit(
+                events.ClientDropped(
+                    call.spec.round_index,
+                    subround_index,
+                    client,
+                    error.failures[client],
+                )
+            )
+
+    def _fuse(
+        self, up_to_merge: flf.ConcreteComputation
+    ) -> plans.Kernel | plans.NoKernel | None:
+        if self._policy.call_s is None:
+            return None
+        return self._kernels.get(up_to_merge)
+
+    def _plan_kernel(
+        self, up_to_merge: flf.ConcreteComputation
+    ) -> plans.Kernel | plans.NoKernel:
+        kernel = fuse(up_to_merge)
+        if isinstance(kernel, plans.NoKernel):
+            return kernel
+        return dataclasses.replace(
+            kernel,
+            jit=self._policy.jit == "on",
+            vectorised_clients=self._policy.vectorised_clients,
+        )
+
+    async def _decide_jit(
+        self,
+        subround: plans.Subround,
+        taken: tuple[Any, fl.Type | None],
+        subround_index: int,
+        call: Call,
+    ) -> plans.Subround:
+        """Return a subround with what was measured of its kernel, once for all.
+
+        `taken` is what it takes, with the type of that.
+        """
+        kernel = subround.kernel
+        leaf = subround.leaves[0]
+        if (
+            self._policy.jit != "auto"
+            or not isinstance(kernel, plans.Kernel)
+            or not leaf
+        ):
+            return subround
+        content = kernel.content
+        async with self._deciding:
+            if content not in self._decisions:
+                alone = dataclasses.replace(
+                    subround, computation=b"", leaves=(leaf,), nodes=()
+                )
+                trial = plans.Trial(alone)
+                arg = stored.slice_clients(*taken, range(len(leaf)))
+                outcome, _ = await self._invoke(trial, arg, subround_index, call)
+                decision: plans.JitDecision = type_checks.narrow(
+                    outcome.values[0], plans.JitDecision, "a trial"
+                )
+                decided = dataclasses.replace(kernel, jit=decision.jit)
+                self._decisions[content] = decision, decided
+        call.decisions[content], decided = self._decisions[content]
+        return dataclasses.replace(subround, kernel=decided)
+
+    async def _finish(
+        self,
+        stage: Stage,
+        partials: list[Any],
+        computation: flf.ConcreteComputation | None,
+        call: Call,
+    ) -> Any:
+        """Return what a stage merged; with a computation, its result."""
+        result_type = (
+            type_checks.member_type(stage.up_to_merge.type_signature.result)
+            if computation is None
+            else computation.type_signature.result
+        )
+        parts_type = call.spec.parts_type(result_type)
+        finish = plans.Finish(
+            merge=self._serialised.get(stage.merge) if partials else None,
+            nodes=tuple(call.cut.nodes),
+            partial_type=blocks.serialise_type(
+                type_checks.member_type(stage.up_to_merge.type_signature.result)
+            ),
+            computation=None
+            if computation is None
+            else self._serialised.get(computation),
+            num_clients=call.cut.leaves[-1].stop,
+            clients_per_leaf=call.cut.size,
+            draw=self._draw(call),
+            parts_type=parts_type,
+            in_graphs=self._policy.call_s is not None,
+        )
+        before = () if computation is None else (*call.at_finish, *call.merged)
+        arg = (tuple(partials), before)
+        outcome = await self._dispatch(finish, arg, call.take_indices(1), call)
+        return outcome.values[0] if parts_type is None else outcome.values
+
+    async def _merge(self, stage: Stage, partials: list[Any], call: Call) -> Any:
+        """Return what a stage merged, to be passed along."""
+        merged = await self._finish(stage, partials, None, call)
+        result_type = type_checks.member_type(stage.up_to_merge.type_signature.result)
+        if call.spec.parts_type(result_type) is not None:
+            merged = parts.join(merged, result_type)
+        return call.share(merged, result_type)
+
+    async def _run_after_merge(
+        self,
+        stage: Stage,
+        partials: list[Any],
+        chain: MergeableCompChain,
+        call: Call,
+    ) -> Any:
+        after_merge = chain.after_merge
+        result_type = after_merge.type_signature.result
+        if not type_checks.holds_clients(result_type):
+            return await self._finish(stage, partials, after_merge, call)
+        call.merged.append(await self._merge(stage, partials, call))
+        outcomes = await self._run_leaves(
+            after_merge, None, call, keeping=chain.after_keeping
+        )
+        results = [result for outcome in outcomes for result in outcome]
+        return partition.join_results(results, result_type)
+
+    async def _invoke(
+        self, comp: Any, arg: Any, subround_index: int, call: Call
+    ) -> tuple[outcomes_.Outcome, float]:
+        """Return what a runner makes of a plan, and when it was free to begin."""
+        runner = await self._free.get()
+        started = time.monotonic()
+        try:
+            outcome: outcomes_.Outcome = await runner.invoke(comp, arg)
+        except errors.LocatedError as error:
+            located = error.located(
+                round_index=call.spec.round_index, subround_index=subround_index
+            )
+            told = error.cause_text
+            raise located from (errors.WorkerTraceback(told) if told else None)
+        finally:
+            self._free.put_nowait(runner)
+        call.notes.update(outcome.notes)
+        return outcome, started
+
+    async def _dispatch(
+        self,
+        comp: Any,
+        arg: Any,
+        subround_index: int,
+        call: Call,
+        bytes_sliced: int = 0,
+    ) -> outcomes_.Outcome:
+        outcome, started = await self._invoke(comp, arg, subround_index, call)
+        leaves: Iterable[range] = getattr(comp, "leaves", ())
+        self._emit(
+            events.SubroundFinished(
+                round_index=call.spec.round_index,
+                subround_index=subround_index,
+                num_clients=sum(len(leaf) for leaf in leaves),
+                attempts=outcome.attempts,
+                started_s=started - call.spec.started,
+                seconds=time.monotonic() - started,
+                worker=outcome.worker,
+                worker_pid=outcome.worker_pid,
+                coordinator_pid=outcome.coordinator_pid,
+                node=outcome.node,
+                kernel_leaves=outcome.kernel_leaves,
+                no_kernel=outcome.no_kernel,
+                lost=outcome.lost,
+                bytes_sliced=bytes_sliced,
+                bytes_returned=sum(outcome.value_bytes),
+                fingerprint=outcome.fingerprint,
+            )
+        )
+        return outcome
+
+
+class _StageAgainError(Exception):
+    """A client was dropped after stages in which it took part."""
+
+
+def _block(comp: flf.ConcreteComputation) -> flf.ComputationBuildingBlock:
+    block = blocks.to_block(comp)
+    return type_checks.narrow(block, flf.ComputationBuildingBlock, "a mergeable form")

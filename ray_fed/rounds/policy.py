@@ -1,0 +1,156 @@
+"""How rounds are cut and carried: what a context decides once for all its calls."""
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+
+import federated_language as fl
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_fed.language import blocks, type_checks
+from ray_fed.observability import events
+from ray_fed.plan import merge_tree
+from ray_fed.rounds import partition
+from ray_fed.values import parts
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundPolicy:
+    """How calls are cut and carried.
+
+    Attributes:
+        cut_leaves: from the size of the cohort to its leaves; never empty.
+        num_subrounds: at most so many runs of leaves.
+        count_subrounds: asked for that number as each round begins; None: it stays.
+        default_num_clients: the cohort of a call without client arguments.
+        replicas: leaves of such a call, each with the whole argument; None: as many
+            as its cohort is cut into.
+        seed: of the random numbers of all calls.
+        store: makes a value that many subrounds share cheap to pass along; returns what
+            stands for it, and how many bytes of arrays leave this process.
+        sinks: receive events.
+        call_s: seconds of clients that one call of a kernel may cover, about; None:
+            all work is interpreted.
+        jit: see `plans.Kernel`; "auto" measures once for each kernel.
+        vectorised_clients: see `plans.Kernel`.
+        leaves_out_clients: whether runners take stand-ins for values of clients that a
+            finish does not read.
+        kept_bytes: of clients' values that a call may keep for later stages.
+        max_dropped_clients: whose work raised, that a call may go on without.
+    """
+
+    cut_leaves: Callable[[int], Sequence[range]]
+    num_subrounds: int = 1
+    count_subrounds: Callable[[], Awaitable[int]] | None = None
+    default_num_clients: int = 0
+    replicas: int | None = None
+    seed: int = 0
+    store: Callable[[Any], tuple[Any, int]] = lambda value: (value, 0)
+    sinks: tuple[events.EventSink, ...] = ()
+    call_s: float | None = None
+    jit: Literal["auto", "on", "off"] = "off"
+    vectorised_clients: int = 1
+    leaves_out_clients: bool = False
+    kept_bytes: int = 0
+    max_dropped_clients: int = 0
+
+    async def at_round(self) -> "RoundPolicy":
+        """Return what holds for a round that begins now."""
+        if self.count_subrounds is None:
+            return self
+        num_subrounds = await self.count_subrounds()
+        return dataclasses.replace(self, num_subrounds=num_subrounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallSpec:
+    """What is decided of a call before it begins.
+
+    Attributes:
+        round_index: calls before this one; keys its random numbers.
+        started: by the monotonic clock.
+        in_parts: whether the result is returned part by part, each kept where runners
+            store values, instead of whole.
+    """
+
+    round_index: int
+    started: float
+    in_parts: bool = False
+
+    def parts_type(self, result: fl.Type) -> bytes | None:
+        """Return what a plan says of the parts of a result."""
+        if not self.in_parts or not parts.part_types(result):
+            return None
+        return blocks.serialise_type(result)
+
+
+@dataclasses.dataclass(frozen=True)
+class CohortCut:
+    """How a cohort is cut.
+
+    Attributes:
+        leaves: the clients of each leaf.
+        runs: the leaves of each subround.
+        size: clients of the largest leaf.
+        heaviest_first: indices of the runs, in the order to begin them.
+    """
+
+    leaves: tuple[range, ...]
+    runs: tuple[range, ...]
+    size: int
+    heaviest_first: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        num_clients: int,
+        policy: RoundPolicy,
+        parameter: fl.Type | None,
+        weights: NDArray[np.float64] | None = None,
+    ) -> "CohortCut":
+        """Cut a cohort as the policy says; where the runs end is all weights decide.
+
+        Args:
+            num_clients: of the cohort.
+            policy: how to cut.
+            parameter: type of the argument; None without one.
+            weights: of each client, > 0; None where they are not known.
+        """
+        leaves = tuple(policy.cut_leaves(num_clients))
+        if policy.replicas is not None and not _has_clients(parameter):
+            leaves = (range(num_clients),) * policy.replicas
+        if weights is None:
+            runs = merge_tree.cut_runs(len(leaves), policy.num_subrounds)
+            sums = [float(len(run)) for run in runs]
+        else:
+            starts = [leaf.start for leaf in leaves]
+            of_leaf: list[float] = np.add.reduceat(weights, starts).tolist()
+            runs = partition.cut_by_weight(of_leaf, policy.num_subrounds)
+            sums = [sum(of_leaf[run.start : run.stop]) for run in runs]
+        order = sorted(range(len(runs)), key=lambda run: -sums[run])
+        size = max(1, *(len(leaf) for leaf in leaves), 1)
+        return cls(leaves, tuple(runs), size, tuple(order))
+
+    def first_runs(self, num_bytes: int, member_bytes: int) -> list[bool]:
+        """Return which runs, from the first on, fit into so many bytes together.
+
+        Args:
+            num_bytes: in all.
+            member_bytes: of each client.
+        """
+        ends = [self.leaves[run[-1]].stop for run in self.runs]
+        return [end * member_bytes <= num_bytes for end in ends]
+
+    def subtrees(self, run: range) -> list[merge_tree.Node]:
+        """Return the subtrees of a run of leaves, in order."""
+        return merge_tree.subtrees(run.start, run.stop, (0, len(self.leaves)))
+
+    @property
+    def nodes(self) -> list[merge_tree.Node]:
+        """The subtrees of all runs, in order."""
+        return [node for run in self.runs for node in self.subtrees(run)]
+
+
+def _has_clients(parameter: fl.Type | None) -> bool:
+    return parameter is not None and type_checks.holds_clients(parameter)

@@ -1,0 +1,1 @@
+"""Data in files as values of computations."""

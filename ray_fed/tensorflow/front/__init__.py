@@ -1,0 +1,1 @@
+"""Python functions become TensorFlow computations."""

@@ -1,0 +1,1 @@
+"""Serialised graphs: read, made safe to run many times, keyed."""

@@ -1,0 +1,305 @@
+"""Makes random ops of a loaded graph draw what a key says, however often it runs.
+
+TensorFlow's stateful random ops keep their state inside of the kernel, where nobody
+can set it. Each is replaced by its twin that keeps its state (Philox; Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", 2011) in a variable, and the variable is
+set before every call. An op in a loop goes on drawing from its variable, so iterations
+differ. Ops without such a twin are composed of those that have one.
+
+    RandomUniform(shape)    ->    StatefulUniform(state of this op, Philox, shape)
+"""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context  # no public name
+
+from ray_fed.plan import random_keys
+from ray_fed.tensorflow.graphs import draw_order, loader
+
+_PHILOX = 1
+
+_TWINS: Mapping[str, tuple[str, str, str]] = {
+    "RandomUniform": ("StatefulUniform", "dtype", "T"),
+    "RandomUniformInt": ("StatefulUniformInt", "Tout", "T"),
+    "RandomStandardNormal": ("StatefulStandardNormalV2", "dtype", "T"),
+    "TruncatedNormal": ("StatefulTruncatedNormal", "dtype", "T"),
+    "NonDeterministicInts": ("StatefulUniformFullInt", "dtype", "shape_dtype"),
+}
+"""By op: its twin, its attribute of the result's dtype, and that of the shape's."""
+
+_SEEDED: Mapping[str, int] = {
+    "AnonymousRandomSeedGenerator": 0,
+    "AnonymousSeedGenerator": 0,
+    "ExperimentalRandomDataset": 0,
+    "GlobalShuffleDataset": 1,
+    "RandomDataset": 0,
+    "RandomDatasetV2": 0,
+    "SamplingDataset": 2,
+    "ShuffleAndRepeatDataset": 2,
+    "ShuffleAndRepeatDatasetV2": 2,
+    "ShuffleDataset": 2,
+    "ShuffleDatasetV3": 2,
+}
+"""By op of datasets: the input that takes the first of its two seeds."""
+
+_SHAPED: Mapping[str, tuple[str, str, str]] = {
+    "RandomGamma": ("StatelessRandomGammaV2", "T", "dtype"),
+    "RandomPoisson": ("StatelessRandomPoisson", "dtype", "Rtype"),
+    "RandomPoissonV2": ("StatelessRandomPoisson", "R", "Rtype"),
+}
+"""By op of one parameter: its stateless kind, and on either side the attribute of the
+parameter's dtype. A stateless op takes the shape of its result, these that of what
+each element of the parameter gives."""
+
+_UNKEYED = frozenset(
+    {"AllCandidateSampler", "FixedUnigramCandidateSampler", "FractionalAvgPool",
+     "FractionalMaxPool", "LearnedUnigramCandidateSampler",
+     "LogUniformCandidateSampler", "ParameterizedTruncatedNormal", "RandomCrop",
+     "RandomShuffleQueue", "RandomShuffleQueueV2", "RecordInput", "RiscRandomUniform",
+     "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2",
+     "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler"}
+)  # fmt: skip
+"""Random ops that are left as they are, and draw anew on every attempt."""
+
+
+class RandomStates:
+    """The state variables of one loaded graph; owned by whoever calls it.
+
+    Attributes:
+        names: of the variables, in the order of their ops.
+        unkeyed: names and kinds of random ops that could not be rewritten.
+        in_functions: of those that were, in library functions: what such a function
+            of a dataset draws, it draws when the dataset is read.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.unkeyed: list[str] = []
+        self.in_functions: list[str] = []
+        self._handles: list[Any] = []
+
+    def create(self) -> None:
+        """Make the variables, on the device that is current."""
+        self._handles = [
+            tf.raw_ops.VarHandleOp(
+                dtype=tf.int64, shape=[random_keys.STATE_SIZE], shared_name=name
+            )
+            for name in self.names
+        ]
+
+    def set(self, content: bytes) -> None:
+        """Set every variable for the work that runs, on the device that is current.
+
+        Args:
+            content: identifies the computation.
+        """
+        for index, handle in enumerate(self._handles):
+            value = tf.constant(
+                random_keys.state(content + index.to_bytes(4)), tf.int64
+            )
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    def close(self) -> None:
+        """Free the variables."""
+        # Collected by Python, at any time: also while this thread builds a graph.
+        with context.eager_mode():
+            for handle in self._handles:
+                tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        self._handles.clear()
+
+
+def key_random_ops(graph_def: Any) -> RandomStates:
+    """Rewrite the random ops of a GraphDef in place, library functions included.
+
+    Args:
+        graph_def: to be loaded once; its state variables are named for this load, so
+            rewrite before functions are renamed by their content.
+    """
+    states = RandomStates()
+    _Rewriter(graph_def.node, states, in_function=False).run()
+    for function in graph_def.library.function:
+        _Rewriter(function.node_def, states, in_function=True).run()
+    if states.names:
+        draw_order.run_in_order(graph_def, datasets=bool(states.in_functions))
+    return states
+
+
+def add_assignments(graph_def: Any, names: Sequence[str]) -> tuple[list[str], str]:
+    """Add to a GraphDef what sets state variables; for who calls it inside of a graph.
+
+    Args:
+        graph_def: to add to, in place.
+        names: of the variables, as in `RandomStates`.
+
+    Returns:
+        The names of placeholders for the states, i64[3] each, and of the op that has
+        set them all.
+    """
+    group = graph_def.node.add(name="ray_fed_set_states", op="NoOp")
+    for index, name in enumerate(names):
+        prefix = f"ray_fed_set_states/{index}"
+        handle = graph_def.node.add(name=f"{prefix}/state", op="VarHandleOp")
+        _describe_state(handle, name)
+        value = graph_def.node.add(name=f"{prefix}/value", op="Placeholder")
+        value.attr["dtype"].type = tf.int64.as_datatype_enum
+        value.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)
+        assign = graph_def.node.add(name=f"{prefix}/assign", op="AssignVariableOp")
+        assign.attr["dtype"].type = tf.int64.as_datatype_enum
+        assign.input.extend([handle.name, value.name])
+        group.input.append(f"^{assign.name}")
+    values = [f"ray_fed_set_states/{index}/value:0" for index in range(len(names))]
+    return values, group.name
+
+
+def _describe_state(handle: Any, name: str) -> None:
+    handle.attr["dtype"].type = tf.int64.as_datatype_enum
+    handle.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)
+    handle.attr["shared_name"].s = name.encode()
+    handle.attr["container"].s = b""
+
+
+class _Rewriter:
+    """Rewrites the nodes of one graph or function body."""
+
+    def __init__(self, nodes: Any, states: RandomStates, *, in_function: bool) -> None:
+        self._nodes = nodes
+        self._states = states
+        self._in_function = in_function
+
+    def run(self) -> None:
+        rules: dict[str, Callable[[Any], None]] = {
+            **dict.fromkeys(_TWINS, self._replace_by_twin),
+            **dict.fromkeys(_SEEDED, self._seed),
+            **dict.fromkeys(_SHAPED, self._key_shaped),
+            "Multinomial": self._key_multinomial,
+            "RandomShuffle": self._sort_by_draws,
+        }
+        for node in list(self._nodes):
+            shown = f"{node.name} ({node.op})"
+            if node.op in rules:
+                rules[node.op](node)
+                if self._in_function:
+                    self._states.in_functions.append(shown)
+            elif node.op in _UNKEYED:
+                self._states.unkeyed.append(shown)
+
+    def _add(self, like: Any, suffix: str, op: str, inputs: list[str]) -> Any:
+        node = self._nodes.add(name=f"{like.name}/ray_fed_{suffix}", op=op)
+        node.device = like.device
+        node.input.extend(inputs)
+        return node
+
+    def _output(self, node: Any, name: str = "output", index: int = 0) -> str:
+        if self._in_function:
+            return f"{node.name}:{name}:0"
+        return node.name if index == 0 else f"{node.name}:{index}"
+
+    def _constant(self, like: Any, suffix: str, value: Any, dtype: tf.DType) -> str:
+        node = self._add(like, suffix, "Const", [])
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+        return self._output(node)
+
+    def _state_inputs(self, like: Any, suffix: str = "") -> list[str]:
+        """Return the inputs that give an op a state of its own."""
+        name = f"{loader.KEPT_PREFIX.decode()}{uuid.uuid4().hex}"
+        self._states.names.append(name)
+        handle = self._add(like, f"state{suffix}", "VarHandleOp", [])
+        _describe_state(handle, name)
+        algorithm = self._constant(like, f"philox{suffix}", _PHILOX, tf.int64)
+        return [self._output(handle, "resource"), algorithm]
+
+    def _replace_by_twin(self, node: Any) -> None:
+        twin, dtype, shape_dtype = _TWINS[node.op]
+        types = node.attr[dtype].type, node.attr[shape_dtype].type
+        inputs = [*self._state_inputs(node), *node.input]
+        for attribute in ("seed", "seed2", "T", "Tout"):
+            if attribute in node.attr:
+                del node.attr[attribute]
+        node.op = twin
+        del node.input[:]
+        node.input.extend(inputs)
+        node.attr["dtype"].type, node.attr["shape_dtype"].type = types
+
+    def _draw_integers(self, like: Any, suffix: str, shape: list[int]) -> str:
+        size = self._constant(like, f"shape{suffix}", shape, tf.int32)
+        inputs = [*self._state_inputs(like, suffix), size]
+        drawn = self._add(like, f"seeds{suffix}", "StatefulUniformFullInt", inputs)
+        drawn.attr["dtype"].type = tf.int64.as_datatype_enum
+        drawn.attr["shape_dtype"].type = tf.int32.as_datatype_enum
+        return self._output(drawn)
+
+    def _key_multinomial(self, node: Any) -> None:
+        seeds = self._draw_integers(node, "", [2])
+        node.op = "StatelessMultinomial"
+        node.input.insert(2, seeds)
+        node.attr["Tseed"].type = tf.int64.as_datatype_enum
+        del node.attr["seed"], node.attr["seed2"]
+
+    def _key_shaped(self, node: Any) -> None:
+        shape, parameter = node.input[:2]
+        op, parameter_dtype, stateless_dtype = _SHAPED[node.op]
+        dtype, shape_dtype = node.attr[parameter_dtype].type, node.attr["S"].type
+        inner = self._add(node, "inner", "Shape", [parameter])
+        inner.attr["T"].type = dtype
+        inner.attr["out_type"].type = shape_dtype
+        axis = self._constant(node, "axis", 0, tf.int32)
+        inputs = [shape, self._output(inner), axis]
+        whole = self._add(node, "whole", "ConcatV2", inputs)
+        whole.attr["N"].i = 2
+        whole.attr["T"].type = shape_dtype
+        whole.attr["Tidx"].type = tf.int32.as_datatype_enum
+        seeds = self._draw_integers(node, "", [2])
+        result = node.attr["dtype"].type if "dtype" in node.attr else dtype
+        for attribute in ("seed", "seed2", "S", "T", "R"):
+            if attribute in node.attr:
+                del node.attr[attribute]
+        node.op = op
+        node.input[0] = self._output(whole)
+        node.input.insert(1, seeds)
+        node.attr["T"].type = shape_dtype
+        node.attr["Tseed"].type = tf.int64.as_datatype_enum
+        node.attr[stateless_dtype].type = dtype
+        node.attr["dtype"].type = result
+
+    def _seed(self, node: Any) -> None:
+        """Draw the two seeds that a shuffle, or what seeds one, takes as inputs."""
+        position = _SEEDED[node.op]
+        for offset in range(2):
+            node.input[position + offset] = self._draw_integers(node, str(offset), [])
+
+    def _sort_by_draws(self, node: Any) -> None:
+        """Shuffle rows by sorting one uniform draw for each."""
+        value, *waits = node.input
+        dtype = node.attr["T"].type
+        shape = self._add(node, "rows", "Shape", [value])
+        shape.attr["T"].type = dtype
+        shape.attr["out_type"].type = tf.int32.as_datatype_enum
+        bounds = [
+            self._constant(node, f"bound{index}", bound, tf.int32)
+            for index, bound in enumerate(([0], [1], [1]))
+        ]
+        sliced = [self._output(shape), *bounds]
+        vector = self._add(node, "vector", "StridedSlice", sliced)
+        vector.attr["T"].type = vector.attr["Index"].type = tf.int32.as_datatype_enum
+        drawn = self._add(node, "draws", "StatefulUniform", [
+            *self._state_inputs(node), self._output(vector),
+        ])  # fmt: skip
+        drawn.attr["dtype"].type = tf.float32.as_datatype_enum
+        drawn.attr["shape_dtype"].type = tf.int32.as_datatype_enum
+        zero = self._constant(node, "zero", 0, tf.int32)
+        count = self._add(node, "count", "Max", [self._output(vector), zero])
+        count.attr["T"].type = count.attr["Tidx"].type = tf.int32.as_datatype_enum
+        order = self._add(node, "order", "TopKV2", [
+            self._output(drawn), self._output(count),
+        ])  # fmt: skip
+        order.attr["T"].type = tf.float32.as_datatype_enum
+        node.op = "GatherV2"
+        del node.input[:], node.attr["seed"], node.attr["seed2"], node.attr["T"]
+        node.input.extend([value, self._output(order, "indices", 1), zero, *waits])
+        node.attr["Tparams"].type = dtype
+        for attribute in ("Tindices", "Taxis"):
+            node.attr[attribute].type = tf.int32.as_datatype_enum

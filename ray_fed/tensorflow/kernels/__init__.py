@@ -1,0 +1,1 @@
+"""Many clients' work as one graph."""

@@ -1,0 +1,222 @@
+"""Puts TensorFlow computations into a graph that runs them once for each client.
+
+Each call has the variables, tables and random states of its own iteration: they are
+set, then initialised, before anything else of that call runs.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import federated_language as fl
+import tensorflow as tf
+
+import ray_fed.tensorflow.lowering as lowering
+import ray_fed.tensorflow.lowering.bodies as bodies
+from ray_fed.plan import diagnostics
+from ray_fed.tensorflow.graphs import graph_message, loader, randomness
+from ray_fed.tensorflow.kernels.client_tensors import GraphSequence, UnfitError
+from ray_fed.values.sequence_rows import Sizes
+
+flf = fl.framework
+
+_CALLS = frozenset(
+    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While", "Placeholder"}
+)
+"""Stateful to TensorFlow for what they may call, which is looked at by itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawSite:
+    """A random op of a kernel, as far as its draws go.
+
+    Attributes:
+        path: names of the locals that its computation is called in.
+        content: identifies computation and op.
+    """
+
+    path: tuple[str, ...]
+    content: bytes
+
+
+class Grafts:
+    """Puts computations into the graph that is current, and knows what they draw.
+
+    Attributes:
+        sites: the random ops, in the order of their states.
+        unkeyed: what draws without a state.
+        ends: results of what was put in. Where the next iteration waits for them,
+            TensorFlow optimises each computation for itself: it would make one sum of
+            several, in an order of its own, and other bits.
+        has_state: whether anything that was put in has state or effects.
+
+    Args:
+        stateless: whether to refuse what has state or effects.
+        unrolled: see `lowering.lower`.
+        isolated: whether TensorFlow optimises each computation for itself, whatever
+            its argument comes from, so that it has the bits of a call of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        stateless: bool = False,
+        unrolled: bool = False,
+        isolated: bool = True,
+    ) -> None:
+        self._stateless = stateless
+        self._isolated = isolated
+        self._unrolled = unrolled
+        self.sites: list[DrawSite] = []
+        self.unkeyed: list[diagnostics.Unkeyed] = []
+        self.ends: list[tf.Tensor] = []
+        self.has_state = False
+        self._states: list[randomness.RandomStates] = []
+        self._state_of: Callable[[int], tf.Tensor] | None = None
+
+    def use_states(self, state_of: Callable[[int], tf.Tensor]) -> None:
+        """Say where the states of what is put in next come from.
+
+        Args:
+            state_of: from the index of a site to its state, i64[3], in the graph that
+                is current.
+        """
+        self._state_of = state_of
+
+    def shield(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Return a tensor that what is put in takes; where that is isolated, opaque.
+
+        An op that takes a constant, or what another computation just added, is
+        otherwise rewritten: x / 3 to x * (1 / 3), sums of sums to one sum.
+        """
+        if not self._isolated:
+            return tensor
+        return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
+
+    def create(self) -> None:
+        """Make the state variables, on the device that is current."""
+        for states in self._states:
+            states.create()
+
+    def close(self) -> None:
+        """Free the state variables."""
+        for states in self._states:
+            states.close()
+
+    def call(
+        self,
+        block: flf.CompiledComputation,
+        leaves: Sequence[Any],
+        path: tuple[str, ...],
+    ) -> list[tf.Tensor]:
+        """Return the result of a computation, inside of the graph.
+
+        Args:
+            block: the computation.
+            leaves: of its argument, tensors and sequences.
+            path: names of the locals that it is called in.
+
+        Raises:
+            UnfitError: it is not of TensorFlow, needs tf.data, has state or effects
+                where there may be none, or draws where `use_states` was not called.
+        """
+        proto = block.to_proto()
+        if proto.WhichOneof("computation") != "tensorflow":
+            raise UnfitError(f"a computation of kind {proto.WhichOneof('computation')}")
+        message = proto.tensorflow
+        content = graph_message.content_of(graph_message.graph_of(message))
+        type_spec = cast("fl.FunctionType", block.type_signature)
+        sizes = _sizes(leaves)
+        lowered = lowering.lower(message, type_spec, sizes, unrolled=self._unrolled)
+        if isinstance(lowered, lowering.Unlowered):
+            raise UnfitError(lowered.reason)
+        graph_def = lowered.graph_def
+        if stateful := _find_stateful(graph_def):
+            if self._stateless:
+                raise UnfitError(f"{stateful}, an op with state or effects")
+            self.has_state = True
+        states = randomness.key_random_ops(graph_def)
+        if self._state_of is None and (states.names or states.unkeyed):
+            raise UnfitError("random numbers in work without clients")
+        feeds = dict(zip(lowered.feeds, _tensors(leaves), strict=True))
+        self._note_unkeyed(graph_message.origin_of(message), content, states)
+        assigned = self._assign(graph_def, states, content, path, feeds)
+        loader.isolate(graph_def, *assigned, lowered.initialize_op)
+        if self._stateless:
+            feeds = _without_placeholders(graph_def, feeds, lowered.fetches)
+        inside = {
+            name: self.shield(tf.identity(tensor)) for name, tensor in feeds.items()
+        }
+        results = tf.graph_util.import_graph_def(
+            graph_def,
+            input_map=inside,
+            return_elements=list(lowered.fetches),
+            name="call",
+        )
+        self.ends += results
+        return results
+
+    def _note_unkeyed(
+        self, origin: str, content: bytes, states: randomness.RandomStates
+    ) -> None:
+        if states.unkeyed:
+            ops = tuple(states.unkeyed)
+            self.unkeyed.append(diagnostics.Unkeyed(origin, content.hex()[:12], ops))
+
+    def _assign(
+        self,
+        graph_def: Any,
+        states: randomness.RandomStates,
+        content: bytes,
+        path: tuple[str, ...],
+        feeds: dict[str, Any],
+    ) -> list[str]:
+        """Let a graph set its random states first; return the op that does."""
+        if not states.names or self._state_of is None:
+            return []
+        self._states.append(states)
+        placeholders, op = randomness.add_assignments(graph_def, states.names)
+        for index, placeholder in enumerate(placeholders):
+            feeds[placeholder] = self._state_of(len(self.sites))
+            site = DrawSite(path, content + index.to_bytes(4))
+            self.sites.append(site)
+        return [op]
+
+
+def _find_stateful(graph_def: Any) -> str | None:
+    bodies_ = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+    for node in (node for nodes in bodies_ for node in nodes):
+        if node.op not in _CALLS and bodies.definition_of(node).is_stateful:
+            return str(node.op)
+    return None
+
+
+def _without_placeholders(
+    graph_def: Any, feeds: dict[str, Any], fetches: Sequence[str]
+) -> dict[str, Any]:
+    """Remove the placeholders of feeds, in place; return the feeds that are read.
+
+    They would stay in the graph, unread, where XLA refuses them.
+    """
+    fetched = {bodies.node_of(name) for name in fetches}
+    names = {bodies.node_of(name) for name in feeds} - fetched
+    kept = [node for node in graph_def.node if node.name not in names]
+    read = {bodies.node_of(source) for node in kept for source in node.input} | fetched
+    del graph_def.node[:]
+    graph_def.node.extend(kept)
+    return {name: fed for name, fed in feeds.items() if bodies.node_of(name) in read}
+
+
+def _sizes(leaves: Sequence[Any]) -> list[Sizes | None]:
+    return [leaf.sizes if isinstance(leaf, GraphSequence) else None for leaf in leaves]
+
+
+def _tensors(leaves: Sequence[Any]) -> list[tf.Tensor]:
+    tensors: list[tf.Tensor] = []
+    for leaf in leaves:
+        if isinstance(leaf, GraphSequence):
+            tensors.extend(leaf.columns)
+            tensors.extend([] if leaf.length is None else [leaf.length])
+        else:
+            tensors.append(leaf)
+    return tensors

@@ -1,0 +1,262 @@
+"""What is computed at the server as a graph: executors would make many calls of it."""
+
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import federated_language as fl
+import tensorflow as tf
+
+from ray_fed.language import blocks, structs, type_checks
+from ray_fed.plan import plans
+from ray_fed.tensorflow.kernels.client_tensors import UnfitError, flatten, leaf_types
+from ray_fed.tensorflow.kernels.client_work import refuse_many, specs_of
+from ray_fed.tensorflow.kernels.grafts import Grafts
+from ray_fed.tensorflow.kernels.graph_functions import as_pruned_graph, as_tensors
+from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel, empty_array, merge_all
+from ray_fed.tensorflow.kernels.symbolic import Interpreter
+from ray_fed.tensorflow.loading import normal
+from ray_fed.tensorflow.tensors import copies
+from ray_fed.values import parts, plain_form, stored
+
+_CACHED_PAIRS = 64
+"""Merge trees whose pairs a graph keeps as tensors."""
+
+
+class ServerGraph:
+    """The graph of a function of values at the server, without draws or effects.
+
+    It has the bits that executors have: each computation in it is optimised for itself.
+
+    Args:
+        function: serialised; what it takes may hold values of clients, unread. None
+            returns what was merged.
+        device: name of the device to run on; None leaves it to TensorFlow.
+        merge: of partials, whose sum stands for the last part of what the function
+            takes, or for all of it; None: there are none.
+        num_others: how many parts it takes before that.
+
+    Attributes:
+        nest: returns the plain value of leaves of its result.
+        may_be_shared: whether several threads may run it at once.
+
+    Raises:
+        UnfitError: it needs what only executors can do.
+    """
+
+    def __init__(
+        self,
+        function: bytes | None,
+        device: str | None,
+        merge: MergeKernel | None = None,
+        num_others: int = 0,
+    ) -> None:
+        self._device, self._merge = device, merge
+        self.may_be_shared = merge is None or merge.may_be_shared
+        block = None if function is None else blocks.parse_block(function)
+        result, taken = _types_of(block, num_others, merge)
+        self.nest = plain_form.nester(result)
+        self._num_results = len(specs_of(result))  # refuses sequences
+        divided = [
+            part for index, t in enumerate(taken) for part in _parts(t, (index,))
+        ]
+        signature = [spec for _, member in divided for spec in specs_of(member)]
+        self._merged_from = len(signature)
+        self._merge_specs = [] if merge is None else _merge_signature(merge)
+        signature += self._merge_specs
+        refuse_many(max(len(signature), self._num_results), "at the server")
+
+        def build(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            fed = iter(tensors)
+            given = [(None, _fill(type_spec, fed)) for type_spec in taken]
+            if merge is not None:
+                given.append((None, _merge(merge, list(fed))))
+            argument = _struct(given) if len(given) > 1 else _only(given)
+            if block is None:
+                return flatten(argument)
+            counts: list[tf.Tensor] = []
+            interpreter = Interpreter(Grafts(stateless=True), counts)
+            result = flatten(interpreter.call(block, argument))
+            is_empty = [tf.equal(count, 0) for count in counts]
+            return [*result, tf.reduce_any(is_empty)] if counts else result
+
+        with tf.device(device):
+            self._run, read = as_pruned_graph(build, signature)
+        self._taken = frozenset(read)
+        self._reads = list(_reads(divided, self._taken))
+        self._read_specs = [
+            signature[index] for index in read if index < self._merged_from
+        ]
+        self._pairs = functools.lru_cache(maxsize=_CACHED_PAIRS)(_make_pairs)
+
+    def __call__(
+        self,
+        given: Sequence[Any],
+        partials: Sequence[Any] = (),
+        pairs: Sequence[tuple[int, int]] = (),
+    ) -> list[tf.Tensor] | None:
+        """Return the tensors of the result; None where executors are to raise.
+
+        Args:
+            given: each part that the function takes, but for what is merged: plain, or
+                tensors in tuples; those that are not read are any.
+            partials: to merge, plain.
+            pairs: which of these, in order; the left one takes the sum.
+        """
+        with tf.device(self._device):
+            tensors = [*self._read(given), *self._stack(partials, pairs)]
+            ran = self._run(tensors)
+        if len(ran) > self._num_results and ran.pop():
+            return None
+        return ran
+
+    def _read(self, given: Sequence[Any]) -> list[tf.Tensor]:
+        given_read: list[Any] = []
+        for path, member, wanted in self._reads:
+            part = functools.reduce(operator.getitem, path, given)
+            if isinstance(part, stored.StoredParts):
+                part = parts.join(part.parts, member)
+            leaves = (
+                flatten(normal.normalise(part, member))
+                if stored.holds_external(part)
+                else plain_form.flatten(part)
+            )
+            given_read += [leaves[index] for index in wanted]
+        return as_tensors(given_read, self._read_specs)
+
+    def _stack(
+        self, partials: Sequence[Any], pairs: Sequence[tuple[int, int]]
+    ) -> list[tf.Tensor]:
+        if self._merge is None:
+            return []
+        held = [plain_form.flatten(given) for given in partials]
+        columns = zip(zip(*held, strict=True), self._merge_specs[:-1], strict=True)
+        stacked = [copies.stack(column, spec.dtype) for column, spec in columns]
+        tensors = [*stacked, self._pairs(tuple(pairs))]
+        first = self._merged_from
+        return [t for i, t in enumerate(tensors, first) if i in self._taken]
+
+
+def _make_pairs(pairs: tuple[tuple[int, int], ...]) -> tf.Tensor:
+    return tf.constant(pairs, tf.int32, [len(pairs), 2])
+
+
+def _reads(
+    parts_taken: Sequence[tuple[plans.Path, fl.Type]], taken: AbstractSet[int]
+) -> Iterator[tuple[plans.Path, fl.Type, list[int]]]:
+    """Yield each part that a graph reads, and which of its tensors."""
+    first = 0
+    for path, member in parts_taken:
+        size = len(leaf_types(member))
+        wanted = [index for index in range(size) if first + index in taken]
+        if wanted:
+            yield path, member, wanted
+        first += size
+
+
+def _types_of(
+    block: fl.framework.ComputationBuildingBlock | None,
+    num_others: int,
+    merge: MergeKernel | None,
+) -> tuple[fl.Type, list[fl.Type]]:
+    """Return the type of a graph's result, and of what it takes beside partials."""
+    if block is None:
+        return type_checks.narrow(merge, MergeKernel, "a graph").partial, []
+    type_spec = type_checks.function_type(block.type_signature)
+    result, parameter = _without_placements(type_spec.result), type_spec.parameter
+    if merge is None:
+        return result, [] if parameter is None else [parameter]
+    if not num_others or parameter is None:
+        return result, []
+    elements = type_checks.struct_type(parameter).items()
+    return result, [element for _, element in elements][:num_others]
+
+
+def _merge_signature(merge: MergeKernel) -> list[tf.TensorSpec]:
+    """Return the specs of partials, stacked, and of the pairs to merge."""
+    specs = [
+        tf.TensorSpec(tf.TensorShape([None]).concatenate(spec.shape), spec.dtype)
+        for spec in specs_of(merge.partial)
+    ]
+    return [*specs, tf.TensorSpec([None, 2], tf.int32)]
+
+
+def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
+    """Return what partials come to, inside of a graph."""
+    *stacked, pairs = tensors
+    count = tf.shape(stacked[0])[0]
+    arrays = [
+        empty_array(spec, count).unstack(tensor)
+        for spec, tensor in zip(specs_of(merge.partial), stacked, strict=True)
+    ]
+    merged = (array.read(0) for array in merge_all(merge, pairs, arrays))
+    return plain_form.pack(merged, merge.partial)
+
+
+def _parts(
+    type_spec: fl.Type, path: plans.Path
+) -> Iterator[tuple[plans.Path, fl.Type]]:
+    """Yield each part that a graph can be given, without its placement."""
+    if type_checks.is_placed_struct(type_spec):
+        for index, (_, element) in enumerate(
+            type_checks.struct_type(type_spec).items()
+        ):
+            yield from _parts(element, (*path, index))
+    elif _is_taken(type_spec):
+        yield path, _without_placements(type_spec)
+
+
+def _is_taken(type_spec: fl.Type) -> bool:
+    if type_checks.differs_by_client(type_spec):
+        return False
+    kinds = fl.SequenceType | fl.FunctionType
+    return not fl.framework.type_contains(type_spec, lambda t: isinstance(t, kinds))
+
+
+def _fill(type_spec: fl.Type, tensors: Iterator[tf.Tensor]) -> Any:
+    """Return what stands for an argument inside of a graph."""
+    if type_checks.is_placed_struct(type_spec):
+        pairs = type_checks.struct_type(type_spec).items()
+        elements = [(name, _fill(element, tensors)) for name, element in pairs]
+        return _struct(elements)
+    if _is_taken(type_spec):
+        return plain_form.pack(tensors, _without_placements(type_spec))
+    return UnfitError(f"a value of type `{type_spec}` at the server")
+
+
+def _only(elements: Sequence[tuple[str | None, Any]]) -> Any:
+    if elements and isinstance(elements[0][1], UnfitError):
+        raise elements[0][1]
+    return elements[0][1] if elements else None
+
+
+def _struct(elements: Sequence[tuple[str | None, Any]]) -> Any:
+    if any(isinstance(element, _SomeOf | UnfitError) for _, element in elements):
+        return _SomeOf([element for _, element in elements])
+    return structs.Struct(elements)
+
+
+class _SomeOf:
+    """A struct of which the graph is not given every part."""
+
+    def __init__(self, elements: Sequence[Any]) -> None:
+        self._elements = elements
+
+    def __getitem__(self, index: int) -> Any:
+        element = self._elements[index]
+        if isinstance(element, UnfitError):
+            raise element
+        return element
+
+
+def _without_placements(type_spec: fl.Type) -> fl.Type:
+    if type_checks.differs_by_client(type_spec):
+        raise UnfitError(f"a value of type `{type_spec}`")
+    if isinstance(type_spec, fl.FederatedType):
+        return type_spec.member
+    if isinstance(type_spec, fl.StructType):
+        elements = type_spec.items()
+        return fl.StructType([(name, _without_placements(e)) for name, e in elements])
+    return type_spec

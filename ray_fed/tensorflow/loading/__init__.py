@@ -1,0 +1,1 @@
+"""Computations as functions of tensors, as the leaf executor calls them."""

@@ -1,0 +1,190 @@
+"""TensorFlow messages as functions of normal forms.
+
+Where a message takes sequences, and can do without tf.data, it is loaded so (see
+`lowering`); given a dataset that is read lazily it runs as it was written.
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from typing import Any, cast
+
+import federated_language as fl
+import tensorflow as tf
+
+import ray_fed.tensorflow.lowering as lowering
+from ray_fed.plan import diagnostics
+from ray_fed.tensorflow.graphs import graph_message, loaded_graph
+from ray_fed.tensorflow.loading import normal
+from ray_fed.tensorflow.tensors import datasets
+
+
+def _device_for(result: fl.Type, device: str | None) -> str | None:
+    """Return the device of a function: datasets exist on CPUs only."""
+    if device is not None and "CPU" not in device and _contains_sequences(result):
+        return "/device:CPU:0"
+    return device
+
+
+def _contains_sequences(type_spec: fl.Type) -> bool:
+    return fl.framework.type_contains(
+        type_spec, lambda found: isinstance(found, fl.SequenceType)
+    )
+
+
+def load_function(
+    message: Any, type_spec: fl.Type, device: str | None, *, lowers: bool = True
+) -> normal.Executable:
+    """Return a TensorFlow message as a function from normal form to normal form.
+
+    Args:
+        message: a `pb.TensorFlow`.
+        type_spec: of the function.
+        device: name of the device to run on; None leaves it to TensorFlow.
+        lowers: whether it may run without tf.data; else it runs as it was written.
+    """
+    function_type = cast("fl.FunctionType", type_spec)
+    # Not the message's own bytes: draws must not depend on the line of the source.
+    serialised = graph_message.graph_of(message).SerializeToString(deterministic=True)
+    source = loaded_graph.Source(
+        graph_message.origin_of(message),
+        hashlib.sha256(serialised).digest(),
+        _device_for(function_type.result, device),
+        _contains_sequences(function_type.result),
+    )
+    written = _Written(message, function_type, source)
+    parameter = function_type.parameter
+    if parameter is None or not lowers or not _contains_sequences(parameter):
+        written.load()
+        return normal.Executable(written)
+    lowered = _load_lowered(message, function_type, source)
+    if isinstance(lowered, lowering.Unlowered):
+        written.load()
+        written.tell(lowered.reason)
+        return normal.Executable(written, lowered.reason)
+    return normal.Executable(_Lowered(lowered, written, function_type))
+
+
+def _load_lowered(
+    message: Any, type_spec: fl.FunctionType, source: loaded_graph.Source
+) -> loaded_graph.LoadedGraph | lowering.Unlowered:
+    lowered = lowering.lower(message, type_spec)
+    if isinstance(lowered, lowering.Unlowered):
+        return lowered
+    try:
+        return loaded_graph.LoadedGraph(
+            lowered.graph_def,
+            lowered.feeds,
+            lowered.fetches,
+            lowered.initialize_op,
+            source,
+        )
+    except Exception as error:  # noqa: BLE001 (no graph is refused for its lowering)
+        return lowering.Unlowered(f"{type(error).__name__}: {error}")
+
+
+class _Written:
+    """A message as it was written, loaded when it is needed.
+
+    Args:
+        message: a `pb.TensorFlow`.
+        type_spec: of the function.
+        source: where the graph comes from.
+    """
+
+    def __init__(
+        self,
+        message: Any,
+        type_spec: fl.FunctionType,
+        source: loaded_graph.Source,
+    ) -> None:
+        self._message = message
+        self._type_spec = type_spec
+        self._source = source
+        self._notes: list[diagnostics.Note] = []
+        self._loading = threading.Lock()
+        self._graph: loaded_graph.LoadedGraph | None = None
+
+    def load(self) -> loaded_graph.LoadedGraph:
+        """Return the loaded graph, the same each time."""
+        message = self._message
+        with self._loading:
+            if self._graph is None:
+                feeds: list[str] = []
+                if self._type_spec.parameter is not None:
+                    feeds = graph_message.bound_names(message.parameter)
+                if message.session_token_tensor_name:
+                    feeds = [*feeds, message.session_token_tensor_name]
+                self._graph = loaded_graph.LoadedGraph(
+                    graph_message.graph_of(message),
+                    feeds,
+                    graph_message.bound_names(message.result),
+                    message.initialize_op or None,
+                    self._source,
+                )
+            return self._graph
+
+    def tell(self, reason: str) -> None:
+        """Let every call note why the function is not lowered."""
+        origin, content = self._source.origin, self._source.content
+        self._notes = [diagnostics.Unlowered(origin, content.hex()[:12], reason)]
+
+    def __call__(self, arg: normal.Normal = None) -> normal.Normal:
+        diagnostics.note(self._notes)
+        message, type_spec = self._message, self._type_spec
+
+        def take() -> list[tf.Tensor]:
+            tensors: list[tf.Tensor] = []
+            if type_spec.parameter is not None:
+                taken = list(normal.flatten(arg, type_spec.parameter))
+                tensors = graph_message.to_bound(taken, message.parameter)
+            if message.session_token_tensor_name:
+                tensors.append(tf.constant(""))
+            return tensors
+
+        results = graph_message.from_bound(self.load()(take), message.result)
+        return normal.unflatten(iter(results), type_spec.result)
+
+
+class _Lowered:
+    """A message without tf.data; called with a dataset, as it was written."""
+
+    def __init__(
+        self,
+        lowered: loaded_graph.LoadedGraph,
+        written: _Written,
+        type_spec: fl.FunctionType,
+    ) -> None:
+        self._graph = lowered
+        self._written = written
+        self._type_spec = type_spec
+
+    def __call__(self, arg: normal.Normal) -> normal.Normal:
+        parameter = cast("fl.Type", self._type_spec.parameter)
+        if not _is_held(arg, parameter):
+            return self._written(arg)
+        results = self._graph(lambda: list(_feeds(arg, parameter)))
+        return normal.unflatten(iter(results), self._type_spec.result)
+
+
+def _is_held(value: normal.Normal, type_spec: fl.Type) -> bool:
+    """Return whether all sequences of a value are held as tensors."""
+    match type_spec:
+        case fl.StructType():
+            members = zip(type_spec.items(), value, strict=True)
+            return all(_is_held(member, element) for (_, element), member in members)
+        case fl.SequenceType():
+            return isinstance(value, datasets.HeldSequence)
+        case _:
+            return True
+
+
+def _feeds(value: normal.Normal, type_spec: fl.Type) -> Iterator[tf.Tensor]:
+    match type_spec:
+        case fl.StructType():
+            for (_, element), member in zip(type_spec.items(), value, strict=True):
+                yield from _feeds(member, element)
+        case fl.SequenceType():
+            yield from value.tensors
+        case _:
+            yield value

@@ -1,0 +1,1 @@
+"""Types and values of TensorFlow, and the devices that they live on."""

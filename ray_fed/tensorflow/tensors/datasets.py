@@ -1,0 +1,200 @@
+"""Sequences as datasets: built from rows, read back to rows or elements."""
+
+import functools
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+
+from ray_fed.language import type_checks
+from ray_fed.language.structs import Plain
+from ray_fed.tensorflow.tensors import specs
+from ray_fed.values import plain_form, read_limits, sequence_rows, stored
+
+
+class HeldSequence:
+    """A sequence that is there at once; made tensors, or a dataset, once and if asked.
+
+    Args:
+        sequence: its elements.
+        element: the type of its elements.
+    """
+
+    def __init__(self, sequence: sequence_rows.Rows, element: fl.Type) -> None:
+        self._sequence = sequence
+        self._element = element
+
+    @functools.cached_property
+    def tensors(self) -> list[tf.Tensor]:
+        """What a lowered graph is fed with, on the device that was current."""
+        return to_tensors(self._sequence, self._element)
+
+    @functools.cached_property
+    def dataset(self) -> "tf.data.Dataset[Any]":
+        """A dataset of the elements, in canonical containers."""
+        return from_rows(self._sequence, self._element)
+
+    def as_sequence_of(self, element: fl.Type) -> "HeldSequence":
+        """Return the sequence at a type that its own is assignable to.
+
+        Raises:
+            ValueMismatchError: it is not.
+        """
+        if element == self._element:
+            return self
+        declared, found = map(fl.SequenceType, (element, self._element))
+        type_checks.check_assignable(declared, found, "a sequence")
+        return HeldSequence(self._sequence, element)
+
+    def elements(self) -> list[Any]:
+        """Return all elements: numpy values in structs, owned by the caller."""
+        return [
+            plain_form.pack(map(_copied, tensors), self._element)
+            for tensors in self._sequence
+        ]
+
+
+def _copied(tensor: Any) -> Any:
+    return tensor.copy() if isinstance(tensor, np.ndarray) else tensor
+
+
+def from_rows(sequence: sequence_rows.Rows, element: fl.Type) -> "tf.data.Dataset[Any]":
+    """Return a dataset of the elements of a plain sequence, in canonical containers.
+
+    Args:
+        sequence: the plain sequence.
+        element: the type of its elements.
+    """
+    tensor_types = plain_form.flatten_type(element)
+    batches = {(column.batch_size, len(column.rows)) for column in sequence.columns}
+    batch_size = next(iter(batches))[0] if len(batches) == 1 else None
+    if all(_is_fixed(tensor_type) for tensor_type in tensor_types):
+        return tf.data.Dataset.from_tensor_slices(_tensors(sequence, element))
+    if batch_size is not None:
+        flat = tf.data.Dataset.from_tensor_slices(_tensors(sequence, element))
+        return flat.batch(batch_size)
+    return tf.data.Dataset.from_generator(
+        lambda: (build(tensors, element) for tensors in sequence),
+        output_signature=specs.element_spec(element),
+    )
+
+
+def to_tensors(sequence: sequence_rows.Rows, element: fl.Type) -> list[tf.Tensor]:
+    """Return a plain sequence as tensors, as a lowered graph is fed with it.
+
+    Args:
+        sequence: the plain sequence.
+        element: the type of its elements; only leading dimensions are unknown.
+
+    Returns:
+        For each column its rows and, where the type has them, its splits; then, last,
+        the number of elements, i64[].
+    """
+    tensors: list[tf.Tensor] = []
+    for column, tensor_type in zip(
+        sequence.columns, plain_form.flatten_type(element), strict=True
+    ):
+        dtype = specs.to_tf_dtype(tensor_type)
+        if _is_fixed(tensor_type):
+            tensors.append(tf.constant(column.rows, dtype))
+            continue
+        ragged = column.with_splits()
+        splits: Any = ragged.splits
+        tensors.extend([tf.constant(ragged.rows, dtype), tf.constant(splits, tf.int64)])
+    return [*tensors, tf.constant(len(sequence), tf.int64)]
+
+
+def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
+    """Return a dataset that reads an iterable lazily and checks each element.
+
+    Args:
+        iterable: of Python values of `element`; read again for every pass where it
+            is not an iterator.
+        element: the type of its elements.
+    """
+
+    def read() -> Any:
+        for index, member in enumerate(iterable):
+            checked = plain_form.to_plain(member, element, f"element {index}")
+            yield build(plain_form.flatten(checked), element)
+
+    return tf.data.Dataset.from_generator(
+        read, output_signature=specs.element_spec(element)
+    )
+
+
+def from_variant(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]":
+    """Return the dataset of a variant tensor, in the containers of its type.
+
+    Args:
+        variant: of a dataset whose elements are in canonical containers.
+        element: the type of its elements.
+    """
+    spec = specs.element_spec(element)
+    dataset = tf.data.experimental.from_variant(variant, spec)
+    if specs.contains_unordered(element):
+        return _rebuild(dataset, element, canonical=False)
+    declared = specs.element_spec(element, canonical=False)
+    return tf.data.experimental.from_variant(variant, declared)
+
+
+def to_canonical(
+    dataset: "tf.data.Dataset[Any]", element: fl.Type
+) -> "tf.data.Dataset[Any]":
+    """Return a dataset whose tensors are in canonical order: itself where they are.
+
+    Args:
+        dataset: in any containers.
+        element: the type of its elements, as who reads them knows it.
+    """
+    found = cast("fl.SequenceType", specs.infer_type(dataset)).element
+    if not specs.contains_unordered(element, found):
+        return dataset
+    return _rebuild(dataset, element, canonical=True)
+
+
+def _rebuild(
+    dataset: "tf.data.Dataset[Any]", element: fl.Type, *, canonical: bool
+) -> "tf.data.Dataset[Any]":
+    is_spread = type(dataset.element_spec) is tuple  # map makes arguments of a tuple
+
+    @tf.autograph.experimental.do_not_convert
+    def convert(*args: Any) -> Any:
+        member = args if is_spread else args[0]
+        return specs.to_containers(member, element, canonical=canonical)
+
+    return dataset.map(convert)
+
+
+def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:
+    """Return all elements of a dataset, computed: numpy values in structs.
+
+    Raises:
+        ValueMismatchError: it has no end, or is larger than it may be.
+    """
+    meter = read_limits.Meter("a dataset")
+    elements: list[Any] = []
+    for member in dataset.as_numpy_iterator():
+        elements.append(_structured(member, element))
+        meter.add(max(1, sum(map(stored.count_bytes, tf.nest.flatten(member)))))
+    return elements
+
+
+def _structured(member: Any, element: fl.Type) -> Any:
+    checked: Plain = plain_form.to_plain(member, element)
+    return plain_form.pack(iter(plain_form.flatten(checked)), element)
+
+
+def _is_fixed(type_spec: fl.TensorType) -> bool:
+    return type_spec.shape is not None and None not in type_spec.shape
+
+
+def _tensors(sequence: sequence_rows.Rows, element: fl.Type) -> Any:
+    return build([column.rows for column in sequence.columns], element)
+
+
+def build(tensors: Any, element: fl.Type) -> Any:
+    """Return tensors, in the order of an element's type, in canonical containers."""
+    packed = plain_form.pack(iter(tensors), element)
+    return specs.to_containers(packed, element, canonical=True)

@@ -1,0 +1,147 @@
+"""Sets TensorFlow up for one executor: threads, and which GPU how much of.
+
+Must run before TensorFlow's first operation of the process.
+"""
+
+import logging
+import os
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.util import _pywrap_util_port  # no public name
+
+from ray_fed.plan.fingerprint import Fingerprint
+
+_logger = logging.getLogger(__name__)
+
+_FLAGS = ("flags", "Featu")
+"""How the line of a processor's flags begins, on x86 and on Arm."""
+
+_CHOSEN_BY = ("avx", "fma", "amx", "sse4_2", "asimd", "sve", "bf16", "i8mm")
+"""How flags begin that Eigen, XLA and oneDNN choose their kernels by."""
+
+
+def configure(num_threads: int, gpu_fraction: float) -> Any:
+    """Set threads and devices; return the logical device to pin work to.
+
+    Args:
+        num_threads: see `set_threads`.
+        gpu_fraction: of one card, as a memory limit; 0 hides every GPU; 1 and more
+            uses the whole first card.
+
+    Returns:
+        A `tf.config.LogicalDevice`.
+    """
+    set_threads(num_threads)
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpu_fraction or not gpus:
+        tf.config.set_visible_devices([], "GPU")
+        return tf.config.list_logical_devices("CPU")[0]
+    tf.config.set_visible_devices(gpus[:1], "GPU")
+    tf.config.experimental.enable_op_determinism()
+    if gpu_fraction < 1:
+        limit_mib = int(_total_memory_mib() * gpu_fraction)
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=limit_mib)
+        tf.config.set_logical_device_configuration(gpus[0], [limit])
+    return tf.config.list_logical_devices("GPU")[0]
+
+
+def describe_missing(given: str) -> str:
+    """Return that TensorFlow sees no GPU, in words; empty: it sees one.
+
+    Args:
+        given: which GPU this process was given, and by whom, in words.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return ""
+    has_cuda = tf.test.is_built_with_cuda()
+    mend = (
+        "see that its driver and CUDA libraries are there"
+        if has_cuda
+        else "install `tensorflow[and-cuda]`"
+    )
+    return (
+        f"Expected a GPU for TensorFlow, found none: {given}, and TensorFlow"
+        f" {tf.__version__}, built {'with' if has_cuda else 'without'} CUDA, sees"
+        f" {_name_devices()}; {mend} on that node, or set `workers.num_gpus` to 0"
+    )
+
+
+def _name_devices() -> str:
+    return ", ".join(device.name for device in tf.config.list_physical_devices())
+
+
+def read_fingerprint() -> Fingerprint:
+    """Return what decides the bits of results here, after `configure`."""
+    return Fingerprint(
+        tensorflow=tf.__version__,
+        device=_read_kind(),
+        instruction_set=_read_instruction_set(),
+        onednn=_pywrap_util_port.IsMklEnabled(),
+        threads=tf.config.threading.get_intra_op_parallelism_threads(),
+    )
+
+
+def _read_kind() -> str:
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return "CPU"
+    details = tf.config.experimental.get_device_details(gpus[0])
+    return str(details.get("device_name", "GPU"))
+
+
+def _read_instruction_set() -> str:
+    """Return the machine, and what kernels are chosen by that its processor has."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    lines = (line.partition(":") for line in text.splitlines())
+    flags = next((has.split() for name, _, has in lines if name[:5] in _FLAGS), [])
+    chosen = sorted(flag for flag in set(flags) if flag.startswith(_CHOSEN_BY))
+    return " ".join([platform.machine(), *chosen])
+
+
+def _total_memory_mib() -> int:
+    """Return the memory of the card that this process sees first, in MiB.
+
+    TensorFlow tells only once the device is set up, which is too late for a limit.
+    """
+    command = [
+        "nvidia-smi",
+        "--query-gpu=memory.total",
+        "--format=csv,noheader,nounits",
+    ]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    if visible:
+        command += ["-i", visible]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(found.stdout.split()[0])
+
+
+def set_threads(num_threads: int, num_executors: int = 1) -> bool:
+    """Set TensorFlow's threads; return whether it was still possible.
+
+    Args:
+        num_threads: that work on one op, >= 1: equal on every backend, as they are part
+            of what decides the bits of a result.
+        num_executors: that share this process. As many times more ops run at once, or
+            the graphs of one would wait for those of another.
+    """
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+        tf.config.threading.set_inter_op_parallelism_threads(
+            num_threads * num_executors
+        )
+    except RuntimeError:
+        if tf.config.threading.get_intra_op_parallelism_threads() == num_threads:
+            return True
+        _logger.warning(
+            "TensorFlow ran before ray_fed.init, with other threads than the %d that"
+            " workers have: results may differ from theirs in the last bits. Call"
+            " ray_fed.init first.",
+            num_threads,
+        )
+        return False
+    return True

@@ -1,0 +1,313 @@
+"""Federated types and TensorFlow's: conversions both ways, names kept.
+
+tf.data orders the tensors of an element by sorted names wherever the container is
+a mapping. Sequences are therefore always bound as nested OrderedDicts and tuples
+(the *canonical* containers), which every process derives from the type alone.
+"""
+
+import collections
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import attrs
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+
+import ray_fed.errors as errors
+from ray_fed.language import blocks
+from ray_fed.language.structs import Struct, iter_elements, to_struct
+
+_DTYPES = frozenset(
+    {"bool", "bfloat16", "complex64", "complex128"}
+    | {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+    | {f"float{bits}" for bits in (16, 32, 64)}
+)
+"""Names of the dtypes that federated_language writes, but for strings."""
+
+_MAX_ELEMENTS = 2**63
+
+
+def to_tf_dtype(type_spec: fl.TensorType) -> tf.DType:
+    """Return TensorFlow's dtype of a tensor type."""
+    dtype = np.dtype(type_spec.dtype)
+    return tf.string if dtype.type is np.str_ else tf.as_dtype(dtype)
+
+
+def to_tensor_type(dtype: tf.DType, shape: tf.TensorShape) -> fl.TensorType:
+    """Return the tensor type of TensorFlow's dtype and shape."""
+    return fl.TensorType(_numpy_dtype(dtype), _dims(shape))
+
+
+def _numpy_dtype(dtype: tf.DType) -> Any:
+    if dtype == tf.string:
+        return np.str_
+    if dtype in (tf.variant, tf.resource):
+        raise _dtype_error(f"tf.{dtype.name}")
+    return dtype.as_numpy_dtype
+
+
+def _dims(shape: tf.TensorShape) -> Any:
+    rank = cast("int | None", shape.rank)
+    return None if rank is None else tuple(shape)
+
+
+def to_spec(type_spec: fl.TensorType) -> tf.TensorSpec:
+    """Return the TensorSpec of a tensor type."""
+    return tf.TensorSpec(
+        tf.TensorShape(cast("Any", type_spec.shape)), to_tf_dtype(type_spec)
+    )
+
+
+def element_spec(element: fl.Type, *, canonical: bool = True) -> Any:
+    """Return the structure of TensorSpecs of a sequence's element.
+
+    Args:
+        element: tensors, possibly in nested structures.
+        canonical: in canonical containers; else in those that the type declares.
+    """
+    if isinstance(element, fl.TensorType):
+        return to_spec(element)
+    if not isinstance(element, fl.StructType):
+        raise TypeError(f"Expected elements made of tensors, found `{element}`.")
+    specs = [
+        (name, element_spec(member, canonical=canonical))
+        for name, member in element.items()
+    ]
+    return build_container(specs, None if canonical else element.python_container)
+
+
+def build_container(
+    elements: list[tuple[str | None, Any]], container: type[Any] | None
+) -> Any:
+    """Return elements in a container; by default OrderedDict with names, else tuple.
+
+    Raises:
+        TypeError: some elements have names and some have not.
+    """
+    names = [name for name, _ in elements if name is not None]
+    if names and len(names) != len(elements):
+        raise TypeError(
+            f"Expected all elements or none to have names, found {len(names)} names"
+            f" for {len(elements)} elements: TensorFlow has no container for that."
+        )
+    if container is None:
+        container = collections.OrderedDict if names else tuple
+    build: Any = container
+    if not names:
+        return build(value for _, value in elements)
+    if issubclass(container, Mapping):
+        return build(elements)
+    return build(**dict(cast("list[tuple[str, Any]]", elements)))
+
+
+def contains_unordered(element: fl.Type, found: fl.Type | None = None) -> bool:
+    """Return whether containers order tensors unlike canonical ones do.
+
+    Args:
+        element: its names decide the canonical order.
+        found: the same structure in the containers to look at; None: `element`.
+    """
+    found = element if found is None else found
+    if not isinstance(element, fl.StructType) or not isinstance(found, fl.StructType):
+        return False
+    names = [name for name, _ in element.items()]
+    container = found.python_container
+    reorders = (
+        None not in names
+        and container is not None
+        and not issubclass(container, Mapping)
+        and names != sorted(cast("list[str]", names))
+    )
+    members = zip(element.items(), found.items(), strict=True)
+    return reorders or any(contains_unordered(e, f) for (_, e), (_, f) in members)
+
+
+def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
+    """Return a structure of tensors in the containers of its type."""
+    if not isinstance(element, fl.StructType):
+        return value
+    members = zip(element.items(), to_struct(value), strict=True)
+    return build_container(
+        [
+            (name, to_containers(member, member_type, canonical=canonical))
+            for (name, member_type), member in members
+        ],
+        None if canonical else element.python_container,
+    )
+
+
+def to_type(obj: object) -> fl.Type:
+    """Convert a type specification, TensorFlow's own among them, to a federated type.
+
+    Accepts what `fl.to_type` does, and `tf.DType`, `(tf.DType, shape)`,
+    `tf.TensorSpec`, `tf.data.DatasetSpec` anywhere inside.
+
+    Raises:
+        TypeError: `obj` specifies no type, or one that no tensors can have.
+        CompileError: it nests deeper than protobuf writes or reads.
+    """
+    try:
+        type_spec = fl.to_type(_without_tensorflow(obj))
+        _check_type(type_spec)
+    except RecursionError as error:
+        raise blocks.depth_error() from error
+    except NotImplementedError as error:  # a dtype that federated_language cannot write
+        raise _dtype_error(error) from error
+    return type_spec
+
+
+def _check_type(type_spec: fl.Type) -> None:
+    """Raise unless tensors of a type can be.
+
+    Raises:
+        ValueMismatchError: a dtype, a size or a name in it cannot be.
+    """
+    if isinstance(type_spec, fl.TensorType):
+        _check_dtype(type_spec.dtype)
+        _check_sizes(type_spec.shape or ())
+    if isinstance(type_spec, fl.StructType):
+        for element in type_spec.items():  # of a struct: names may be absent
+            _check_name(element[0])
+    for part in type_spec.children():
+        _check_type(part)
+
+
+def _check_dtype(dtype: Any) -> None:
+    found = np.dtype(dtype)
+    if found.type is not np.str_ and found.name not in _DTYPES:
+        raise _dtype_error(found)
+
+
+def _dtype_error(found: object) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f"Expected a dtype of numbers, truth values or strings, found `{found}`:"
+        f" legal are {sorted(_DTYPES)} and np.str_."
+    )
+
+
+def _check_sizes(shape: Iterable[Any]) -> None:
+    sizes = [size for size in shape if size is not None]
+    are_counts = all(
+        isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0
+        for size in sizes
+    )
+    if (
+        not are_counts
+        or math.prod(max(int(size), 1) for size in sizes) >= _MAX_ELEMENTS
+    ):
+        raise _sizes_error(sizes)
+
+
+def _sizes_error(sizes: list[Any]) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        "Expected None or whole numbers of at least 0 as sizes of a shape, and"
+        f" fewer than 2**63 elements, found {errors.describe(sizes)}."
+    )
+
+
+def _check_name(name: str | None) -> None:
+    try:
+        (name or "").encode()
+    except UnicodeEncodeError as error:
+        raise errors.ValueMismatchError(
+            f"Expected names of elements that UTF-8 can hold, found {name!r}."
+        ) from error
+
+
+def _without_tensorflow(obj: Any) -> Any:
+    match obj:
+        case tf.DType():
+            return _numpy_dtype(obj)
+        case tf.TensorSpec():
+            return to_tensor_type(obj.dtype, obj.shape)
+        case tf.data.DatasetSpec():
+            return fl.SequenceType(_without_tensorflow(obj.element_spec))
+        case tf.RaggedTensorSpec() | tf.SparseTensorSpec():
+            raise _dense_error(obj)
+        case tf.TensorShape():
+            return _dims(obj)
+        case _:
+            return _container_without_tensorflow(obj)
+
+
+def _container_without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind)
+    match obj:
+        case fl.Type() | Struct():
+            return obj
+        case bool() | np.bool_():  # a type of size True is that of size 1, if one is
+            raise _sizes_error([obj])
+        case tuple() if hasattr(obj, "_fields"):
+            return cast("Any", type(obj))(
+                *(_without_tensorflow(field) for field in obj)
+            )
+        case list() | tuple():
+            return type(obj)(_without_tensorflow(item) for item in obj)
+        case Mapping():
+            return cast("Any", type(obj))(
+                (k, _without_tensorflow(v)) for k, v in obj.items()
+            )
+        case _ if attrs.has(type(obj)):
+            fields = attrs.asdict(obj, recurse=False)
+            return type(obj)(**{k: _without_tensorflow(v) for k, v in fields.items()})
+        case _:
+            return obj
+
+
+def _dense_error(found: object) -> TypeError:
+    return TypeError(
+        f"Expected dense tensors, found `{type(found).__name__}`: pass its component"
+        " tensors."
+    )
+
+
+def infer_type(value: object) -> fl.Type:
+    """Return the type of a value, TensorFlow's own values among them.
+
+    Raises:
+        TypeError: the value has no federated type.
+    """
+    match value:
+        case tf.Tensor() | tf.Variable():
+            return to_tensor_type(value.dtype, value.shape)
+        case tf.data.Dataset():
+            return fl.SequenceType(_without_tensorflow(value.element_spec))
+        case tf.RaggedTensor() | tf.SparseTensor():
+            raise _dense_error(value)
+        case fl.TypedObject():
+            return value.type_signature
+        case _ if is_container(value):
+            return _infer_container(value)
+        case _:
+            return _infer_leaf(value)
+
+
+def is_container(value: object) -> bool:
+    """Return whether the value is a structure that has a federated type."""
+    return isinstance(value, list | tuple | Mapping | Struct) or attrs.has(type(value))
+
+
+def _infer_container(value: Any) -> fl.Type:
+    elements = [
+        (name, infer_type(member)) for name, member in iter_elements(to_struct(value))
+    ]
+    if isinstance(value, Struct):
+        return fl.StructType(elements)
+    typed = [
+        (name, member) if name is not None else member for name, member in elements
+    ]
+    return fl.StructWithPythonType(typed, type(value))
+
+
+def _infer_leaf(value: object) -> fl.Type:
+    try:
+        inferred = fl.framework.infer_type(value)
+    except NotImplementedError:
+        inferred = None
+    if inferred is None:
+        raise TypeError(
+            "Expected tensors, numpy values, numbers, datasets or structures of them,"
+            f" found `{type(value).__name__}`."
+        )
+    return inferred

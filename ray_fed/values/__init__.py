@@ -1,0 +1,1 @@
+"""Values that travel: their plain form, parts, references to clients, sequences."""

@@ -1,0 +1,159 @@
+"""Clients by reference: a name for what each has, read where the work is.
+
+    ClientSource    knows what every client has: arrays, or a function of the client
+    ClientMember    one client of a source; stands for its value
+    ClientReference the same in a user's hands, with what is known of the client
+    ClientRun       some of them, in order; stands for a value placed at clients
+
+None of these is read on its way: a run is cut by slicing, and whoever embeds a member
+asks its source.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from ray_fed.language.structs import Plain
+from ray_fed.language.type_checks import check_assignable
+from ray_fed.values.stored import ClientSequence
+
+
+class ClientSource(abc.ABC):
+    """What all clients of one kind have, by position.
+
+    Attributes:
+        token: names the source; those of one token give the same values.
+        is_resident: whether reading costs nothing, so that nobody need keep what was
+            read.
+        opens_once: whether the first read opens a way to all, so that whoever reads
+            should keep the source itself.
+        num_bytes: of the arrays that are at hand.
+    """
+
+    token: str
+    is_resident: bool
+    opens_once: bool = False
+    num_bytes: int = 0
+
+    @abc.abstractmethod
+    def read(self, position: int) -> Plain:
+        """Return what a client has, in plain form.
+
+        Raises:
+            ValueMismatchError: it is not of the source's type.
+            ComputationError: reading it raised.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientMember:
+    """Stands for what one client has, until it is read.
+
+    Attributes:
+        source: to read from.
+        position: of the client in the source.
+    """
+
+    source: ClientSource
+    position: int
+
+    def read(self) -> Plain:
+        """Return the value in plain form; see `ClientSource.read`."""
+        return self.source.read(self.position)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientReference(ClientMember):
+    """One client of a source, as users meet it.
+
+    Attributes:
+        type_signature: of what the client has.
+        id: that the user gave it.
+        weight: what its work costs; None: not known.
+    """
+
+    type_signature: fl.Type
+    id: Hashable
+    weight: float | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClientRun(ClientSequence):
+    """Stands for what some clients have: a value placed at clients, unread.
+
+    Attributes:
+        source: of all of them.
+        type_signature: of one client's value.
+        positions: i64[clients], in the source; a client may stand there twice.
+        weights: f64[clients], what each client's work costs; None: not known.
+    """
+
+    source: ClientSource
+    type_signature: fl.Type
+    positions: NDArray[np.int64]
+    weights: NDArray[np.float64] | None = None
+
+    @override
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @override
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            return ClientMember(self.source, int(self.positions[index]))
+        cut = cast("slice[Any, Any, Any]", index)
+        weights = None if self.weights is None else self.weights[cut]
+        return ClientRun(self.source, self.type_signature, self.positions[cut], weights)
+
+    def without(self, dropped: Sequence[int]) -> "ClientRun":
+        """Return these clients but for those at some places."""
+        weights = None if self.weights is None else np.delete(self.weights, dropped)
+        positions = np.delete(self.positions, dropped)
+        return ClientRun(self.source, self.type_signature, positions, weights)
+
+    @property
+    def key(self) -> tuple[str, bytes]:
+        """What runs with equal values have in common."""
+        return self.source.token, self.positions.tobytes()
+
+
+def as_run(value: object, type_spec: fl.Type) -> ClientRun | None:
+    """Return a value for clients as a run, if it is one or a list out of one source.
+
+    Args:
+        value: what a caller gave.
+        type_spec: of one client's value.
+
+    Raises:
+        ValueMismatchError: the clients have values of another type.
+    """
+    run = value if isinstance(value, ClientRun) else _gather(value)
+    if run is None:
+        return None
+    check_assignable(type_spec, run.type_signature, "what a client has")
+    return ClientRun(run.source, run.type_signature, run.positions, run.weights)
+
+
+def _gather(value: object) -> ClientRun | None:
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    found = list(cast("Iterable[object]", value))
+    members = [member for member in found if isinstance(member, ClientReference)]
+    if len(members) < len(found):
+        return None
+    first = members[0]
+    if any(member.source is not first.source for member in members):
+        return None
+    weights = [member.weight for member in members if member.weight is not None]
+    return ClientRun(
+        first.source,
+        first.type_signature,
+        np.array([member.position for member in members], np.int64),
+        np.array(weights, np.float64) if len(weights) == len(members) else None,
+    )

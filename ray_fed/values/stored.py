@@ -1,0 +1,191 @@
+"""Values as executors see them: structs, stored values, and checks of their types.
+
+With `blocks` and `tensorflow.graph` the only way into what federated_language keeps
+private.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.language.structs import is_raw_memory, show, struct_elements
+from ray_fed.language.type_checks import (
+    differs_by_client,
+    is_placed_struct,
+    struct_type,
+)
+from ray_fed.values import sequence_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """Stands for a plain value that lives in an object store.
+
+    Attributes:
+        reference: whatever the store gave for it; opaque here.
+        num_bytes: of the value's arrays, about; 0 where nobody counted.
+    """
+
+    reference: object
+    num_bytes: int = dataclasses.field(default=0, compare=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredParts:
+    """Stands for a plain value some of whose parts live in an object store.
+
+    Equal to nothing but itself, so that an executor can tell that it has embedded it.
+
+    Attributes:
+        parts: `Stored` or plain, in the order of `ray_fed.values.parts`.
+    """
+
+    parts: tuple[object, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class External:
+    """Stands for the value that a file holds, until an executor reads it.
+
+    Attributes:
+        uri: names the file in the executor's file system.
+    """
+
+    uri: str
+
+
+class ClientSequence(Sequence[Any]):
+    """Base of what stands for a list with a value for each client."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredClients(ClientSequence):
+    """A contiguous run of client values that lives in an object store as one list.
+
+    Attributes:
+        reference: whatever the store gave for the list; opaque here.
+        start: index in that list of the first client of this run.
+        stop: one past the last.
+    """
+
+    reference: object
+    start: int
+    stop: int
+
+    @override
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @override
+    def __getitem__(self, index: Any) -> Any:
+        if not isinstance(index, slice):
+            raise TypeError("Expected a slice of stored clients, found an index.")
+        start, stop, step = cast("slice[Any, Any, Any]", index).indices(len(self))
+        if step != 1:
+            raise ValueError(f"Expected a step of 1, found {step}.")
+        stop = max(start, stop)
+        return StoredClients(self.reference, self.start + start, self.start + stop)
+
+
+def map_placed(
+    fn: Callable[[fl.Type, Any], Any], value: object, type_spec: fl.Type
+) -> Any:
+    """Apply `fn` to each placed or unplaced part of an argument.
+
+    Structures that hold federated types are taken apart to tuples; every other part
+    is handed whole to `fn(type, part)`.
+    """
+    if is_placed_struct(type_spec):
+        pairs = list(struct_type(type_spec).items())
+        if type(value) is tuple and len(value) == len(pairs):  # plain: in order
+            elements = zip(
+                (element_type for _, element_type in pairs), value, strict=True
+            )
+        else:
+            found = struct_elements(value, struct_type(type_spec))
+            elements = ((element_type, element) for element_type, _, element in found)
+        return tuple(map_placed(fn, element, e) for e, element in elements)
+    return fn(type_spec, value)
+
+
+def slice_clients(arg: Any, type_spec: fl.Type | None, clients: range) -> Any:
+    """Return an argument with the values of some contiguous clients only."""
+    if type_spec is None:
+        return None
+
+    def cut(part_type: fl.Type, part: Any) -> Any:
+        if differs_by_client(part_type):
+            return part[clients.start : clients.stop]
+        return part
+
+    return map_placed(cut, arg, type_spec)
+
+
+def is_listed(value: object) -> bool:
+    """Return whether an object lists values in an order: no text, no set."""
+    if isinstance(value, str | Mapping | set | frozenset) or is_raw_memory(value):
+        return False
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
+
+
+def client_sequence(value: object, type_spec: fl.Type) -> Sequence[Any]:
+    """Return a value placed at clients as the sequence it must be.
+
+    Raises:
+        ValueMismatchError: it is neither a list nor a tuple, and stands for none.
+    """
+    if not isinstance(value, list | tuple | ClientSequence):
+        raise errors.ValueMismatchError(
+            f"Expected a list or tuple with a value for each client for `{type_spec}`,"
+            f" found {show(value)}."
+        )
+    return cast("Sequence[Any]", value)
+
+
+def check_cardinality(
+    value: object, type_spec: fl.FederatedType, num_clients: int
+) -> None:
+    """Raise unless a value is a sequence with one element a client.
+
+    Raises:
+        ValueMismatchError: it is neither a list nor a tuple, and stands for none.
+        CardinalityError: it has another length.
+    """
+    found = len(client_sequence(value, type_spec))
+    if found != num_clients:
+        raise errors.CardinalityError(
+            f"Expected {num_clients} values for `{type_spec}`, one a client, found"
+            f" {found}."
+        )
+
+
+def holds_stored(value: Any) -> bool:
+    """Return whether a `Stored` is an element of nested tuples."""
+    return isinstance(value, tuple) and any(
+        isinstance(element, Stored) or holds_stored(element)
+        for element in cast("tuple[Any, ...]", value)
+    )
+
+
+def holds_external(value: Any) -> bool:
+    """Return whether an `External` is an element of nested tuples, or the value."""
+    if isinstance(value, tuple):
+        return any(map(holds_external, cast("tuple[Any, ...]", value)))
+    return isinstance(value, External)
+
+
+def count_bytes(value: Any) -> int:
+    """Return about how many bytes of arrays a plain value holds."""
+    if isinstance(value, tuple | list):
+        return sum(count_bytes(member) for member in cast("Sequence[Any]", value))
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, np.ndarray):
+        return sequence_rows.bytes_of(value)
+    size = getattr(value, "nbytes", None)
+    return int(getattr(value, "num_bytes", 0) if size is None else size)

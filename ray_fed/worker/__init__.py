@@ -1,0 +1,1 @@
+"""What runs a plan in one process: leaves, kernels, what is kept of clients."""

@@ -1,0 +1,143 @@
+"""What one executor keeps of clients between rounds: read once, laid out once.
+
+The least recently used is dropped beyond a number of bytes, and read again when it is
+asked for: what is kept decides nothing but time. What came from a source that is gone
+is dropped with it.
+"""
+
+import collections
+import dataclasses
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from ray_fed.language.structs import Plain
+from ray_fed.values import stored
+from ray_fed.values.client_references import ClientMember, ClientRun, ClientSource
+
+_KEPT_SIZES = 65_536
+"""Sizes of runs that are remembered, so that no run is read to be measured again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    value: Any
+    num_bytes: int
+    tokens: frozenset[str]
+
+
+class ClientStore:
+    """Reads members and runs of clients, and keeps what fits.
+
+    Args:
+        max_bytes: of arrays that are kept; one larger value is handed out unkept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+        self._kept: collections.OrderedDict[Hashable, _Kept] = collections.OrderedDict()
+        self._sources: dict[str, ClientSource | None] = {}
+        self._gone: collections.deque[str] = collections.deque()
+        self._sizes: collections.OrderedDict[tuple[str, bytes], int]
+        self._sizes = collections.OrderedDict()
+
+    def read(self, member: ClientMember) -> Plain:
+        """Return what a client has, in plain form.
+
+        Raises:
+            ValueMismatchError: it is not of its source's type.
+            ComputationError: reading it raised.
+        """
+        source = self._open(member.source)
+        if source.is_resident:
+            return source.read(member.position)
+        key = (source.token, member.position)
+        return self.keep(
+            key,
+            frozenset([source.token]),
+            lambda: source.read(member.position),
+            stored.count_bytes,
+        )
+
+    def read_all(self, clients: Sequence[Any]) -> Sequence[Plain]:
+        """Return the values of clients in plain form, whether they are a run or not."""
+        if isinstance(clients, ClientRun):
+            return [self.read(member) for member in clients]
+        return clients
+
+    def count_bytes(self, clients: Sequence[Any]) -> int:
+        """Return about how many bytes of arrays the values of clients hold."""
+        if not isinstance(clients, ClientRun):
+            return stored.count_bytes(clients)
+        if clients.key not in self._sizes:
+            read = list(self.read_all(clients))
+            self._sizes[clients.key] = stored.count_bytes(read)
+            if len(self._sizes) > _KEPT_SIZES:
+                self._sizes.popitem(last=False)
+        return self._sizes[clients.key]
+
+    def keep(
+        self,
+        key: Hashable,
+        tokens: frozenset[str],
+        make: Callable[[], Any],
+        count: Callable[[Any], int],
+    ) -> Any:
+        """Return what is kept under a key; make it, and keep it, if there is none.
+
+        Args:
+            key: decides the value.
+            tokens: of the sources that the value came from.
+            make: returns it.
+            count: returns its bytes.
+        """
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key].value
+        made = make()
+        size = count(made)
+        if size <= self._max_bytes:
+            self._kept[key] = _Kept(made, size, tokens)
+            self.num_bytes += size
+        while self.num_bytes > self._max_bytes:
+            self._drop(next(iter(self._kept)))
+        return made
+
+    def forget(self, tokens: Iterable[str]) -> None:
+        """Drop what came from sources that are gone."""
+        self._gone.extend(tokens)
+        self._drop_gone()
+
+    def close(self) -> None:
+        """Drop all that is kept."""
+        self._kept.clear()
+        self._sources.clear()
+        self._sizes.clear()
+        self.num_bytes = 0
+
+    def _drop(self, key: Hashable) -> None:
+        self.num_bytes -= self._kept.pop(key).num_bytes
+
+    def _drop_gone(self) -> None:
+        gone: set[str] = set()
+        while self._gone:
+            gone.add(self._gone.popleft())
+        if not gone:
+            return
+        for token in gone:
+            self._sources.pop(token, None)
+        for key in [k for k, kept in self._kept.items() if kept.tokens & gone]:
+            self._drop(key)
+        for key in [key for key in self._sizes if key[0] in gone]:
+            del self._sizes[key]
+
+    def _open(self, source: ClientSource) -> ClientSource:
+        """Return the source of a token that was met first, if its way is open."""
+        self._drop_gone()
+        if source.token not in self._sources:
+            self._sources[source.token] = source if source.opens_once else None
+            if not source.opens_once:  # the user's own object: it tells its end itself
+                end = weakref.finalize(source, self._gone.append, source.token)
+                end.atexit = False
+        return self._sources[source.token] or source

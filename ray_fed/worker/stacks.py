@@ -1,0 +1,177 @@
+"""Where executors meet: the stacks that ray_fed builds, drawn.
+
+    leaf_stack                      local_stack
+
+    LeafStack (resolves names)      ReferenceResolvingExecutor
+    SequenceExecutor                FederatingExecutor --- LocalStrategy
+    EagerTFExecutor                 leaf_stack             leaf_stack, one a thread
+
+Leaves are imported inside of functions: whoever coordinates never loads TensorFlow.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.executors.federating import FederatingExecutor
+from ray_fed.executors.references import ReferenceResolvingExecutor
+from ray_fed.executors.sequences import SequenceExecutor
+from ray_fed.executors.strategy import FederatingStrategy
+from ray_fed.executors.threads import ThreadDelegatingExecutor
+from ray_fed.language import type_checks
+from ray_fed.plan import merge_tree
+from ray_fed.worker.kernel_runs import LeafStack, ThreadedLeaf
+from ray_fed.worker.thread_strategy import LocalStrategy
+
+flf = fl.framework
+
+
+CLIENT_BYTES = 2**30
+"""Of clients' data that a stack keeps between rounds, where nobody says another."""
+
+
+def leaf_stack(
+    device: Any = None, client_bytes: int = CLIENT_BYTES, num_beside: int = 1
+) -> LeafStack:
+    """Return a stack that runs all unplaced work, and kernels of client work.
+
+    Args:
+        device: a `tf.config.LogicalDevice`, or None.
+        client_bytes: of clients' data that is kept between rounds.
+        num_beside: such stacks that work in this process at once, this one included.
+    """
+    from ray_fed.executors.eager_tf import EagerTFExecutor
+
+    name = None if device is None else device.name
+    target = SequenceExecutor(EagerTFExecutor(device))
+    return LeafStack(target, name, client_bytes, num_beside)
+
+
+def threaded_leaves(
+    num_threads: int, client_bytes: int = CLIENT_BYTES
+) -> list[ThreadedLeaf]:
+    """Return leaf stacks, each on a thread of its own; see `leaf_stack`."""
+    leaves: list[ThreadedLeaf] = []
+    with contextlib.ExitStack() as failed:
+        for index in range(num_threads):
+            leaf = leaf_stack(None, client_bytes, num_threads)
+            leaves.append(ThreadedLeaf(leaf, f"ray_fed leaf {index}"))
+            failed.callback(leaves[-1].close)
+        failed.pop_all()  # who asked for them closes them
+    return leaves
+
+
+def federated_stack(
+    strategy_factory: Callable[[FederatingExecutor], FederatingStrategy],
+    unplaced: flf.Executor,
+) -> ReferenceResolvingExecutor:
+    """Return a stack that runs any computation over a strategy."""
+    return ReferenceResolvingExecutor(FederatingExecutor(strategy_factory, unplaced))
+
+
+def local_stack(
+    num_clients: int,
+    leaves: Sequence[flf.Executor],
+    unplaced: flf.Executor,
+    clients_per_leaf: int | None = None,
+) -> ReferenceResolvingExecutor:
+    """Return a stack over executors of this process.
+
+    Args:
+        num_clients: size of the cohort.
+        leaves: run the clients; a contiguous run of leaves of clients each.
+        unplaced: runs everything else; may be one of `leaves`.
+        clients_per_leaf: see `merge_tree.cut_leaves`.
+    """
+    cut = merge_tree.cut_leaves(num_clients, clients_per_leaf)
+    runs = merge_tree.cut_runs(len(cut), len(leaves))
+    groups = [range(cut[run.start].start, cut[run.stop - 1].stop) for run in runs]
+    return federated_stack(
+        lambda executor: LocalStrategy(
+            executor.unplaced, leaves[: len(groups)], groups, clients_per_leaf
+        ),
+        unplaced,
+    )
+
+
+class _DebuggingFactory(flf.ExecutorFactory):
+    """Builds one debugging stack for each set of cardinalities, and owns it."""
+
+    def __init__(self, num_clients: int | None, clients_per_thread: int) -> None:
+        self._num_clients = num_clients
+        self._clients_per_thread = clients_per_thread
+        self._executors: dict[tuple[tuple[str, int], ...], flf.Executor] = {}
+
+    @override
+    def create_executor(self, cardinalities: Any) -> flf.Executor:
+        """Return the stack for the cardinalities, a new one if there is none."""
+        key = _key(cardinalities)
+        if key not in self._executors:
+            self._executors[key] = self._build(dict(key).get(fl.CLIENTS.uri))
+        return self._executors[key]
+
+    def _build(self, inferred: int | None) -> flf.Executor:
+        num_clients = self._num_clients if inferred is None else inferred
+        if self._num_clients is not None and num_clients != self._num_clients:
+            raise errors.CardinalityError(
+                f"Expected {self._num_clients} clients, as the executor factory was"
+                f" configured, found an argument with {num_clients}."
+            )
+        groups = [
+            range(start, min(start + self._clients_per_thread, num_clients or 0))
+            for start in range(0, num_clients or 0, self._clients_per_thread)
+        ]
+        targets = [_debugging_leaf(index) for index in range(len(groups))]
+        return federated_stack(
+            lambda executor: LocalStrategy(executor.unplaced, targets, groups),
+            _debugging_leaf(len(groups)),
+        )
+
+    @override
+    def clean_up_executor(self, cardinalities: Any) -> None:
+        """Close the stack for the cardinalities, if there is one."""
+        executor = self._executors.pop(_key(cardinalities), None)
+        if executor is not None:
+            executor.close()
+
+
+def _key(cardinalities: Any) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((placement.uri, n) for placement, n in cardinalities.items()))
+
+
+def _debugging_leaf(index: int) -> flf.Executor:
+    from ray_fed.executors.eager_tf import EagerTFExecutor
+
+    leaf = EagerTFExecutor.of_written_graphs()
+    return ThreadDelegatingExecutor(leaf, f"ray_fed debugging {index}")
+
+
+def thread_debugging_executor_factory(
+    num_clients: int | None = None, clients_per_thread: int = 1
+) -> flf.ExecutorFactory:
+    """Return a factory of simple stacks that run local computations for debugging.
+
+    A ReferenceResolvingExecutor over a FederatingExecutor over one
+    ThreadDelegatingExecutor for each group of clients, each over an EagerTFExecutor:
+    no caches of results, and exactly the computation that was passed, every graph as it
+    was written. References are resolved at the top of the stack only, so what clients
+    run must be TensorFlow.
+
+    Args:
+        num_clients: size of the cohort, >= 1; None: inferred from each argument.
+        clients_per_thread: clients that one thread runs in sequence, >= 1.
+
+    Raises:
+        ValueError: `num_clients` or `clients_per_thread` is below one.
+        TypeError: one of them is no whole number.
+    """
+    if num_clients is not None:
+        num_clients = type_checks.check_count(num_clients, "num_clients")
+    clients_per_thread = type_checks.check_count(
+        clients_per_thread, "clients_per_thread"
+    )
+    return _DebuggingFactory(num_clients, clients_per_thread)
