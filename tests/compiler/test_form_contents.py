@@ -13,6 +13,7 @@ import tensorflow as tf
 from ray_fed import errors
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
+from tests.forms import sum_parts
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -23,9 +24,7 @@ AT_CLIENTS = fl.FederatedType(INT, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(INT, fl.SERVER)
 
 
-@rtf.computation(np.int32, np.int32)
-def add(x: Any, y: Any) -> Any:
-    return x + y
+total, add, merged_alone = sum_parts(np.int32)
 
 
 @rtf.computation(np.int32)
@@ -46,16 +45,6 @@ def to_keys(x: Any) -> Any:
 @rtf.computation
 def one() -> Any:
     return np.int32(1)
-
-
-@federated_computation(AT_CLIENTS)
-def total(clients: Any) -> Any:
-    return fl.federated_sum(clients)
-
-
-@federated_computation(AT_CLIENTS, AT_SERVER)
-def merged_alone(clients: Any, merged: Any) -> Any:
-    return merged
 
 
 def plus_own(clients: Any, added: Any) -> Any:

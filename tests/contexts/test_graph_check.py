@@ -24,6 +24,7 @@ from ray_fed.framework import (
 )
 from ray_fed.language import blocks
 from ray_fed.program import ClientData
+from tests.forms import sum_parts
 
 ContextFactory = Callable[..., ExecutionContext]
 INT = fl.TensorType(np.int32)
@@ -160,15 +161,9 @@ def _form_with(merge: Callable[[Any, Any], Any], total: Any) -> MergeableCompFor
     def up_to_merge(values: Any) -> Any:
         return total(values)
 
-    @fl.federated_computation(
-        fl.FederatedType(np.int32, fl.CLIENTS), fl.FederatedType(np.int32, fl.SERVER)
-    )
-    def after_merge(values: Any, merged: Any) -> Any:
-        del values
-        return merged
-
     merging = rtf.computation(merge, np.int32, np.int32)
-    parts: list[Any] = [up_to_merge, merging, after_merge]
+    _, _, merged_alone = sum_parts(np.int32)
+    parts: list[Any] = [up_to_merge, merging, merged_alone]
     return MergeableCompForm(*parts)
 
 

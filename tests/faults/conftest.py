@@ -18,6 +18,7 @@ from ray.cluster_utils import Cluster
 import ray_fed
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
+from tests.waiting_work import GO, mark_and_wait
 
 import tensorflow as tf  # isort: skip
 
@@ -87,7 +88,7 @@ class ClientWork:
 
     def let_go(self) -> None:
         """Let clients that wait, and later ones, go on."""
-        (self.folder / "go").touch()
+        (self.folder / GO).touch()
 
     def reset(self) -> None:
         """Forget all runs; clients wait again."""
@@ -100,23 +101,9 @@ def _client_work(
 ) -> ClientWork:
     @rtf.computation(np.int32)
     def work(x: Any) -> Any:
-        now = tf.strings.as_string(tf.timestamp(), precision=9)
-        name = tf.strings.join([str(folder), "/", tf.strings.as_string(x), "-", now])
-        with tf.control_dependencies([tf.io.write_file(name, "")]):
-            ran = tf.identity(x)
-
-        def waits(_: Any) -> Any:
-            is_waiting = tf.reduce_any(tf.equal(ran, waiting or (-1,)))
-            # With the time in it: a graph may look for a constant pattern but once.
-            pattern = tf.where(tf.timestamp() > 0.0, str(folder / "go"), "")
-            gone = tf.size(tf.io.matching_files(pattern)) > 0
-            return tf.logical_and(is_waiting, ~gone)
-
-        def count(turn: Any) -> Any:
-            return [turn + 1]
-
-        turns = tf.while_loop(waits, count, [0])[0]
-        ran = ran + 0 * turns
+        is_waiting = tf.reduce_any(tf.equal(x, waiting or (-1,)))
+        name = tf.strings.as_string(x)
+        ran = mark_and_wait(x, folder, name, is_waiting=is_waiting)
         if body is not None:
             ran = body(ran)
         return tf.random.normal([20]) * tf.cast(ran + 1, tf.float32)

@@ -7,9 +7,9 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
+from tests.waiting_work import GO, mark_and_wait
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -142,20 +142,7 @@ def sum_then_wait(folder: pathlib.Path) -> Any:
 
     @rtf.computation(np.int32)
     def wait(total: Any) -> Any:
-        now = tf.strings.as_string(tf.timestamp(), precision=9)
-        name = tf.strings.join([str(folder), "/finish-", now])
-        with tf.control_dependencies([tf.io.write_file(name, "")]):
-            begun = tf.identity(total)
-
-        def waits(turn: Any) -> Any:
-            pattern = tf.where(turn >= 0, str(folder / "go"), "")
-            return tf.equal(tf.size(tf.io.matching_files(pattern)), 0)
-
-        def count(turn: Any) -> Any:
-            return [turn + 1]
-
-        turns = tf.while_loop(waits, count, [0 * begun])[0]
-        return begun * 10 + 0 * turns
+        return mark_and_wait(total, folder, "finish") * 10
 
     @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
     def run(members: Any) -> Any:
@@ -175,7 +162,7 @@ def test_worker_killed_under_the_finish_costs_the_finish_only(
     def act() -> None:
         work.wait_until(lambda: [*tmp_path.glob("finish-*")])
         kill(doomed)
-        (tmp_path / "go").touch()
+        (tmp_path / GO).touch()
 
     meanwhile(act)
     found = context.invoke(sum_then_wait(tmp_path), list(range(16)))

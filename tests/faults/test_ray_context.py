@@ -20,6 +20,7 @@ import ray_fed.errors as errors
 from ray_fed import framework
 from ray_fed import tensorflow as rtf
 from ray_fed.observability import events
+from tests.waiting_work import GO, mark_and_wait
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(590)]
 
@@ -52,20 +53,8 @@ def square_when_told(folder: pathlib.Path) -> Any:
 
     @rtf.computation(np.int32)
     def square(x: Any) -> Any:
-        now = tf.strings.as_string(tf.timestamp(), precision=9)
-        name = tf.strings.join([str(folder), "/", tf.strings.as_string(x), "-", now])
-        with tf.control_dependencies([tf.io.write_file(name, "")]):
-            begun = tf.identity(x)
-
-        def waits(turn: Any) -> Any:
-            pattern = tf.where(turn >= 0, str(folder / "go"), "")
-            return tf.equal(tf.size(tf.io.matching_files(pattern)), 0)
-
-        def count(turn: Any) -> Any:
-            return [turn + 1]
-
-        turns = tf.while_loop(waits, count, [0 * begun])[0]
-        return begun * begun + 0 * turns
+        let_go = mark_and_wait(x, folder, tf.strings.as_string(x))
+        return let_go * let_go
 
     @fl.federated_computation(CLIENTS)
     def run(values: Any) -> Any:
@@ -95,7 +84,7 @@ def let_go(folder: pathlib.Path, act: Any = None) -> None:
         if act is not None:
             act()
     finally:
-        (folder / "go").touch()
+        (folder / GO).touch()
 
 
 def test_killed_worker_costs_the_documented_context_one_retry(

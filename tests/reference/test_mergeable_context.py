@@ -18,6 +18,7 @@ import ray_fed.framework as framework
 from ray_fed import tensorflow as rtf
 from ray_fed.framework import MergeableCompExecutionContext, MergeableCompForm
 from ray_fed.language import structs
+from tests.forms import sum_parts
 
 flf = fl.framework
 Build = Callable[..., MergeableCompExecutionContext]
@@ -28,27 +29,13 @@ AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
 NUM_CLIENTS = 6
 
 
-@rtf.computation(np.float32, np.float32)
-def add(x: Any, y: Any) -> Any:
-    return x + y
+total, add, merged_alone = sum_parts(np.float32)
+SUM_FORM = MergeableCompForm(total, add, merged_alone)
 
 
 @rtf.computation
 def one() -> Any:
     return np.float32(1)
-
-
-@federated_computation(AT_CLIENTS)
-def total(clients: Any) -> Any:
-    return fl.federated_sum(clients)
-
-
-@federated_computation(AT_CLIENTS, AT_SERVER)
-def merged_alone(clients: Any, merged: Any) -> Any:
-    return merged
-
-
-SUM_FORM = MergeableCompForm(total, add, merged_alone)
 
 
 class Context(flf.AsyncContext):
