@@ -30,6 +30,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _COMMAND = re.compile(r"ray-fed ((?:demo|doctor|status|config|--help)\b[^`\n#&|]*)")
 _FILE = re.compile(r"\b((?:examples|benchmarks|tests|ray_fed)/[\w/.]+\w)")
 _MODULE = re.compile(r"python -m ((?:benchmarks|tests)\.[\w.]+)")
+_NUMBER = re.compile(r"\d[\d,.]*\d")
 _PRINT = re.compile(r"^ *print\(.+\)  # (.+)$", re.MULTILINE)
 _ROW = re.compile(r"^\| `([\w.]+)` \| `([^`]+)` \| ([^|]*) \| `(\w+)` \| ([^|]*) \|$")
 
@@ -103,6 +104,8 @@ def _python_blocks(page: Page) -> Iterator[Block]:
         else:
             start = index + 1
 
+
+_REPORTED = {*ray_fed.RoundReport.model_fields, *dir(ray_fed.RoundReport)}
 
 PAGES = _find_pages()
 CODE = [page for page in PAGES if any(_python_blocks(page))]
@@ -254,6 +257,22 @@ def test_table_has_every_name(page: str, names: list[str]) -> None:
     }
 
     assert [name for name in names if name not in listed] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_reports_have_what_pages_name(page: Page) -> None:
+    named = set(re.findall(r"last_report\.(\w+)", page.text))
+
+    assert [name for name in sorted(named) if name not in _REPORTED] == []
+
+
+def test_figures_are_those_of_the_benchmarks() -> None:
+    _, _, figures = Page(_ROOT / "docs/performance.md").text.partition("## Figures")
+    taken = set(_NUMBER.findall(Page(_ROOT / "benchmarks/README.md").text))
+
+    found = _NUMBER.findall(figures)
+    assert len(found) > 50
+    assert [number for number in found if number not in taken] == []
 
 
 def test_every_page_is_in_the_index() -> None:
