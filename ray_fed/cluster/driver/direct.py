@@ -28,7 +28,8 @@ class RayExecutorFactory(flf.ExecutorFactory):
     Computations are interpreted as they are, over the whole cohort, on workers that
     the factory holds until it is closed. A worker that dies is replaced, and the values
     that lived on it are made again when they are next needed, from how they were made;
-    a piece of work that loses more workers than `config.retry` allows fails.
+    a piece of work that loses more workers than `config.retry` allows fails, and so
+    does one whose worker finds no place within `workers.wait_timeout_s`.
 
     Args:
         config: `workers`, `retry`, `seed`, `clients_per_leaf`, `default_num_clients`
@@ -44,7 +45,7 @@ class RayExecutorFactory(flf.ExecutorFactory):
         self, config: Config | None = None, address: str | None = None
     ) -> None:
         self._config = config or Config()
-        self._session = Session(address, self._config)
+        self._session = Session(address, self._config, needs_all=True)
         self._connections = [
             WorkerConnection(source) for source in self._session.sources()
         ]

@@ -76,6 +76,7 @@ class Session:
             joins one that is running for this user, else starts one.
         config: of the pool.
         say: told what is waited for, in a few words.
+        needs_all: whether a pool of fixed size is of no use with fewer workers.
 
     Raises:
         ClusterError: there is no cluster at the address.
@@ -88,6 +89,8 @@ class Session:
         address: str | None,
         config: Config,
         say: Callable[[str], None] = _say_nothing,
+        *,
+        needs_all: bool = False,
     ) -> None:
         self._config = config
         self._tokens: set[str] = set()  # of sources whose clients workers may keep
@@ -98,7 +101,10 @@ class Session:
         try:
             self._owns_ray = _connect(address, config, say)
             nodes = inventory.live_resources()
-            self._size = _decide_size(config, nodes, may_grow=not self._owns_ray)
+            size = _decide_size(config, nodes, may_grow=not self._owns_ray)
+            if needs_all and size.is_fixed:
+                size = dataclasses.replace(size, least=size.most)
+            self._size = size
             self._pool: Any = _start_pool(config, self._size, self._name)
             self._pool.begin_round.remote()
             self._kept = KeptLeases(self._pool, self._size.most)
@@ -190,10 +196,9 @@ class Session:
     def sources(self) -> list[PooledWorker]:
         """Return workers of the pool, to be held for as long as it lives.
 
-        All of a pool of fixed size; of another one as many as it has at least.
+        As many as it has at least.
         """
-        count = self._size.most if self._size.is_fixed else self._size.least
-        return [PooledWorker(self._pool) for _ in range(count)]
+        return [PooledWorker(self._pool) for _ in range(self._size.least)]
 
     async def fetch(self, value: Any) -> Any:
         """Return a value that runners kept: read from the object store, if it is there.
