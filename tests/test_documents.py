@@ -234,8 +234,12 @@ def test_commands_exist() -> None:
         assert [option for option in options if option not in shown.output] == []
 
 
-def test_readme_is_one_page() -> None:
-    assert len(Page(_ROOT / "README.md").text.splitlines()) < 150
+def test_readme_is_one_page_with_the_first_two_commands() -> None:
+    text = Page(_ROOT / "README.md").text
+
+    assert len(text.splitlines()) < 150
+    assert '    pip install ".[demo]" && ray-fed demo ' in text
+    assert '    pip install -e ".[test]" && pytest ' in text
 
 
 @pytest.mark.parametrize(
