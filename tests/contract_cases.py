@@ -199,14 +199,12 @@ class Case:
         make: builds the computation.
         args: from a number of clients to the arguments.
         expected: from a number of clients to the result.
-        needs_lambdas: the stack runs lambdas and sequence intrinsics.
         needs_clients: there is no result without clients.
     """
 
     make: Callable[[], Any]
     args: Callable[[int], tuple[Any, ...]]
     expected: Callable[[int], Any]
-    needs_lambdas: bool = False
     needs_clients: bool = False
 
 
@@ -491,7 +489,7 @@ CASES: Mapping[str, Case] = {
     ),
     "map of an all-equal value to one by a lambda": Case(
         all_equal_map_of_a_lambda,
-        lambda _: (3.0, 4.0), lambda _: 7.0, needs_lambdas=True,
+        lambda _: (3.0, 4.0), lambda _: 7.0,
     ),
     "an all-equal value with other names": Case(
         with_a_name, lambda _: ([2.0],), lambda _: {"a": 2.0},
@@ -508,7 +506,7 @@ CASES: Mapping[str, Case] = {
             FLOAT,
         ),
         lambda n: (numbers(n),),
-        lambda n: [{"d": 2 * x, "v": x} for x in numbers(n)], needs_lambdas=True,
+        lambda n: [{"d": 2 * x, "v": x} for x in numbers(n)],
     ),
     "map of a lambda that captures": Case(
         of(
@@ -518,7 +516,7 @@ CASES: Mapping[str, Case] = {
             FLOAT, np.float32,
         ),
         lambda n: (numbers(n), 100.0),
-        lambda n: [x + 100 for x in numbers(n)], needs_lambdas=True,
+        lambda n: [x + 100 for x in numbers(n)],
     ),
     "apply": Case(
         of(lambda x: fl.federated_map(double, x), SERVER_FLOAT),
@@ -760,7 +758,7 @@ CASES: Mapping[str, Case] = {
     "aggregate with lambdas that capture": Case(
         shifted_aggregate,
         lambda n: (numbers(n), 100.0),
-        lambda n: (sum(numbers(n)) + 100 * n, 100.0), needs_lambdas=True,
+        lambda n: (sum(numbers(n)) + 100 * n, 100.0),
     ),
     "secure sum": Case(
         of(lambda x: fl.federated_secure_sum(x, 100), INT),
@@ -853,7 +851,7 @@ CASES: Mapping[str, Case] = {
     "sequence map": Case(
         of(lambda x: fl.sequence_map(increment, x), SEQUENCE),
         lambda n: (sequences(n),),
-        lambda n: [[x + 1 for x in c] for c in sequences(n)], needs_lambdas=True,
+        lambda n: [[x + 1 for x in c] for c in sequences(n)],
     ),
     "sequence reduce": Case(
         of(
@@ -863,20 +861,20 @@ CASES: Mapping[str, Case] = {
             SEQUENCE,
         ),
         lambda n: (sequences(n),),
-        lambda n: [5 + sum(c) for c in sequences(n)], needs_lambdas=True,
+        lambda n: [5 + sum(c) for c in sequences(n)],
     ),
     "sequence sum": Case(
         of(fl.sequence_sum, SEQUENCE),
         lambda n: (sequences(n),),
-        lambda n: [sum(c) for c in sequences(n)], needs_lambdas=True,
+        lambda n: [sum(c) for c in sequences(n)],
     ),
     "sequence sum at the server": Case(
         of(fl.sequence_sum, at_server(fl.SequenceType(np.int32))),
-        lambda _: ([1, 2, 3],), lambda _: 6, needs_lambdas=True,
+        lambda _: ([1, 2, 3],), lambda _: 6,
     ),
     "sequence map without a placement": Case(
         of(lambda x: fl.sequence_map(increment, x), fl.SequenceType(np.int32)),
-        lambda _: ([1, 2],), lambda _: [2, 3], needs_lambdas=True,
+        lambda _: ([1, 2],), lambda _: [2, 3],
     ),
     "literals": Case(
         of(lambda: (10, 2.5, "x", {"b": True, "a": [np.int64(2**40)]})),
@@ -924,6 +922,23 @@ CASES: Mapping[str, Case] = {
         lambda n: list(zip(models(n), sequences(n), strict=True)),
     ),
 }  # fmt: skip
+
+
+A_FEW = (
+    "eval of a struct at clients",  # values that come from no argument
+    "zip of nested structures at clients",  # structures and selections of them
+    "weighted mean of structures by ints",  # sums and means
+    "aggregate to another type",  # zero, accumulate, merge and report
+    "secure sum",  # a check at each client
+    "select",  # the server's value and each client's keys
+    "a round with a state",  # broadcast, map, sum, maximum, and work at the server
+    "structures of placed and unplaced values",  # the verbs of structures
+)
+"""One case of each family of intrinsics, and of the verbs of an executor.
+
+`direct`, three leaves, Ray and `create_context` run every case. A way that is made of
+the same parts, differently set, runs these: they reach each of its parts.
+"""
 
 
 @functools.cache

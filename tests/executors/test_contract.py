@@ -1,9 +1,8 @@
 """One contract for every stack: what numpy says, the same bits, the same errors.
 
 A stack is a fixture that returns a function from a number of clients to an executor;
-its name stands in `LOCAL_STACKS`, or it is the one on real Ray. What the documented
-debugging stack may refuse (lambdas and sequence intrinsics at clients) is marked
-`needs_lambdas`.
+its name stands in `LOCAL_STACKS`, or it is the one on real Ray. `RUN_BY` says which
+cases it runs; the documented debugging stack may refuse lambdas and sequences.
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -26,6 +25,7 @@ from ray_fed.language.intrinsics import FEDERATED_SECURE_MODULAR_SUM
 from ray_fed.values import plain_form
 from ray_fed.worker import stacks
 from tests.contract_cases import (
+    A_FEW,
     CASES,
     FLOAT,
     INT,
@@ -50,27 +50,28 @@ StackFor = Callable[..., flf.Executor]
 Evaluate = Callable[..., Any]
 
 
-@pytest.fixture
-def one_leaf(local_stack_for: StackFor) -> StackFor:
-    return lambda num_clients: local_stack_for(num_clients, 1)
+def _local(num_leaves: int) -> Iterator[StackFor]:
+    leaves = stacks.threaded_leaves(num_leaves)
+    (unplaced,) = stacks.threaded_leaves(1)
+    yield lambda num_clients: stacks.local_stack(num_clients, leaves, unplaced)
+    for leaf in [*leaves, unplaced]:
+        leaf.close()
 
 
-@pytest.fixture
-def three_leaves(local_stack_for: StackFor) -> StackFor:
-    return lambda num_clients: local_stack_for(num_clients, 3)
+def _debugging(clients_per_thread: int) -> Iterator[StackFor]:
+    factory = stacks.thread_debugging_executor_factory(None, clients_per_thread)
+    built: set[int] = set()
+
+    def build(num_clients: int) -> flf.Executor:
+        built.add(num_clients)
+        return factory.create_executor({fl.CLIENTS: num_clients})
+
+    yield build
+    for num_clients in built:
+        factory.clean_up_executor({fl.CLIENTS: num_clients})
 
 
-@pytest.fixture
-def debugging(debugging_stack_for: StackFor) -> StackFor:
-    return debugging_stack_for
-
-
-@pytest.fixture
-def debugging_in_pairs(debugging_stack_for: StackFor) -> StackFor:
-    return lambda num_clients: debugging_stack_for(num_clients, clients_per_thread=2)
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def direct() -> Iterator[StackFor]:
     """Over one leaf that runs clients and server in the caller's own thread."""
     leaf = stacks.leaf_stack()
@@ -78,7 +79,27 @@ def direct() -> Iterator[StackFor]:
     leaf.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def one_leaf() -> Iterator[StackFor]:
+    yield from _local(1)
+
+
+@pytest.fixture(scope="module")
+def three_leaves() -> Iterator[StackFor]:
+    yield from _local(3)
+
+
+@pytest.fixture(scope="module")
+def debugging() -> Iterator[StackFor]:
+    yield from _debugging(1)
+
+
+@pytest.fixture(scope="module")
+def debugging_in_pairs() -> Iterator[StackFor]:
+    yield from _debugging(2)
+
+
+@pytest.fixture(scope="module")
 def on_ray(ray_executors: RayExecutorFactory) -> StackFor:
     return lambda num_clients: ray_executors.create_executor({fl.CLIENTS: num_clients})
 
@@ -87,10 +108,35 @@ LOCAL_STACKS = ["direct", "one_leaf", "three_leaves", "debugging", "debugging_in
 ON_RAY = pytest.param("on_ray", marks=pytest.mark.ray)
 
 
-@pytest.fixture(params=[*LOCAL_STACKS, ON_RAY])
+@pytest.fixture(scope="module", params=[*LOCAL_STACKS, ON_RAY])
 def stack_for(request: pytest.FixtureRequest) -> StackFor:
+    """A stack whose leaves all tests of this module share."""
     return request.getfixturevalue(request.param)
 
+
+IN_DEBUGGING = (
+    "value of an argument at clients",
+    "value of an argument at the server",
+    "eval at the server",
+    "zip at the server",
+    "map of an all-equal value to one",
+    "mean",
+    "min",
+    "secure sum of few bits",
+    "secure modular sum",
+    "secure select",
+)
+"""One case of each intrinsic that the few lack: all are documented of that stack."""
+
+RUN_BY: Mapping[str, Iterable[str]] = {
+    "direct": CASES,
+    "one_leaf": A_FEW,  # three leaves less two
+    "three_leaves": CASES,
+    "debugging": [*A_FEW, *IN_DEBUGGING],
+    "debugging_in_pairs": A_FEW,  # another number of threads
+    "on_ray": CASES,
+}
+"""The cases that each stack runs; `A_FEW` says why others run eight."""
 
 SUPPORTED = [
     pytest.param(
@@ -100,11 +146,10 @@ SUPPORTED = [
         id=f"{stack_name}-{name}-{num_clients} clients",
         marks=[pytest.mark.ray] * (stack_name == "on_ray"),
     )
-    for stack_name in [*LOCAL_STACKS, "on_ray"]
-    for name, case in CASES.items()
+    for stack_name, names in RUN_BY.items()
+    for name in names
     for num_clients in (0, 1, 4)
-    if not (case.needs_lambdas and stack_name.startswith("debugging"))
-    and not (case.needs_clients and not num_clients)
+    if not (CASES[name].needs_clients and not num_clients)
 ]
 
 
