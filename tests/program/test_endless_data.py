@@ -27,7 +27,14 @@ from ray_fed.program import ClientData, RayFederatedContext
 ContextFactory = Callable[..., ExecutionContext]
 SEQUENCE = fl.SequenceType(np.int64)
 AT_CLIENTS = fl.FederatedType(SEQUENCE, fl.CLIENTS)
-LOCAL = {"workers": ray_fed.Workers(count=2, client_bytes=2**18)}
+CLIENT_BYTES = 2**14
+SETTINGS = {"workers": ray_fed.Workers(count=2, client_bytes=CLIENT_BYTES)}
+WAYS = {
+    "local": (),
+    "no kernels": (),
+    "debug": (),
+    "ray": (pytest.mark.ray, pytest.mark.slow),
+}
 
 
 @rtf.computation(SEQUENCE)
@@ -40,20 +47,13 @@ def sum_of_totals(data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(total, data))
 
 
-@pytest.fixture(
-    params=[
-        "local",
-        "no kernels",
-        "debug",
-        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow]),
-    ]
-)
+@pytest.fixture(params=[pytest.param(way, marks=WAYS[way]) for way in WAYS])
 def context(request: pytest.FixtureRequest) -> ExecutionContext:
     if request.param == "ray":
-        return request.getfixturevalue("ray_contexts")(**LOCAL)
+        return request.getfixturevalue("ray_contexts")(**SETTINGS)
     build = request.getfixturevalue("local_contexts")
     return build(
-        **LOCAL,
+        **SETTINGS,
         debug=request.param == "debug",
         kernels={"enabled": request.param == "local"},
     )
@@ -108,27 +108,35 @@ def test_endless_client_ends_at_the_bound_and_the_next_call_runs(
     data = ClientData.from_function(range(4), _only_at(2, load), SEQUENCE)
 
     with pytest.raises(
-        errors.ValueMismatchError, match=r"id 2 .*262144.*workers\.client_bytes"
+        errors.ValueMismatchError,
+        match=rf"id 2 .*{CLIENT_BYTES}.*workers\.client_bytes",
     ):
         context.invoke(sum_of_totals, data)
 
     assert context.invoke(sum_of_totals, data.select([0, 1, 3])) == 7
 
 
+EXITS = [
+    _exit,
+    _interrupt,
+    _end_generator,
+    _cancel,
+    _exit_in_the_middle,
+    _raise_in_the_middle,
+]
+
+
 @pytest.mark.parametrize(
-    "load",
+    ("context", "load"),
     [
-        _exit,
-        _interrupt,
-        _end_generator,
-        _cancel,
-        _exit_in_the_middle,
-        _raise_in_the_middle,
+        pytest.param(way, load, marks=WAYS[way])
+        for way in WAYS
+        for load in EXITS
+        if not (way == "debug" and load is _interrupt)  # on the main thread: Ctrl-C
     ],
+    indirect=["context"],
 )
 def test_exit_of_a_client_is_its_failure(context: ExecutionContext, load: Any) -> None:
-    if context.config.debug and load is _interrupt:
-        pytest.skip("on the main thread it is Ctrl-C")
     data = ClientData.from_function(range(4), _only_at(2, load), SEQUENCE)
 
     with pytest.raises(errors.ComputationError, match=r"id 2, .*raised") as caught:
@@ -146,11 +154,11 @@ def test_exit_of_a_client_is_its_failure(context: ExecutionContext, load: Any) -
 def test_endless_argument_ends_at_the_bound(
     local_contexts: ContextFactory, endless: Any, is_program: bool
 ) -> None:
-    context = local_contexts(workers=1, data={"sequence_bytes": 100_000})
+    context = local_contexts(workers=1, data={"sequence_bytes": 10_000})
     caller = RayFederatedContext(context) if is_program else context
 
     with pytest.raises(
-        errors.ValueMismatchError, match=r"100000 bytes.*data\.sequence_bytes"
+        errors.ValueMismatchError, match=r"10000 bytes.*data\.sequence_bytes"
     ):
         caller.invoke(sum_of_totals, [[1], endless(0)])
 
