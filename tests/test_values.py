@@ -356,7 +356,9 @@ def test_member_type_is_what_is_placed() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", {1, 2}], ids=repr
+    "value",
+    [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", {1, 2}],
+    ids=lambda value: type(value).__name__,
 )
 def test_text_memory_and_sets_are_no_cohort(value: Any) -> None:
     type_spec = fl.FederatedType(np.int32, fl.CLIENTS)

@@ -342,7 +342,7 @@ def test_contexts_are_asynchronous_contexts(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"compiler_fn": SUM_FORM}, TypeError),
+        pytest.param({"compiler_fn": SUM_FORM}, TypeError, id="a form"),
         ({"transform_args": 3}, TypeError),
         ({"transform_result": "x"}, TypeError),
         ({"num_subrounds": 1.5}, TypeError),

@@ -419,7 +419,9 @@ class TestRefusals:
 
 
 @pytest.mark.parametrize(
-    "value", [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", {1, 2}], ids=repr
+    "value",
+    [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", {1, 2}],
+    ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize(
     "type_spec", [fl.SequenceType(np.int32), fl.TensorType(np.int32, (2,))], ids=str
