@@ -63,7 +63,7 @@ def collect_claims(arguments: Sequence[str] = ()) -> Mapping[str, Sequence[str]]
         RuntimeError: pytest could not collect; the message is what it said.
     """
     collector, said = _Collector(), io.StringIO()
-    options = ["--collect-only", "--quiet", "-m", "", "-p", "no:cacheprovider"]
+    options = ["--collect-only", "-n0", "--quiet", "-m", "", "-p", "no:cacheprovider"]
     with contextlib.redirect_stdout(said):
         code = pytest.main([*options, *arguments], plugins=[collector])
     if code != pytest.ExitCode.OK:
