@@ -869,7 +869,7 @@ import numpy as np
 from ray_fed import tensorflow as rtf
 import tensorflow as tf
 from ray_fed.executors.eager_tf import EagerTFExecutor, EagerValue
-from ray_fed.tensorflow.normal import Executable
+from ray_fed.tensorflow.loading.normal import Executable
 
 cpu = tf.config.list_physical_devices("CPU")[0]
 configuration = [tf.config.LogicalDeviceConfiguration() for _ in range(3)]
