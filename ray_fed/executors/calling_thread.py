@@ -59,6 +59,9 @@ class CallingThread:
     async def _noted(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         self._running = asyncio.current_task()
         try:
+            if self._is_closed:  # too early for `close` to find a task to cancel
+                coroutine.close()
+                raise closed_under_a_call()
             return await coroutine
         finally:
             self._running = None

@@ -187,3 +187,34 @@ def test_shutdown_by_a_sink_ends_its_call(context: ExecutionContext) -> None:
     caller.join(60)
 
     assert isinstance(caller.error, errors.ContextStateError)
+
+
+def test_debugged_call_ends_before_its_next_client() -> None:
+    context = ray_fed.init(config=ray_fed.Config(backend="local", debug=True))
+    begun, closing = threading.Event(), threading.Event()
+    clients = list[float]()
+
+    def note(x: Any) -> Any:
+        clients.append(float(x))
+        begun.set()
+        closing.wait(30)
+        time.sleep(0.2)  # the time that `shutdown` has to cancel the call
+        return x
+
+    @rtf.computation(np.float32)
+    def noted(x: Any) -> Any:
+        return tf.ensure_shape(tf.numpy_function(note, [x], tf.float32), [])
+
+    @federated_computation(AT_CLIENTS)
+    def noted_sum(values: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(noted, values))
+
+    caller = Caller(lambda: context.invoke(noted_sum, CLIENTS))
+    caller.start()
+    assert begun.wait(60)
+    closing.set()
+    ray_fed.shutdown()
+    caller.join(60)
+
+    assert isinstance(caller.error, errors.ContextStateError)
+    assert len(clients) == 1
