@@ -29,6 +29,8 @@ _NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _COMMAND = re.compile(r"ray-fed ((?:demo|doctor|status|config|--help)\b[^`\n#&|]*)")
 _FILE = re.compile(r"\b((?:examples|benchmarks|tests|ray_fed)/[\w/.]+\w)")
+_QUOTED_PATH = re.compile(r"`([\w/]+(?:/|\.(?:py|md|toml)))`")
+_DEFINED_IN = re.compile(r"`([\w.]+)`\s+in\s+`([\w/]+\.py)`")
 _MODULE = re.compile(r"python -m ((?:benchmarks|tests)\.[\w.]+)")
 _NUMBER = re.compile(r"\d[\d,.]*\d")
 _PRINT = re.compile(r"^ *print\(.+\)  # (.+)$", re.MULTILINE)
@@ -217,6 +219,40 @@ def test_files_and_modules_exist(page: Page) -> None:
         if not (_ROOT / path).exists() and not (_ROOT / f"{path}.py").exists()
     ]
     assert missing == []
+
+
+def _find_in_package(path: str) -> pathlib.Path | None:
+    """Return what a page of the architecture names: in `ray_fed/`, or in the root."""
+    found = (folder / path for folder in (_ROOT / "ray_fed", _ROOT))
+    return next((place for place in found if place.exists()), None)
+
+
+def test_architecture_names_what_exists() -> None:
+    text = Page(_ROOT / "docs/architecture.md").text
+    paths, definitions = _QUOTED_PATH.findall(text), _DEFINED_IN.findall(text)
+    assert len(paths) > 50
+    assert len(definitions) > 30
+
+    missing = [path for path in paths if _find_in_package(path) is None]
+    undefined = [
+        (name, path)
+        for name, path in definitions
+        if (place := _find_in_package(path)) is not None
+        and not re.search(
+            rf"\b(?:class|def) {name.rpartition('.')[2]}\b",
+            place.read_text(encoding="utf-8"),
+        )
+    ]
+    assert missing == []
+    assert undefined == []
+
+
+def test_architecture_describes_every_folder() -> None:
+    described = set(_QUOTED_PATH.findall(Page(_ROOT / "docs/architecture.md").text))
+
+    folders = [path.parent for path in (_ROOT / "ray_fed").glob("*/__init__.py")]
+    modules = {path.name for path in (_ROOT / "ray_fed").glob("[a-z]*.py")}
+    assert {f"{folder.name}/" for folder in folders} | modules <= described
 
 
 def test_commands_exist() -> None:
