@@ -22,7 +22,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Struct
-from ray_fed.values import plain_form, sequence_rows
+from ray_fed.values import plain_values, sequence_rows, tensor_structures
 from ray_fed.values.stored import Stored, StoredClients
 
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -93,7 +93,7 @@ class FakeDataset:
     ],
 )
 def test_number_takes_the_declared_dtype(value: Any, dtype: Any) -> None:
-    taken = plain_form.to_plain(value, fl.TensorType(dtype))
+    taken = plain_values.to_plain(value, fl.TensorType(dtype))
 
     assert taken.dtype == np.dtype(dtype)
     assert taken.shape == ()
@@ -126,7 +126,7 @@ def test_value_that_is_not_of_the_tensor_type_is_refused(
     value: Any, dtype: Any
 ) -> None:
     with pytest.raises(errors.ValueMismatchError, match="the value"):
-        plain_form.to_plain(value, fl.TensorType(dtype))
+        plain_values.to_plain(value, fl.TensorType(dtype))
 
 
 class Wrapped:
@@ -180,7 +180,7 @@ def test_what_has_no_numbers_of_its_own_is_no_tensor(
     value: Any, dtype: Any, nest: Any
 ) -> None:
     with pytest.raises(errors.ValueMismatchError):
-        plain_form.to_plain(nest(value), fl.TensorType(dtype, None))
+        plain_values.to_plain(nest(value), fl.TensorType(dtype, None))
 
 
 @pytest.mark.parametrize("value", RAW_MEMORY.values(), ids=RAW_MEMORY)
@@ -188,10 +188,10 @@ def test_memory_is_no_text_but_bytes(value: Any) -> None:
     text = fl.TensorType(np.str_, None)
 
     if isinstance(value, bytes):
-        assert plain_form.to_plain(value, text) == value
+        assert plain_values.to_plain(value, text) == value
     else:
         with pytest.raises(errors.ValueMismatchError):
-            plain_form.to_plain(value, text)
+            plain_values.to_plain(value, text)
 
 
 UNLISTED = {name: NO_NUMBERS[name] for name in (*RAW_MEMORY, "str", "set", "frozenset")}
@@ -211,7 +211,7 @@ UNLISTED = {name: NO_NUMBERS[name] for name in (*RAW_MEMORY, "str", "set", "froz
 )
 def test_what_is_no_list_has_no_members(value: Any, type_spec: fl.Type) -> None:
     with pytest.raises(errors.ValueMismatchError):
-        plain_form.to_plain(value, type_spec)
+        plain_values.to_plain(value, type_spec)
 
 
 @pytest.mark.parametrize("declared", [np.float32, np.int32])
@@ -221,26 +221,26 @@ def test_arrays_in_lists_are_not_cast(declared: Any, found: Any, nest: Any) -> N
     value = nest(np.arange(4).astype(found))
 
     with pytest.raises(errors.ValueMismatchError, match="nothing is cast"):
-        plain_form.to_plain(value, fl.TensorType(declared, None))
+        plain_values.to_plain(value, fl.TensorType(declared, None))
 
 
 @pytest.mark.parametrize("nest", [list, lambda x: [x, x], lambda x: [[y] for y in x]])
 def test_arrays_of_the_type_may_stand_in_lists(nest: Any) -> None:
     array_of_type = np.arange(4, dtype=np.float32)
 
-    taken = plain_form.to_plain(nest(array_of_type), fl.TensorType(np.float32, None))
+    taken = plain_values.to_plain(nest(array_of_type), fl.TensorType(np.float32, None))
 
     np.testing.assert_array_equal(taken, np.array(nest(array_of_type.tolist())))
 
 
 def test_overflow_beside_a_nan_is_refused() -> None:
     with pytest.raises(errors.ValueMismatchError):
-        plain_form.to_plain([math.nan, 1e300], fl.TensorType(np.float32, (2,)))
+        plain_values.to_plain([math.nan, 1e300], fl.TensorType(np.float32, (2,)))
 
 
 def test_mismatch_says_what_was_expected_and_found() -> None:
     with pytest.raises(errors.ValueMismatchError) as caught:
-        plain_form.to_plain(1.5, fl.TensorType(np.int32), "argument `x`")
+        plain_values.to_plain(1.5, fl.TensorType(np.int32), "argument `x`")
 
     assert str(caught.value) == (
         "Expected argument `x` to be of type `int32`, found `1.5` of Python type"
@@ -250,7 +250,7 @@ def test_mismatch_says_what_was_expected_and_found() -> None:
 
 def test_symbolic_tensor_is_refused_with_what_to_do() -> None:
     with pytest.raises(errors.ValueMismatchError, match="outside of TensorFlow graphs"):
-        plain_form.to_plain(SymbolicTensor(), fl.TensorType(np.int32))
+        plain_values.to_plain(SymbolicTensor(), fl.TensorType(np.int32))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_symbolic_tensor_is_refused_with_what_to_do() -> None:
 def test_array_of_the_declared_shape_is_taken(
     value: Any, shape: sequence_rows.Dims
 ) -> None:
-    taken = plain_form.to_plain(value, fl.TensorType(np.int32, shape))
+    taken = plain_values.to_plain(value, fl.TensorType(np.int32, shape))
 
     assert isinstance(taken, np.ndarray)
     assert taken.dtype == np.int32
@@ -288,7 +288,7 @@ def test_array_of_another_shape_is_refused(
     value: Any, shape: sequence_rows.Dims
 ) -> None:
     with pytest.raises(errors.ValueMismatchError, match="the value"):
-        plain_form.to_plain(value, fl.TensorType(np.int32, shape))
+        plain_values.to_plain(value, fl.TensorType(np.int32, shape))
 
 
 @pytest.mark.parametrize(
@@ -301,11 +301,11 @@ def test_array_of_another_shape_is_refused(
     ],
 )
 def test_string_becomes_bytes(value: Any, expected: bytes) -> None:
-    assert plain_form.to_plain(value, fl.TensorType(np.str_)) == expected
+    assert plain_values.to_plain(value, fl.TensorType(np.str_)) == expected
 
 
 def test_strings_become_an_array_of_bytes_objects() -> None:
-    taken = plain_form.to_plain(["a", b"b\0"], fl.TensorType(np.str_, (2,)))
+    taken = plain_values.to_plain(["a", b"b\0"], fl.TensorType(np.str_, (2,)))
 
     assert taken.dtype == object
     assert taken.tolist() == [b"a", b"b\0"]
@@ -313,7 +313,7 @@ def test_strings_become_an_array_of_bytes_objects() -> None:
 
 def test_array_of_objects_that_are_no_strings_is_refused() -> None:
     with pytest.raises(errors.ValueMismatchError):
-        plain_form.to_plain(["a", 1, None], fl.TensorType(np.str_, (3,)))
+        plain_values.to_plain(["a", 1, None], fl.TensorType(np.str_, (3,)))
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_array_of_objects_that_are_no_strings_is_refused() -> None:
     ],
 )
 def test_container_becomes_a_tuple_in_the_order_of_its_type(value: Any) -> None:
-    assert plain_form.to_plain(value, POINT) == (1, 2.0)
+    assert plain_values.to_plain(value, POINT) == (1, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -348,15 +348,15 @@ def test_container_becomes_a_tuple_in_the_order_of_its_type(value: Any) -> None:
 )
 def test_container_of_other_elements_is_refused(value: Any, message: str) -> None:
     with pytest.raises(errors.ValueMismatchError, match=message):
-        plain_form.to_plain(value, POINT)
+        plain_values.to_plain(value, POINT)
 
 
 def test_client_values_become_a_list_in_order() -> None:
-    assert plain_form.to_plain((3, 1, 2), AT_CLIENTS) == [3, 1, 2]
+    assert plain_values.to_plain((3, 1, 2), AT_CLIENTS) == [3, 1, 2]
 
 
 def test_all_equal_value_is_given_bare() -> None:
-    assert plain_form.to_plain(3, AT_SERVER) == 3
+    assert plain_values.to_plain(3, AT_SERVER) == 3
 
 
 @pytest.mark.parametrize(
@@ -370,12 +370,12 @@ def test_all_equal_value_is_given_bare() -> None:
 )
 def test_client_values_must_be_a_sequence(value: Any) -> None:
     with pytest.raises(errors.ValueMismatchError, match="a value for each client"):
-        plain_form.to_plain(value, AT_CLIENTS)
+        plain_values.to_plain(value, AT_CLIENTS)
 
 
 def test_mismatch_names_the_client() -> None:
     with pytest.raises(errors.ValueMismatchError, match=r"the value\[1\] "):
-        plain_form.to_plain([1, "a", 3], AT_CLIENTS)
+        plain_values.to_plain([1, "a", 3], AT_CLIENTS)
 
 
 @pytest.mark.parametrize(
@@ -387,13 +387,13 @@ def test_mismatch_names_the_client() -> None:
     ],
 )
 def test_stored_value_is_passed_on_unread(value: Any, type_spec: fl.Type) -> None:
-    assert plain_form.to_plain(value, type_spec) is value
+    assert plain_values.to_plain(value, type_spec) is value
 
 
 def test_stored_client_is_passed_on_among_others() -> None:
     stored = Stored("key")
 
-    assert plain_form.to_plain([1, stored], AT_CLIENTS) == [1, stored]
+    assert plain_values.to_plain([1, stored], AT_CLIENTS) == [1, stored]
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_stored_client_is_passed_on_among_others() -> None:
     ],
 )
 def test_iterable_becomes_rows(value: Any) -> None:
-    laid = plain_form.to_plain(value, fl.SequenceType(np.int32))
+    laid = plain_values.to_plain(value, fl.SequenceType(np.int32))
 
     assert isinstance(laid, sequence_rows.Rows)
     assert [element for (element,) in laid] == [1, 2]
@@ -422,30 +422,30 @@ def test_iterable_becomes_rows(value: Any) -> None:
 )
 def test_sequence_must_be_iterable(value: Any) -> None:
     with pytest.raises(errors.ValueMismatchError, match="a dataset, a list"):
-        plain_form.to_plain(value, fl.SequenceType(np.int32))
+        plain_values.to_plain(value, fl.SequenceType(np.int32))
 
 
 def test_mismatch_names_the_element_of_a_sequence() -> None:
     with pytest.raises(errors.ValueMismatchError, match=r"the value\[1\] "):
-        plain_form.to_plain([1, 1.5], fl.SequenceType(np.int32))
+        plain_values.to_plain([1, 1.5], fl.SequenceType(np.int32))
 
 
 def test_rows_are_passed_on() -> None:
-    laid = plain_form.to_plain([1], fl.SequenceType(np.int32))
+    laid = plain_values.to_plain([1], fl.SequenceType(np.int32))
 
-    assert plain_form.to_plain(laid, fl.SequenceType(np.int32)) is laid
+    assert plain_values.to_plain(laid, fl.SequenceType(np.int32)) is laid
 
 
 def test_function_type_is_refused() -> None:
     with pytest.raises(errors.ValueMismatchError, match="of a type with values"):
-        plain_form.to_plain(len, fl.FunctionType(None, np.int32))
+        plain_values.to_plain(len, fl.FunctionType(None, np.int32))
 
 
 _NESTED = fl.to_type([("a", [np.int32, np.float32]), ("b", [("c", np.int32)])])
 
 
 def test_flatten_type_is_in_the_order_of_the_type() -> None:
-    assert [str(t) for t in plain_form.flatten_type(_NESTED)] == [
+    assert [str(t) for t in tensor_structures.flatten_type(_NESTED)] == [
         "int32",
         "float32",
         "int32",
@@ -454,19 +454,24 @@ def test_flatten_type_is_in_the_order_of_the_type() -> None:
 
 def test_flatten_type_refuses_what_is_no_tensor() -> None:
     with pytest.raises(errors.ValueMismatchError, match="a structure of tensors"):
-        plain_form.flatten_type(fl.to_type([fl.SequenceType(np.int32)]))
+        tensor_structures.flatten_type(fl.to_type([fl.SequenceType(np.int32)]))
 
 
 def test_nester_undoes_flatten() -> None:
     value = ((1, 2.0), (3,))
 
-    assert plain_form.nester(_NESTED)(iter(plain_form.flatten(value))) == value
+    assert (
+        tensor_structures.nester(_NESTED)(iter(tensor_structures.flatten(value)))
+        == value
+    )
 
 
 def test_pack_gives_flat_leaves_their_names() -> None:
     value = ((1, 2.0), (3,))
 
-    packed = plain_form.pack(iter(plain_form.flatten(value)), _NESTED)
+    packed = tensor_structures.unflatten(
+        iter(tensor_structures.flatten(value)), _NESTED
+    )
 
     assert packed == Struct(
         [("a", Struct([(None, 1), (None, 2.0)])), ("b", Struct([("c", 3)]))]
@@ -481,7 +486,7 @@ def test_pack_gives_flat_leaves_their_names() -> None:
     ],
 )
 def test_storage_dtype_of_strings_is_object(dtype: Any, expected: Any) -> None:
-    assert plain_form.storage_dtype(fl.TensorType(dtype)) == expected
+    assert tensor_structures.storage_dtype(fl.TensorType(dtype)) == expected
 
 
 @pytest.mark.parametrize(
@@ -512,7 +517,7 @@ def test_storage_dtype_of_strings_is_object(dtype: Any, expected: Any) -> None:
 def test_result_has_the_containers_of_its_type(
     value: Any, type_spec: fl.Type, expected: Any
 ) -> None:
-    result = plain_form.from_plain(value, type_spec)
+    result = plain_values.from_plain(value, type_spec)
 
     assert result == expected
     assert type(result) is type(expected)
@@ -520,9 +525,9 @@ def test_result_has_the_containers_of_its_type(
 
 def test_sequence_comes_back_as_a_list_of_elements() -> None:
     type_spec = fl.SequenceType(POINT)
-    laid = plain_form.to_plain([{"x": 1, "y": 2.0}, {"x": 3, "y": 4.0}], type_spec)
+    laid = plain_values.to_plain([{"x": 1, "y": 2.0}, {"x": 3, "y": 4.0}], type_spec)
 
-    assert plain_form.from_plain(laid, type_spec) == [
+    assert plain_values.from_plain(laid, type_spec) == [
         {"x": 1, "y": 2.0},
         {"x": 3, "y": 4.0},
     ]
@@ -551,21 +556,22 @@ def test_value_comes_back_as_it_went_in(typed: tuple[Any, fl.Type]) -> None:
     value, type_spec = typed
 
     assert (
-        plain_form.from_plain(plain_form.to_plain(value, type_spec), type_spec) == value
+        plain_values.from_plain(plain_values.to_plain(value, type_spec), type_spec)
+        == value
     )
 
 
 @given(_TYPED_VALUES)
-def test_plain_value_is_in_its_plain_form_already(typed: tuple[Any, fl.Type]) -> None:
+def test_plain_value_is_in_its_plain_values_already(typed: tuple[Any, fl.Type]) -> None:
     value, type_spec = typed
-    once = plain_form.to_plain(value, type_spec)
+    once = plain_values.to_plain(value, type_spec)
 
-    assert plain_form.to_plain(once, type_spec) == once
+    assert plain_values.to_plain(once, type_spec) == once
 
 
 @given(_TYPED_VALUES)
 def test_plain_value_pickles(typed: tuple[Any, fl.Type]) -> None:
-    taken = plain_form.to_plain(*typed)
+    taken = plain_values.to_plain(*typed)
 
     assert pickle.loads(pickle.dumps(taken)) == taken
 
@@ -580,9 +586,9 @@ def test_whole_numbers_that_a_dtype_rounds_are_refused(dtype: Any, sign: int) ->
             is_exact = int(dtype(number).real) == number
             if is_exact:
                 assert (
-                    int(plain_form.to_plain(sign * number, type_spec).real)
+                    int(plain_values.to_plain(sign * number, type_spec).real)
                     == sign * number
                 )
             else:
                 with pytest.raises(errors.ValueMismatchError):
-                    plain_form.to_plain(sign * number, type_spec)
+                    plain_values.to_plain(sign * number, type_spec)

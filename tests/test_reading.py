@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.tensorflow.tensors import specs
-from ray_fed.values import plain_form, read_limits
+from ray_fed.values import plain_values, read_limits
 
 BOUND = 20_000
 LIMITS = read_limits.Limits(BOUND, "Raise `the.setting`.")
@@ -90,7 +90,7 @@ def test_every_element_is_read_in_order(kind: Any, case: str, length: int) -> No
     make, type_spec = ELEMENTS[case]
     given = kind(Source(make, length), type_spec)
 
-    found = plain_form.to_plain(given, fl.SequenceType(type_spec))
+    found = plain_values.to_plain(given, fl.SequenceType(type_spec))
 
     assert found.length == length
     for index, (tensor,) in enumerate(found):
@@ -103,7 +103,7 @@ def test_large_dataset_of_known_size_is_read_in_order() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((rows, labels))
     pair = fl.StructType([fl.TensorType(np.float32, (512,)), np.int64])
 
-    found = plain_form.to_plain(dataset, fl.SequenceType(pair))
+    found = plain_values.to_plain(dataset, fl.SequenceType(pair))
 
     np.testing.assert_array_equal(found.columns[0].rows, rows)
     np.testing.assert_array_equal(found.columns[1].rows, labels)
@@ -120,7 +120,7 @@ def test_endless_sequence_ends_at_the_bound(kind: Any, case: str) -> None:
         read_limits.limited(LIMITS),
         pytest.raises(errors.ValueMismatchError, match=r"20000 bytes.*`the.setting`"),
     ):
-        plain_form.to_plain(given, fl.SequenceType(type_spec))
+        plain_values.to_plain(given, fl.SequenceType(type_spec))
 
     assert source.count < BOUND
 
@@ -155,7 +155,7 @@ def test_other_endless_sequences_end_too(endless: Callable[[], Any]) -> None:
         read_limits.limited(LIMITS),
         pytest.raises(errors.ValueMismatchError, match="end"),
     ):
-        plain_form.to_plain(given, type_spec)
+        plain_values.to_plain(given, type_spec)
 
 
 def test_elements_without_tensors_end_at_the_bound() -> None:
@@ -163,14 +163,14 @@ def test_elements_without_tensors_end_at_the_bound() -> None:
         read_limits.limited(LIMITS),
         pytest.raises(errors.ValueMismatchError, match="20000 bytes"),
     ):
-        plain_form.to_plain(itertools.repeat(()), fl.SequenceType(fl.StructType([])))
+        plain_values.to_plain(itertools.repeat(()), fl.SequenceType(fl.StructType([])))
 
 
 def test_lists_are_not_held_to_the_bound() -> None:
     given = [np.zeros(3, np.float32)] * BOUND
 
     with read_limits.limited(LIMITS):
-        found = plain_form.to_plain(given, fl.SequenceType(FLOATS))
+        found = plain_values.to_plain(given, fl.SequenceType(FLOATS))
 
     assert found.length == BOUND
 
@@ -184,6 +184,6 @@ def test_reading_ends_when_nobody_waits(kind: Any) -> None:
             raise read_limits.AbandonedError("nobody")
 
     with read_limits.checked(check), pytest.raises(read_limits.AbandonedError):
-        plain_form.to_plain(kind(source, FLOATS), fl.SequenceType(FLOATS))
+        plain_values.to_plain(kind(source, FLOATS), fl.SequenceType(FLOATS))
 
     assert source.count < 5_000

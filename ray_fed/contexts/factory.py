@@ -31,7 +31,7 @@ from ray_fed.plan.fingerprint import Fingerprint
 from ray_fed.rounds.computation_cache import ComputationCache
 from ray_fed.rounds.execution import Rounds
 from ray_fed.rounds.policy import CallSpec, RoundPolicy
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.values import read_limits as reading
 from ray_fed.worker import stacks
 
@@ -156,7 +156,7 @@ class ExecutionContext(flf.SyncContext):
         comp, argument = read_invocation(comp, arg, self.read_limits)
         spec = self._rounds.new_call(started=started)
         result = _wait_for(thread, self._invoke(comp, argument, spec))
-        return plain_form.from_plain(result, comp.type_signature.result)
+        return plain_values.from_plain(result, comp.type_signature.result)
 
     def start(
         self,
@@ -168,7 +168,7 @@ class ExecutionContext(flf.SyncContext):
 
         Args:
             comp: a computation whose result holds nothing placed at clients.
-            prepare: returns its argument in plain form; parts of it may be stored.
+            prepare: returns its argument as a plain value; parts of it may be stored.
             deliver: takes the parts of the result, in the order of
                 `ray_fed.values.parts`: each plain or stored, for `fetch`.
 

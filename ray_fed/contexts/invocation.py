@@ -5,11 +5,11 @@ from typing import Any
 from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import function_type_of
 from ray_fed.language import type_checks
-from ray_fed.values import plain_form, read_limits
+from ray_fed.values import plain_values, read_limits
 
 
 def read_invocation(comp: Any, arg: Any, limits: read_limits.Limits) -> tuple[Any, Any]:
-    """Return a computation that takes no functions, and its argument in plain form.
+    """Return a computation that takes no functions, and its argument as a plain value.
 
     Args:
         comp: a computation, or a `MergeableCompForm`.
@@ -25,4 +25,4 @@ def read_invocation(comp: Any, arg: Any, limits: read_limits.Limits) -> tuple[An
         parameter = comp.type_signature.parameter
         if parameter is None:
             return comp, None
-        return comp, plain_form.to_plain(arg, parameter, "the argument")
+        return comp, plain_values.to_plain(arg, parameter, "the argument")

@@ -19,7 +19,7 @@ from ray_fed.language import structs, type_checks
 from ray_fed.plan import merge_tree
 from ray_fed.rounds.computation_cache import ComputationCache
 from ray_fed.rounds.execution import RoundPolicy, Rounds
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 
 flf = fl.framework
 
@@ -173,6 +173,6 @@ def _compile(
 
 
 def _to_containers(result: Any, type_spec: fl.Type) -> Any:
-    return plain_form.from_plain(
-        plain_form.to_plain(result, type_spec, "a result"), type_spec
+    return plain_values.from_plain(
+        plain_values.to_plain(result, type_spec, "a result"), type_spec
     )

@@ -26,7 +26,7 @@ from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.plan import merge_tree
 from ray_fed.rounds.execution import Rounds
 from ray_fed.rounds.policy import CallSpec, RoundPolicy
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 
 flf = fl.framework
 
@@ -139,7 +139,7 @@ class RayExecutionContext(flf.AsyncContext):
         pool.checks.check(comp)
         spec = CallSpec(next(pool.numbers), started)
         work = self._rounds.run_whole(comp, argument, spec)
-        return plain_form.from_plain(
+        return plain_values.from_plain(
             await pool.thread.run(work), comp.type_signature.result
         )
 

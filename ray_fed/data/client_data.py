@@ -12,7 +12,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.language import structs
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.values.client_references import ClientReference, ClientRun
 from ray_fed.values.client_sources import FunctionSource, HeldSource
 from ray_fed.values.sequence_rows import Rows
@@ -66,7 +66,7 @@ class ClientData(ClientRun):
             ids, given = list(range(len(clients))), list(clients)
         member = fl.to_type(type_spec)
         held = [
-            plain_form.to_plain(
+            plain_values.to_plain(
                 value, member, f"what the client with the id {client!r} has"
             )
             for client, value in zip(ids, given, strict=True)

@@ -7,7 +7,7 @@ import federated_language as fl
 
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.plan import random_keys
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 
 flf = fl.framework
 _Capture: TypeAlias = tuple[str, bytes, structs.Plain]
@@ -71,7 +71,7 @@ class Closure:
                     (
                         name,
                         blocks.serialise_type(type_spec),
-                        plain_form.to_plain(
+                        plain_values.to_plain(
                             computed, type_spec, f"the captured `{name}`"
                         ),
                     )

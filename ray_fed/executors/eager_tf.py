@@ -19,7 +19,7 @@ from ray_fed.language import blocks, structs, type_checks
 from ray_fed.tensorflow.loading import functions, normal, operators
 from ray_fed.tensorflow.loading.normal import Executable, Normal
 from ray_fed.tensorflow.tensors import specs
-from ray_fed.values import plain_form
+from ray_fed.values import tensor_structures
 from ray_fed.values.lru_cache import Recent
 
 _CACHED_FUNCTIONS = 512
@@ -189,7 +189,7 @@ class EagerTFExecutor(fl.framework.Executor):
                 parts = [list(normal.flatten(member, t)) for (_, t), member in elements]
             with tf.device(self._device):
                 results = operator(parts, type_spec)
-            return plain_form.pack(iter(results), type_spec.result)
+            return tensor_structures.unflatten(iter(results), type_spec.result)
 
         return Executable(run)
 

@@ -12,7 +12,7 @@ from ray_fed.executors.closure import Closure, to_function
 from ray_fed.executors.embedded_value import EmbeddedValue
 from ray_fed.executors.strategy import FederatingStrategy
 from ray_fed.language import structs, type_checks
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 
 flf = fl.framework
 
@@ -93,9 +93,9 @@ class FederatedValue(EmbeddedValue):
     async def _compute_clients(self, type_spec: fl.FederatedType) -> Any:
         computed = await self._reference.compute()
         if not type_spec.all_equal:
-            return plain_form.to_structs(computed, type_spec)
+            return plain_values.to_structs(computed, type_spec)
         if computed:
-            return plain_form.to_structs(computed[0], type_spec.member)
+            return plain_values.to_structs(computed[0], type_spec.member)
         if self.equal is None:
             raise errors.CardinalityError(
                 f"Expected at least one client to read `{type_spec}` from, found none."

@@ -22,7 +22,7 @@ from ray_fed.executors.closure import Closure
 from ray_fed.executors.federated_value import Deferred, FederatedValue, unplaced_value
 from ray_fed.executors.strategy import FederatingStrategy
 from ray_fed.language import blocks, structs, type_checks
-from ray_fed.values import plain_form, stored
+from ray_fed.values import plain_values, stored
 
 flf = fl.framework
 _NAME = "FederatingExecutor"
@@ -94,7 +94,7 @@ class FederatingExecutor(flf.Executor):
         if isinstance(block, flf.Data):
             declared = type_spec or block.type_signature
             return await self._embed_value(
-                plain_form.to_plain(block, declared), declared
+                plain_values.to_plain(block, declared), declared
             )
         if block is not None:
             return await self._embed_block(block, type_spec)

@@ -19,7 +19,7 @@ from ray_fed.executors.closure import Closure, split_captures
 from ray_fed.executors.scopes import ResolvedValue, Scope, ScopedLambda, constant
 from ray_fed.language import blocks, intrinsics, structs, type_checks
 from ray_fed.plan import random_keys
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 
 flf = fl.framework
 _NAME = "ReferenceResolvingExecutor"
@@ -54,7 +54,7 @@ class ReferenceResolvingExecutor(flf.Executor):
             value = value.building_block()
         block = blocks.to_block(value)
         if isinstance(block, flf.Data) and isinstance(type_spec, fl.FederatedType):
-            value, block = plain_form.to_plain(block, type_spec), None
+            value, block = plain_values.to_plain(block, type_spec), None
         if block is None:
             embedded = await self._target.create_value(value, type_spec)
             return ResolvedValue(embedded, embedded.type_signature)

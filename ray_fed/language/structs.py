@@ -18,7 +18,7 @@ Struct = structure.Struct
 
 
 Plain = Any
-"""A value in the form that `ray_fed.values.plain_form` describes."""
+"""A value in the form that `ray_fed.values.plain_values` describes."""
 
 
 def iter_elements(value: Struct[_T]) -> Iterator[tuple[str | None, _T]]:

@@ -9,7 +9,7 @@ import federated_language as fl
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import structs, type_checks
 from ray_fed.program.value_references import RayValueReference
-from ray_fed.values import parts, plain_form
+from ray_fed.values import parts, plain_values
 
 Reference = fl.program.MaterializableValueReference
 
@@ -18,7 +18,7 @@ def check(value: object, type_spec: fl.Type, label: str) -> Any:
     """Check an argument against its type; references by theirs, without reading them.
 
     Returns:
-        The argument in plain form, with references in place of tensors and sequences.
+        The plain argument, with references in place of tensors and sequences.
 
     Raises:
         ValueMismatchError: the argument is not of its type.
@@ -36,9 +36,9 @@ def check(value: object, type_spec: fl.Type, label: str) -> Any:
             type_checks.check_assignable(type_spec, value.type_signature, label)
             return value
         case fl.FederatedType() if type_checks.differs_by_client(type_spec):
-            return plain_form.to_plain(_to_list(value), type_spec, label)
+            return plain_values.to_plain(_to_list(value), type_spec, label)
         case _:
-            return plain_form.to_plain(value, type_spec, label)
+            return plain_values.to_plain(value, type_spec, label)
 
 
 def _to_list(value: object) -> object:
@@ -83,6 +83,6 @@ def _resolve(reference: Reference, type_spec: fl.Type) -> Coroutine[Any, Any, An
 
 
 async def _read(reference: Reference, type_spec: fl.Type) -> Any:
-    return plain_form.to_plain(
+    return plain_values.to_plain(
         await reference.get_value(), type_spec, "a referenced value"
     )

@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import override
 
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 
 _T = TypeVar("_T")
 
@@ -55,7 +55,7 @@ class RayValueReference(fl.program.MaterializableValueReference):
         """
         part = await self.held()
         value = await wait_in_loop(self._context.fetch(part))
-        return _lock(plain_form.from_plain(value, self._type_signature))
+        return _lock(plain_values.from_plain(value, self._type_signature))
 
     async def held(self) -> Any:
         """Wait for the value and return it as it is kept: plain or stored."""

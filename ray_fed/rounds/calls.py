@@ -80,7 +80,7 @@ class Call:
         """Store what all subrounds see, and what each is given.
 
         Args:
-            argument: in plain form; parts of it may be stored.
+            argument: plain; parts of it may be stored.
             parameter: its type; None where the computation takes none.
             leaves_out_clients: whether after-merge work does without clients' values.
         """

@@ -1,1 +1,1 @@
-"""Values that travel: their plain form, parts, references to clients, sequences."""
+"""Values that travel: plain values, parts, references to clients, sequences."""

@@ -43,7 +43,7 @@ class ClientSource(abc.ABC):
 
     @abc.abstractmethod
     def read(self, position: int) -> Plain:
-        """Return what a client has, in plain form.
+        """Return what a client has, as a plain value.
 
         Raises:
             ValueMismatchError: it is not of the source's type.
@@ -64,7 +64,7 @@ class ClientMember:
     position: int
 
     def read(self) -> Plain:
-        """Return the value in plain form; see `ClientSource.read`."""
+        """Return the plain value; see `ClientSource.read`."""
         return self.source.read(self.position)
 
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
-from ray_fed.values import plain_form, read_limits, stored
+from ray_fed.values import plain_values, read_limits, stored
 from ray_fed.values.client_references import ClientSource
 
 
@@ -63,7 +63,7 @@ class FunctionSource(ClientSource):
             raise _failure(client, "the function that loads it", error) from error
         try:
             label = f"what the client with the id {client!r} has"
-            return plain_form.to_plain(value, self._type_spec, label)
+            return plain_values.to_plain(value, self._type_spec, label)
         except errors.RayFedError:
             raise
         except BaseException as error:

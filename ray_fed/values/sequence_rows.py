@@ -78,7 +78,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rows:
-    """The plain form of a value of `SequenceType`.
+    """The plain value of a `SequenceType`.
 
     Attributes:
         columns: one for each tensor of the element type, in the order of the type.

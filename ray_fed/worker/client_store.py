@@ -43,7 +43,7 @@ class ClientStore:
         self._sizes = collections.OrderedDict()
 
     def read(self, member: ClientMember) -> Plain:
-        """Return what a client has, in plain form.
+        """Return what a client has, as a plain value.
 
         Raises:
             ValueMismatchError: it is not of its source's type.
@@ -61,7 +61,7 @@ class ClientStore:
         )
 
     def read_all(self, clients: Sequence[Any]) -> Sequence[Plain]:
-        """Return the values of clients in plain form, whether they are a run or not."""
+        """Return the plain values of clients, whether they are a run or not."""
         if isinstance(clients, ClientRun):
             return [self.read(member) for member in clients]
         return clients

@@ -19,7 +19,7 @@ from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain
 from ray_fed.plan import merge_tree, plans, random_keys
-from ray_fed.values import parts, plain_form, stored
+from ray_fed.values import parts, plain_values, stored
 
 flf = fl.framework
 Block: TypeAlias = flf.ComputationBuildingBlock
@@ -46,9 +46,9 @@ async def _call(
 
 
 async def fetch(value: flf.ExecutorValue) -> Plain:
-    """Return an embedded value in plain form."""
+    """Return an embedded value as a plain one."""
     type_spec = value.type_signature
-    return plain_form.to_plain(await value.compute(), type_spec, "a result")
+    return plain_values.to_plain(await value.compute(), type_spec, "a result")
 
 
 def _at_server(value: ResolvedValue) -> flf.ExecutorValue:

@@ -18,7 +18,7 @@ from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.executors.threads import ThreadDelegatingExecutor
 from ray_fed.language import blocks
 from ray_fed.plan import merge_tree, plans
-from ray_fed.values import parts, plain_form, stored
+from ray_fed.values import parts, stored, tensor_structures
 from ray_fed.values.client_references import ClientMember, ClientRun
 from ray_fed.values.lru_cache import Recent
 from ray_fed.worker.client_store import ClientStore
@@ -253,7 +253,8 @@ async def run_kernel(
     if isinstance(merge, plans.NoKernel):
         embedded: list[flf.ExecutorValue] = [
             await executor.create_value(
-                plain_form.pack(iter(partial.accumulators), run.partial), run.partial
+                tensor_structures.unflatten(iter(partial.accumulators), run.partial),
+                run.partial,
             )
             for partial in partials
         ]

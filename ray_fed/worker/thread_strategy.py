@@ -14,7 +14,7 @@ from ray_fed.language import structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
 from ray_fed.plan import merge_tree
-from ray_fed.values import plain_form, stored
+from ray_fed.values import plain_values, stored
 from ray_fed.worker import client_chunks
 from ray_fed.worker.evaluation import merge_values
 
@@ -47,7 +47,7 @@ class LocalPlaced:
     async def compute(self) -> list[Plain]:
         """Return the clients' values in client order, plain."""
         return [
-            plain_form.to_plain(await value.compute(), self._member)
+            plain_values.to_plain(await value.compute(), self._member)
             for group in await self.groups()
             for value in group
         ]
@@ -81,12 +81,12 @@ class LocalStrategy(FederatingStrategy):
         member = type_spec.member
         if type_spec.all_equal:
             if not isinstance(value, ExecutorValue):
-                value = plain_form.to_plain(
+                value = plain_values.to_plain(
                     value, member, "a value equal at all clients"
                 )
             return LocalPlaced(member, lambda: self._embed_all_equal(value, member))
         stored.check_cardinality(value, type_spec, self.num_clients)
-        members = plain_form.to_plain(value, type_spec, "a value placed at clients")
+        members = plain_values.to_plain(value, type_spec, "a value placed at clients")
 
         async def embed() -> list[list[ExecutorValue]]:
             return await gather_by_index(
@@ -102,7 +102,7 @@ class LocalStrategy(FederatingStrategy):
         self, value: Any, member: fl.Type
     ) -> list[list[ExecutorValue]]:
         if isinstance(value, ExecutorValue):
-            value = plain_form.to_plain(await value.compute(), member)
+            value = plain_values.to_plain(await value.compute(), member)
         embedded = await gather_by_index(
             target.create_value(value, member) for target in self._targets
         )
@@ -141,7 +141,7 @@ class LocalStrategy(FederatingStrategy):
         placed = type_checks.narrow(arg, LocalPlaced, "LocalStrategy")
         groups = await placed.groups()
         zero_type = zero.type_signature
-        zero_plain = plain_form.to_plain(await zero.compute(), zero_type, "zero")
+        zero_plain = plain_values.to_plain(await zero.compute(), zero_type, "zero")
 
         async def reduce_group(index: int) -> list[Plain]:
             target, group = self._targets[index], self._groups[index]
@@ -155,7 +155,9 @@ class LocalStrategy(FederatingStrategy):
                     target, start, members, function, leaf
                 )
                 partials.append(
-                    plain_form.to_plain(await partial.compute(), partial.type_signature)
+                    plain_values.to_plain(
+                        await partial.compute(), partial.type_signature
+                    )
                 )
             return partials
 
@@ -180,7 +182,7 @@ class LocalStrategy(FederatingStrategy):
             ):
                 value = embedded[client_index - group.start]
                 if group is not self._groups[index]:
-                    fetched = plain_form.to_plain(await value.compute(), member)
+                    fetched = plain_values.to_plain(await value.compute(), member)
                     value = await self._targets[index].create_value(fetched, member)
                 members.append(value)
         return members

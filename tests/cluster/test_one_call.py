@@ -22,7 +22,7 @@ from ray_fed.compiler.split import compile_to_chain
 from ray_fed.language import blocks, type_checks
 from ray_fed.plan import plans
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.values import plain_form, stored
+from ray_fed.values import plain_values, stored
 from tests.cluster.conftest import FakeHandle
 from tests.stages import stage_of
 
@@ -100,7 +100,7 @@ def test_kernel_subround_is_one_call(handle: FakeHandle) -> None:
 def test_what_no_graph_can_do_is_interpreted_after_that_call(
     handle: FakeHandle,
 ) -> None:
-    clients = plain_form.to_plain([[1, 2], [3], []], SEQUENCES)
+    clients = plain_values.to_plain([[1, 2], [3], []], SEQUENCES)
 
     found = work(handle, subround_of(without_kernel), clients)
 

@@ -16,7 +16,7 @@ import ray_fed
 import ray_fed.framework as framework
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.language import type_checks
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from tests.contract_cases import A_FEW, CASES, computation_of, simple
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -105,7 +105,7 @@ def check(context: ExecutionContext, name: str, num_clients: int) -> None:
     result = context.invoke(comp, args[0] if len(args) == 1 else args or None)
 
     assert simple(result) == simple(case.expected(num_clients))
-    plain_form.to_plain(
+    plain_values.to_plain(
         result, comp.type_signature.result
     )  # the dtypes are the declared
     assert context.last_report is not None

@@ -15,7 +15,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.files import opening
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.worker.stacks import thread_debugging_executor_factory
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -182,7 +182,7 @@ def test_reference_alone_travels(write: FilesOf) -> None:
     paths = write(4)
     data = [rtf.data(path, NUMBERS) for path in paths]
 
-    sent = pickle.dumps(plain_form.to_plain(data, AT_CLIENTS))
+    sent = pickle.dumps(plain_values.to_plain(data, AT_CLIENTS))
 
     assert len(sent) < sum(map(len, paths)) + 30 * len(paths)
 

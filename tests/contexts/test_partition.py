@@ -12,7 +12,7 @@ import ray_fed.errors as errors
 from ray_fed.plan import merge_tree
 from ray_fed.rounds import partition
 from ray_fed.rounds.policy import CohortCut, RoundPolicy
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.values.stored import External, StoredClients, slice_clients
 
 INT = fl.TensorType(np.int32)
@@ -143,7 +143,7 @@ BATCHES = fl.FederatedType(fl.SequenceType(fl.TensorType(np.int32, [None])), fl.
 
 
 def as_plain(value: Any, type_spec: fl.Type) -> Any:
-    return plain_form.to_plain(value, type_spec, "a value")
+    return plain_values.to_plain(value, type_spec, "a value")
 
 
 @pytest.mark.parametrize(

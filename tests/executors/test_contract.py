@@ -22,7 +22,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.compiler.substitution import called_uris
 from ray_fed.language.intrinsics import FEDERATED_SECURE_MODULAR_SUM
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.worker import stacks
 from tests.contract_cases import (
     A_FEW,
@@ -173,7 +173,7 @@ def test_computes_what_numpy_says(
     result = evaluate(stack_for(num_clients), comp, *case.args(num_clients))
 
     assert simple(result) == simple(case.expected(num_clients))
-    plain_form.to_plain(
+    plain_values.to_plain(
         result, comp.type_signature.result
     )  # the dtypes are the declared
 

@@ -19,7 +19,7 @@ from ray_fed.language import blocks
 from ray_fed.plan import diagnostics, merge_tree, plans, random_keys
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.tensorflow.kernels import client_kernel, shaped_clients
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.worker import stacks
 from ray_fed.worker.kernel_runs import LeafStack
 from tests.stages import kernel_of, stage_of, summed
@@ -188,7 +188,7 @@ def shaped_fixture(monkeypatch: pytest.MonkeyPatch) -> Shapes:
 
 def laid_out(data: Any, work: Any) -> list[Any]:
     member = work.type_signature.parameter
-    return [plain_form.to_plain(client, member) for client in data]
+    return [plain_values.to_plain(client, member) for client in data]
 
 
 def prepare(

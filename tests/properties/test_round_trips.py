@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.worker import stacks
 
 NUM_CLIENTS = 3
@@ -194,11 +194,11 @@ def federated() -> Iterator[fl.framework.Executor]:
 
 def check_plain(typed: Any) -> None:
     value, type_spec = typed
-    sent = plain_form.to_plain(value, type_spec)
+    sent = plain_values.to_plain(value, type_spec)
     received = pickle.loads(pickle.dumps(sent))
 
-    assert are_same(plain_form.from_plain(sent, type_spec), value)
-    assert are_same(plain_form.from_plain(received, type_spec), value)
+    assert are_same(plain_values.from_plain(sent, type_spec), value)
+    assert are_same(plain_values.from_plain(received, type_spec), value)
 
 
 def check_executor(executor: fl.framework.Executor, typed: Any) -> None:

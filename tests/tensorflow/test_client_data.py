@@ -13,7 +13,7 @@ from ray_fed.tensorflow.kernels.client_tensors import (
     UnfitError,
     flatten,
 )
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.values.sequence_rows import Sizes
 
 VECTOR = fl.TensorType(np.float32, [2])
@@ -28,7 +28,7 @@ def rows(count: int, start: float = 0.0) -> Any:
 def lay(member: fl.Type, clients: list[Any]) -> tuple[ClientLayout, list[tf.Tensor]]:
     layout = ClientLayout(member)
     return layout, layout.lay(
-        [plain_form.to_plain(client, member) for client in clients]
+        [plain_values.to_plain(client, member) for client in clients]
     )
 
 

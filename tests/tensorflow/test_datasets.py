@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import plain_form, sequence_rows
+from ray_fed.values import plain_values, sequence_rows
 
 
 class Point(NamedTuple):
@@ -36,7 +36,7 @@ PAIR = fl.TensorType(np.float32, (2,))
 
 
 def rows_of(elements: list[Any], element: fl.Type) -> sequence_rows.Rows:
-    return plain_form.to_plain(elements, fl.SequenceType(element))
+    return plain_values.to_plain(elements, fl.SequenceType(element))
 
 
 def listed(value: Any) -> Any:
@@ -91,7 +91,7 @@ class TestToRows:
         make, element = READ[case]
         dataset = make()
 
-        read = plain_form.to_plain(dataset, fl.SequenceType(element))
+        read = plain_values.to_plain(dataset, fl.SequenceType(element))
 
         expected = rows_of(list(dataset.as_numpy_iterator()), element)
         assert read.length == expected.length
@@ -111,19 +111,19 @@ class TestToRows:
         monkeypatch.delattr(tf.data.Dataset, "__iter__")
         monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", None)
 
-        assert len(plain_form.to_plain(dataset, fl.SequenceType(element))) > 0
+        assert len(plain_values.to_plain(dataset, fl.SequenceType(element))) > 0
 
     def test_element_of_another_type_is_named(self) -> None:
         dataset = sliced({"a": [1], "z": np.array([3])})
 
         with pytest.raises(errors.ValueMismatchError, match=r"value\[0\].z .*int64"):
-            plain_form.to_plain(dataset, fl.SequenceType(NAMED))
+            plain_values.to_plain(dataset, fl.SequenceType(NAMED))
 
     def test_dataset_without_end_is_refused(self) -> None:
         dataset = sliced([1]).repeat()
 
         with pytest.raises(errors.ValueMismatchError, match="without end: take"):
-            plain_form.to_plain(dataset, fl.SequenceType(np.int32))
+            plain_values.to_plain(dataset, fl.SequenceType(np.int32))
 
 
 class TestFromRows:

@@ -20,7 +20,7 @@ from ray_fed.tensorflow.graphs import graph_message, loader
 from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.lowering.shuffled import draw_order
 from ray_fed.tensorflow.tensors import datasets
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.values.sequence_rows import Sizes
 
 
@@ -572,7 +572,7 @@ def feeds_of(value: Any, type_spec: fl.Type) -> Iterator[tf.Tensor]:
             for element_type, _, element in parts:
                 yield from feeds_of(element, element_type)
         case fl.SequenceType():
-            sequence: Any = plain_form.to_plain(value, type_spec)
+            sequence: Any = plain_values.to_plain(value, type_spec)
             yield from datasets.to_tensors(sequence, type_spec.element)
         case _:
             yield normal.normalise(value, type_spec)
@@ -611,7 +611,7 @@ def known_feeds_of(
             for element_type, _, element in parts:
                 yield from known_feeds_of(element, element_type)
         case fl.SequenceType():
-            sequence: Any = plain_form.to_plain(value, type_spec)
+            sequence: Any = plain_values.to_plain(value, type_spec)
             sizes = sizes_of(sequence)
             if sizes is None:
                 yield None, list(feeds_of(value, type_spec))

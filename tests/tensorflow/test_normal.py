@@ -17,7 +17,7 @@ from ray_fed.language import structs
 from ray_fed.plan import random_keys
 from ray_fed.tensorflow.loading import functions, normal
 from ray_fed.tensorflow.tensors import datasets
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 
 
 class Point(NamedTuple):
@@ -72,7 +72,7 @@ VALUES = [
     pytest.param(lambda: sliced(Point([1], [2])), POINTS, id="dataset of namedtuples"),
     pytest.param(lambda: sliced({"z": [1], "a": [2]}), POINTS, id="dataset of dicts"),
     pytest.param(
-        lambda: plain_form.to_plain([1, 2], SEQUENCE), SEQUENCE, id="plain sequence"
+        lambda: plain_values.to_plain([1, 2], SEQUENCE), SEQUENCE, id="plain sequence"
     ),
     pytest.param(lambda: [(1, [2])], [[np.int32, SEQUENCE]], id="nested"),
 ]
@@ -99,10 +99,10 @@ def test_taking_apart_and_putting_together_keeps_values(
 
     again = normal.unflatten(normal.flatten(value, type_spec), type_spec)
 
-    expected = plain_form.to_plain(
+    expected = plain_values.to_plain(
         normal.compute(normal.normalise(make(), type_spec), type_spec), type_spec
     )
-    found = plain_form.to_plain(normal.compute(again, type_spec), type_spec)
+    found = plain_values.to_plain(normal.compute(again, type_spec), type_spec)
     assert is_equal(found, expected)
     assert is_same(again, normal.normalise(again, type_spec))
 

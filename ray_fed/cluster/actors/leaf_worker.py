@@ -21,7 +21,7 @@ from ray_fed.plan import diagnostics, plans, random_keys
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import Versions, WorkerDescription
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.values import parts, plain_form, read_limits
+from ray_fed.values import parts, plain_values, read_limits
 from ray_fed.worker import client_chunks, evaluation, stacks
 
 _YOUNG = 1
@@ -202,12 +202,12 @@ class LeafWorker:
         held[key] = self._run(self._executor.create_selection(held[source], index))
 
     def compute(self, scope: str, key: int) -> Any:
-        """Return a value of the scope in plain form."""
+        """Return a value of the scope as a plain value."""
         return self._fetch(self._values(scope)[key])
 
     def _fetch(self, value: Any) -> Any:
         computed = self._run(value.compute())
-        return plain_form.to_plain(computed, value.type_signature, "a result")
+        return plain_values.to_plain(computed, value.type_signature, "a result")
 
     def place(
         self,

@@ -36,7 +36,7 @@ def name_clients(argument: Any) -> bytes:
     """Return what names the clients by reference in an argument; empty without any.
 
     Args:
-        argument: in plain form, structures as tuples.
+        argument: plain, structures as tuples.
     """
     digest, is_empty = hashlib.sha256(), True
     for run in _runs(argument):

@@ -128,7 +128,7 @@ def pack(comp: Any, argument: Any) -> Packed:
 
     Args:
         comp: the plan.
-        argument: in plain form, structures as tuples; parts of it may be stored.
+        argument: plain, structures as tuples; parts of it may be stored.
     """
     found: dict[Any, _Slot] = {}
     sources: dict[Any, _SourceSlot] = {}

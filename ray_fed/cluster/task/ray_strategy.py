@@ -22,7 +22,7 @@ from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
 from ray_fed.plan import diagnostics, merge_tree, random_keys
-from ray_fed.values import plain_form, stored
+from ray_fed.values import plain_values, stored
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.stored import Stored, StoredClients
 from ray_fed.worker.evaluation import merge_values
@@ -81,7 +81,7 @@ class RayFederatingStrategy(FederatingStrategy):
         if type_spec.all_equal:
             return RayPlaced(member, await self._place_all_equal(value, member))
         stored.check_cardinality(value, type_spec, self.num_clients)
-        members = plain_form.to_plain(value, type_spec, "a value placed at clients")
+        members = plain_values.to_plain(value, type_spec, "a value placed at clients")
         chunks = [
             _place_members(worker, members, chunk, member)
             for worker, chunk in zip(self._workers, self._chunks, strict=True)
@@ -109,7 +109,7 @@ class RayFederatingStrategy(FederatingStrategy):
         found = value
         if isinstance(value, flf.ExecutorValue):
             found = await value.compute()
-        found, _ = object_store.store(plain_form.to_plain(found, type_spec, label))
+        found, _ = object_store.store(plain_values.to_plain(found, type_spec, label))
 
         async def embed_on(worker: RemoteExecutor) -> RemoteValue:
             if embedded is not None and worker.holds(embedded):

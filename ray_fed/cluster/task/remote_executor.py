@@ -19,7 +19,7 @@ from ray_fed.cluster.task.connection import Worker, WorkerConnection, has_failed
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.plan import diagnostics, random_keys
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 from ray_fed.values.lru_cache import Recent
 from ray_fed.values.stored import Stored, StoredParts
 
@@ -99,7 +99,9 @@ class RemoteValue(flf.ExecutorValue):
     @override
     async def compute(self) -> Any:
         """Return the value as any executor does: structures with their names."""
-        return plain_form.to_structs(await self.fetch("compute"), self._type_signature)
+        return plain_values.to_structs(
+            await self.fetch("compute"), self._type_signature
+        )
 
 
 def _encoded(value: Any) -> Any:
@@ -158,7 +160,7 @@ class RemoteExecutor(flf.Executor):
                 (value, type_spec), lambda: self._embed_stored(value, type_spec)
             )
         return await self.embed(
-            plain_form.to_plain(value, type_spec), type_spec
+            plain_values.to_plain(value, type_spec), type_spec
         ).ready()
 
     def _embed_stored(

@@ -23,7 +23,7 @@ from ray_fed.files.tables import ColumnSpec, NpyTable, NpzTable, Table
 from ray_fed.language import blocks, structs
 from ray_fed.tensorflow.external import tfrecords
 from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import plain_form
+from ray_fed.values import tensor_structures
 from ray_fed.values.sequence_rows import Dims
 
 _TABLES: Mapping[str, Callable[[DataFile], Table]] = {
@@ -168,7 +168,7 @@ def _check_column(
         if spec.is_flat
         else _fits(shape, declared.shape)
     )
-    if spec.dtype != plain_form.storage_dtype(declared) or not fits:
+    if spec.dtype != tensor_structures.storage_dtype(declared) or not fits:
         of = "each row of " if is_sequence else ""
         raise file.mismatch(f"`{declared}` in {of}the column `{name}`", spec.label)
 
@@ -237,14 +237,14 @@ def _whole(
         if not _fits(array.shape, leaf.shape):
             label = f"`{leaf}` as the column `{name}`"
             raise file.mismatch(label, f"the shape {list(array.shape)}")
-    return plain_form.pack(iter(arrays), type_spec)
+    return tensor_structures.unflatten(iter(arrays), type_spec)
 
 
 def _joined(cells: list[Any], declared: fl.TensorType) -> Any:
     if len(cells) == 1:
-        return np.asarray(cells[0], plain_form.storage_dtype(declared))
+        return np.asarray(cells[0], tensor_structures.storage_dtype(declared))
     shape = [0 if size is None else size for size in (declared.shape or (0,))[1:]]
-    empty = np.empty((0, *shape), plain_form.storage_dtype(declared))
+    empty = np.empty((0, *shape), tensor_structures.storage_dtype(declared))
     return np.concatenate(
         [empty, *(np.asarray(c, empty.dtype) for c in cells if len(c))]
     )

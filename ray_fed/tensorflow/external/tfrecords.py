@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from ray_fed.files.opening import DataFile, describe_executor
 from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import plain_form
+from ray_fed.values import tensor_structures
 
 SUFFIXES = (".tfrecord", ".tfrecords")
 
@@ -179,7 +179,7 @@ def _checked(
         if name not in features:
             raise file.mismatch(f"a feature `{name}`", f"features {sorted(features)}")
         kind = features[name].WhichOneof("kind")
-        wanted = _KINDS.get(plain_form.storage_dtype(leaf))
+        wanted = _KINDS.get(tensor_structures.storage_dtype(leaf))
         if wanted is None or kind not in (wanted, None):
             raise file.mismatch(f"`{leaf}` as the feature `{name}`", f"a `{kind}`")
         shape = leaf.shape if is_sequence else leaf.shape and leaf.shape[1:]
@@ -234,6 +234,6 @@ def _stacked(
             found = f"{len(examples)} examples"
             raise file.mismatch(f"`{leaf}` as all of the feature `{name}`", found)
         cells = [example[index] for example in examples]
-        stacked = np.array(cells, plain_form.storage_dtype(leaf))
+        stacked = np.array(cells, tensor_structures.storage_dtype(leaf))
         arrays.append(stacked.reshape(len(examples), *shape[1:]))
-    return plain_form.pack(iter(arrays), type_spec)
+    return tensor_structures.unflatten(iter(arrays), type_spec)

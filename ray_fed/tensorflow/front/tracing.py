@@ -20,7 +20,7 @@ from ray_fed.language import blocks, structs, type_checks
 from ray_fed.tensorflow.front import equality
 from ray_fed.tensorflow.graphs import callbacks, graph_message, loader
 from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import plain_form
+from ray_fed.values import plain_values
 
 
 class TracingContext(fl.framework.SyncContext):
@@ -88,7 +88,7 @@ def _to_tensor(value: Any, type_spec: fl.TensorType) -> tf.Tensor:
     if any(tf.is_tensor(leaf) for leaf in tf.nest.flatten(value)):
         tensor = tf.convert_to_tensor(value)
     else:
-        tensor = tf.constant(plain_form.to_plain(value, type_spec), spec.dtype)
+        tensor = tf.constant(plain_values.to_plain(value, type_spec), spec.dtype)
     if tensor.dtype != spec.dtype or not spec.shape.is_compatible_with(tensor.shape):
         found = specs.infer_type(tensor)
         raise errors.ValueMismatchError(

@@ -33,7 +33,7 @@ from ray_fed.tensorflow.kernels.graph_functions import (
 from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel, empty_array, merge_all
 from ray_fed.tensorflow.kernels.shaped_clients import ShapedClients, Window, flatten_all
 from ray_fed.tensorflow.loading import normal
-from ray_fed.values import plain_form
+from ray_fed.values import tensor_structures
 
 _INDEX = tf.TensorSpec([], tf.int64)
 _PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int64)}
@@ -158,7 +158,7 @@ class ClientKernel:
         self.merges = merge is not None
         self._client = client = ClientWork(kernel)
         self._constants, self._partial = client.constants, client.partial
-        self.nest = plain_form.nester(client.partial)
+        self.nest = tensor_structures.nester(client.partial)
         self._layout, self._specs = client.layout, client.specs
         refuse_many(len(self._specs), "to accumulate")
         self._constant_specs = specs_of(client.constants)
@@ -227,7 +227,7 @@ class ClientKernel:
             bounds[0, 0],
             work_states,
             fold_states,
-            plain_form.pack(iter(rest[:num_constants]), self._constants),
+            tensor_structures.unflatten(iter(rest[:num_constants]), self._constants),
             way.prepare(rest[num_constants:]),
         )
         starts, stops = tf.unstack(bounds, axis=1)
@@ -431,7 +431,7 @@ class ClientKernel:
             given: what `server` of the kernel returned: the zero of each aggregation,
                 then what is the same for all clients.
         """
-        leaves = plain_form.flatten(tuple(given))
+        leaves = tensor_structures.flatten(tuple(given))
         with tf.device(self._device):
             if all(isinstance(leaf, _OF_TYPE) for leaf in leaves):
                 tensors = as_tensors(leaves, [*self._specs, *self._constant_specs])

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ray_fed.language.structs import Plain, Struct
 from ray_fed.tensorflow.tensors import copies, specs
-from ray_fed.values import plain_form, sequence_rows
+from ray_fed.values import sequence_rows, tensor_structures
 
 Array = NDArray[Any]
 Parts = Sequence[Array]
@@ -135,7 +135,7 @@ class TensorLayout:
 
     def lay(self, members: Sequence[Plain]) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places."""
-        dtype = plain_form.storage_dtype(self._type_spec)
+        dtype = tensor_structures.storage_dtype(self._type_spec)
         column = sequence_rows.lay_rows(members, dtype, self._type_spec.shape)
         if column.splits is None:
             return [[column.rows]], []
@@ -183,7 +183,7 @@ class SequenceLayout:
     """One sequence a client; its columns as `rows` lays them."""
 
     def __init__(self, type_spec: fl.SequenceType) -> None:
-        self._types = plain_form.flatten_type(type_spec.element)
+        self._types = tensor_structures.flatten_type(type_spec.element)
         self._have_splits = [has_splits(column) for column in self._types]
         self.specs: list[tf.TensorSpec] = []
         for column, splits in zip(self._types, self._have_splits, strict=True):
@@ -304,7 +304,7 @@ def _batch_sizes(
 
 def _no_rows(type_spec: fl.TensorType) -> Array:
     shape = [size for size in type_spec.shape or () if size is not None]
-    return np.empty((0, *shape), plain_form.storage_dtype(type_spec))
+    return np.empty((0, *shape), tensor_structures.storage_dtype(type_spec))
 
 
 class ClientLayout:
@@ -339,7 +339,7 @@ class ClientLayout:
         Args:
             members: plain values, in client order.
         """
-        flat = [plain_form.flatten(member) for member in members]
+        flat = [tensor_structures.flatten(member) for member in members]
         found: list[Parts] = []
         places: list[Array] = []
         for index, leaf in enumerate(self._leaves):
@@ -416,7 +416,7 @@ class ClientLayout:
             leaf.alike(remaining, cast("Any", sizes))
             for leaf, sizes in zip(self._leaves, shape, strict=True)
         ]
-        return plain_form.pack(iter(leaves), self._type_spec)
+        return tensor_structures.unflatten(iter(leaves), self._type_spec)
 
     def member(self, tensors: Sequence[tf.Tensor], index: tf.Tensor) -> Any:
         """Return one client's value: tensors and `GraphSequence`s in structs.
@@ -427,7 +427,7 @@ class ClientLayout:
         """
         laid, places = iter(tensors), iter(self._places(tensors, index))
         leaves = [leaf.member(laid, places, index) for leaf in self._leaves]
-        return plain_form.pack(iter(leaves), self._type_spec)
+        return tensor_structures.unflatten(iter(leaves), self._type_spec)
 
     def _places(
         self, tensors: Sequence[tf.Tensor], index: tf.Tensor

@@ -17,7 +17,7 @@ from ray_fed.tensorflow.kernels.client_tensors import (
 from ray_fed.tensorflow.kernels.grafts import Grafts
 from ray_fed.tensorflow.kernels.symbolic import Interpreter
 from ray_fed.tensorflow.tensors import specs
-from ray_fed.values.plain_form import nester, pack
+from ray_fed.values.tensor_structures import nester, unflatten
 
 _MOST_TENSORS = 500
 """Of a structure; TensorFlow takes minutes to prepare loops over a thousand."""
@@ -57,7 +57,7 @@ class ClientWork:
         self, grafts: Grafts, constants: Sequence[tf.Tensor], member: Any
     ) -> list[Any]:
         """Return what a client's value comes to, inside of a graph."""
-        packed = pack(iter(constants), self.constants)
+        packed = unflatten(iter(constants), self.constants)
         client = structs.Struct([(None, packed), (None, member)])
         return list(Interpreter(grafts).call(self._work, client))
 
@@ -78,9 +78,9 @@ class ClientWork:
         """
         folded = structs.Struct(
             [
-                (None, pack(iter(accumulators), self.partial)),
-                (None, pack(iter(worked), self._worked)),
-                (None, pack(iter(constants), self.constants)),
+                (None, unflatten(iter(accumulators), self.partial)),
+                (None, unflatten(iter(worked), self._worked)),
+                (None, unflatten(iter(constants), self.constants)),
             ]
         )
         return flatten(Interpreter(grafts).call(self._accumulate, folded))

@@ -12,7 +12,7 @@ from ray_fed.tensorflow.kernels.client_work import parameter_of, specs_of
 from ray_fed.tensorflow.kernels.grafts import Grafts
 from ray_fed.tensorflow.kernels.graph_functions import as_graph, as_tensors, before
 from ray_fed.tensorflow.kernels.symbolic import Interpreter
-from ray_fed.values import plain_form
+from ray_fed.values import tensor_structures
 
 
 class MergeKernel:
@@ -51,7 +51,7 @@ class MergeKernel:
     def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Return the accumulators of two partials merged, inside of a graph."""
         grafts = Grafts()
-        pair = plain_form.pack(iter(tensors), self._pair)
+        pair = tensor_structures.unflatten(iter(tensors), self._pair)
         merged = Interpreter(grafts).call(self._merge, pair)
         self.has_state |= grafts.has_state
         return flatten(merged)

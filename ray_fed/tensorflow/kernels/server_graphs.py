@@ -19,7 +19,7 @@ from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel, empty_array, m
 from ray_fed.tensorflow.kernels.symbolic import Interpreter
 from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.tensors import copies
-from ray_fed.values import parts, plain_form, stored
+from ray_fed.values import parts, stored, tensor_structures
 
 _CACHED_PAIRS = 64
 """Merge trees whose pairs a graph keeps as tensors."""
@@ -57,7 +57,7 @@ class ServerGraph:
         self.may_be_shared = merge is None or merge.may_be_shared
         block = None if function is None else blocks.parse_block(function)
         result, taken = _types_of(block, num_others, merge)
-        self.nest = plain_form.nester(result)
+        self.nest = tensor_structures.nester(result)
         self._num_results = len(specs_of(result))  # refuses sequences
         divided = [
             part for index, t in enumerate(taken) for part in _parts(t, (index,))
@@ -121,7 +121,7 @@ class ServerGraph:
             leaves = (
                 flatten(normal.normalise(part, member))
                 if stored.holds_external(part)
-                else plain_form.flatten(part)
+                else tensor_structures.flatten(part)
             )
             given_read += [leaves[index] for index in wanted]
         return as_tensors(given_read, self._read_specs)
@@ -131,7 +131,7 @@ class ServerGraph:
     ) -> list[tf.Tensor]:
         if self._merge is None:
             return []
-        held = [plain_form.flatten(given) for given in partials]
+        held = [tensor_structures.flatten(given) for given in partials]
         columns = zip(zip(*held, strict=True), self._merge_specs[:-1], strict=True)
         stacked = [copies.stack(column, spec.dtype) for column, spec in columns]
         tensors = [*stacked, self._pairs(tuple(pairs))]
@@ -192,7 +192,7 @@ def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
         for spec, tensor in zip(specs_of(merge.partial), stacked, strict=True)
     ]
     merged = (array.read(0) for array in merge_all(merge, pairs, arrays))
-    return plain_form.pack(merged, merge.partial)
+    return tensor_structures.unflatten(merged, merge.partial)
 
 
 def _parts(
@@ -222,7 +222,7 @@ def _fill(type_spec: fl.Type, tensors: Iterator[tf.Tensor]) -> Any:
         elements = [(name, _fill(element, tensors)) for name, element in pairs]
         return _struct(elements)
     if _is_taken(type_spec):
-        return plain_form.pack(tensors, _without_placements(type_spec))
+        return tensor_structures.unflatten(tensors, _without_placements(type_spec))
     return UnfitError(f"a value of type `{type_spec}` at the server")
 
 

@@ -18,7 +18,7 @@ from ray_fed.tensorflow.kernels.client_tensors import UnfitError, flatten, leaf_
 from ray_fed.tensorflow.kernels.grafts import Grafts
 from ray_fed.tensorflow.loading import operators
 from ray_fed.tensorflow.tensors import specs
-from ray_fed.values.plain_form import pack
+from ray_fed.values.tensor_structures import unflatten
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -141,7 +141,7 @@ class Interpreter:
             tensors = self._grafts.call(block, leaves, path)
             for tensor, leaf in zip(tensors, leaf_types(result), strict=True):
                 tensor.set_shape(specs.to_spec(cast("fl.TensorType", leaf)).shape)
-            return pack(iter(tensors), result)
+            return unflatten(iter(tensors), result)
 
         return GraphFunction(run)
 
@@ -151,7 +151,7 @@ class Interpreter:
         def operate(argument: Any, _: Path) -> Any:
             parts = [] if argument is None else list(map(flatten, argument))
             shielded = [[self._grafts.shield(t) for t in part] for part in parts]
-            return pack(iter(operator(shielded, type_spec)), type_spec.result)
+            return unflatten(iter(operator(shielded, type_spec)), type_spec.result)
 
         if uri in _IN_GRAPHS:
             operator = operators.OPERATORS[uri]

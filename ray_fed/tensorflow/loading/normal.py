@@ -21,7 +21,7 @@ from ray_fed.language import structs, type_checks
 from ray_fed.tensorflow.external import external_data
 from ray_fed.tensorflow.graphs import callbacks
 from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import plain_form, sequence_rows, stored
+from ray_fed.values import plain_values, sequence_rows, stored
 from ray_fed.values.client_references import ClientMember
 
 Normal = Any
@@ -88,7 +88,7 @@ def normalise(value: Any, type_spec: fl.Type) -> Normal:
 def _read(value: Any, type_spec: fl.Type) -> Any:
     """Return what a value stands for, if it stands for another."""
     if isinstance(value, fl.framework.Data):
-        value = plain_form.to_plain(value, type_spec)
+        value = plain_values.to_plain(value, type_spec)
     if isinstance(value, stored.External):
         return external_data.read(value.uri, type_spec)
     return value.read() if isinstance(value, ClientMember) else value
@@ -101,7 +101,7 @@ def _normalise_tensor(value: Any, type_spec: fl.TensorType) -> tf.Tensor:
         spec = specs.to_spec(type_spec)
         if value.dtype == spec.dtype and spec.shape.is_compatible_with(value.shape):
             return value
-    checked = plain_form.to_plain(value, type_spec)
+    checked = plain_values.to_plain(value, type_spec)
     return tf.constant(checked, specs.to_tf_dtype(type_spec))
 
 
@@ -117,7 +117,7 @@ def _normalise_sequence(
         type_checks.check_assignable(fl.SequenceType(element), found, "a dataset")
         return datasets.to_canonical(value, element)
     if isinstance(value, list | tuple):
-        sequence = plain_form.to_plain(value, fl.SequenceType(element))
+        sequence = plain_values.to_plain(value, fl.SequenceType(element))
         return datasets.HeldSequence(sequence, element)
     if not stored.is_listed(value):
         raise errors.ValueMismatchError(

@@ -10,7 +10,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed.language import intrinsics
 from ray_fed.tensorflow.tensors import specs
-from ray_fed.values.plain_form import flatten_type
+from ray_fed.values.tensor_structures import flatten_type
 
 Tensors = list[Any]
 """The tensors of a structure, in the order of its type."""

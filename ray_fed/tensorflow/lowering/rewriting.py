@@ -18,7 +18,7 @@ from ray_fed.tensorflow.lowering.library import rename_functions, with_functions
 from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Serialised, Symbol
 from ray_fed.tensorflow.tensors import specs
-from ray_fed.values import plain_form
+from ray_fed.values import tensor_structures
 from ray_fed.values.sequence_rows import Sizes
 
 
@@ -135,7 +135,7 @@ def _stamp(
 def _stamp_sequence(element: fl.Type, label: str) -> "tuple[Laid, list[tf.Tensor]]":
     columns: list[tuple[tf.Tensor, tf.Tensor | None]] = []
     fed: list[tf.Tensor] = []
-    types = plain_form.flatten_type(element)
+    types = tensor_structures.flatten_type(element)
     for index, tensor_type in enumerate(types):
         spec = specs.to_spec(tensor_type)
         dims = spec.shape.dims
@@ -168,7 +168,7 @@ def _stamp_alike(
     """Add placeholders of a sequence of which all sizes are known."""
     specs_: list[tf.TensorSpec] = []
     fed: list[tf.Tensor] = []
-    pairs = zip(plain_form.flatten_type(element), sizes.batches, strict=True)
+    pairs = zip(tensor_structures.flatten_type(element), sizes.batches, strict=True)
     for index, (tensor_type, batch) in enumerate(pairs):
         spec = specs.to_spec(tensor_type)
         shape = spec.shape if batch is None else [batch, *spec.shape.as_list()[1:]]
@@ -187,7 +187,7 @@ def _stamp_alike(
 
 def _component_order(element: fl.Type, num_columns: int) -> Sequence[int]:
     """Return, for each component of a dataset's element, its column."""
-    packed = plain_form.pack(iter(range(num_columns)), element)
+    packed = tensor_structures.unflatten(iter(range(num_columns)), element)
     return tf.nest.flatten(specs.to_containers(packed, element, canonical=True))
 
 

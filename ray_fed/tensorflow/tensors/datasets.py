@@ -10,7 +10,13 @@ import tensorflow as tf
 from ray_fed.language import type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.tensorflow.tensors import specs
-from ray_fed.values import plain_form, read_limits, sequence_rows, stored
+from ray_fed.values import (
+    plain_values,
+    read_limits,
+    sequence_rows,
+    stored,
+    tensor_structures,
+)
 
 
 class HeldSequence:
@@ -50,7 +56,7 @@ class HeldSequence:
     def elements(self) -> list[Any]:
         """Return all elements: numpy values in structs, owned by the caller."""
         return [
-            plain_form.pack(map(_copied, tensors), self._element)
+            tensor_structures.unflatten(map(_copied, tensors), self._element)
             for tensors in self._sequence
         ]
 
@@ -66,7 +72,7 @@ def from_rows(sequence: sequence_rows.Rows, element: fl.Type) -> "tf.data.Datase
         sequence: the plain sequence.
         element: the type of its elements.
     """
-    tensor_types = plain_form.flatten_type(element)
+    tensor_types = tensor_structures.flatten_type(element)
     batches = {(column.batch_size, len(column.rows)) for column in sequence.columns}
     batch_size = next(iter(batches))[0] if len(batches) == 1 else None
     if all(_is_fixed(tensor_type) for tensor_type in tensor_types):
@@ -93,7 +99,7 @@ def to_tensors(sequence: sequence_rows.Rows, element: fl.Type) -> list[tf.Tensor
     """
     tensors: list[tf.Tensor] = []
     for column, tensor_type in zip(
-        sequence.columns, plain_form.flatten_type(element), strict=True
+        sequence.columns, tensor_structures.flatten_type(element), strict=True
     ):
         dtype = specs.to_tf_dtype(tensor_type)
         if _is_fixed(tensor_type):
@@ -116,8 +122,8 @@ def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
 
     def read() -> Any:
         for index, member in enumerate(iterable):
-            checked = plain_form.to_plain(member, element, f"element {index}")
-            yield build(plain_form.flatten(checked), element)
+            checked = plain_values.to_plain(member, element, f"element {index}")
+            yield build(tensor_structures.flatten(checked), element)
 
     return tf.data.Dataset.from_generator(
         read, output_signature=specs.element_spec(element)
@@ -182,8 +188,10 @@ def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:
 
 
 def _structured(member: Any, element: fl.Type) -> Any:
-    checked: Plain = plain_form.to_plain(member, element)
-    return plain_form.pack(iter(plain_form.flatten(checked)), element)
+    checked: Plain = plain_values.to_plain(member, element)
+    return tensor_structures.unflatten(
+        iter(tensor_structures.flatten(checked)), element
+    )
 
 
 def _is_fixed(type_spec: fl.TensorType) -> bool:
@@ -196,5 +204,5 @@ def _tensors(sequence: sequence_rows.Rows, element: fl.Type) -> Any:
 
 def build(tensors: Any, element: fl.Type) -> Any:
     """Return tensors, in the order of an element's type, in canonical containers."""
-    packed = plain_form.pack(iter(tensors), element)
+    packed = tensor_structures.unflatten(iter(tensors), element)
     return specs.to_containers(packed, element, canonical=True)

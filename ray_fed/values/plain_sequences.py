@@ -1,0 +1,220 @@
+"""Sequences at the edge: datasets and iterables, read in bounded steps to columns."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import federated_language as fl
+import numpy as np
+
+import ray_fed.errors as errors
+from ray_fed.language.structs import Plain, show, struct_elements
+from ray_fed.values import read_limits, sequence_rows
+from ray_fed.values.plain_tensors import fits_shape
+from ray_fed.values.stored import is_listed
+from ray_fed.values.tensor_structures import flatten, flatten_type, storage_dtype
+
+ToPlain: TypeAlias = Callable[[object, fl.Type, str], Plain]
+"""From a value, its type and its name in errors to the plain value."""
+
+_STEP_ELEMENTS = 4096
+"""Elements of an iterable that are read at once, at most."""
+
+_UNKNOWN_ELEMENTS = 64
+"""Elements of a dataset of unknown length that are read at once: each may take long."""
+
+_AT_ONCE_BYTES = 2**24
+"""Of a dataset of known size that is read in one step."""
+
+_INFINITE = -1
+"""What TensorFlow says of the size of a dataset without end."""
+
+_ALL = 2**62
+"""Elements of a batch that holds all there are."""
+
+
+def to_plain_sequence(
+    value: object, type_spec: fl.SequenceType, label: str, to_plain: ToPlain
+) -> Plain:
+    """Check a dataset, a list or another iterable and return its columns.
+
+    Args:
+        value: what a caller gave.
+        type_spec: the declared type.
+        label: what the value is called in an error.
+        to_plain: checks one element, for what TensorFlow does not stack.
+
+    Raises:
+        ValueMismatchError: the value is not of the type.
+    """
+    if isinstance(value, sequence_rows.Rows):
+        return value
+    element = type_spec.element
+    if hasattr(value, "as_numpy_iterator"):
+        laid = _rows_at_once(value, element, label)
+        if laid is not None:
+            return laid
+        value = cast("Any", value).as_numpy_iterator()
+    tried = _iterate(value)
+    if tried is None:
+        raise errors.ValueMismatchError(
+            f"Expected {label} to be a dataset, a list or another iterable of"
+            f" `{element}`, found {show(value)}: pass a list of its elements, one a"
+            " row, or one a batch where the type has batches."
+        )
+    return _read_rows(value, tried, type_spec, label, to_plain)
+
+
+def _iterate(value: object) -> Iterator[Any] | None:
+    """Return an iterator over what lists values; None for what does not."""
+    if not is_listed(value):
+        return None
+    try:
+        return iter(cast("Iterable[Any]", value))
+    except TypeError:  # a tensor without dimensions
+        return None
+
+
+def _read_rows(
+    value: Any,
+    elements: Iterator[Any],
+    type_spec: fl.SequenceType,
+    label: str,
+    to_plain: ToPlain,
+) -> sequence_rows.Rows:
+    """Read an iterator over a value step by step; a list or an array is one step."""
+    element = type_spec.element
+    at_hand = isinstance(value, list | tuple | np.ndarray)
+    meter = read_limits.Meter(label)
+    size = len(value) or 1 if at_hand else 1
+    runs: list[list[sequence_rows.Column]] = []
+    length = 0
+    while step := list(itertools.islice(elements, size)):
+        plain = [
+            to_plain(member, element, f"{label}[{index}]")
+            for index, member in enumerate(step, length)
+        ]
+        runs.append(_lay(plain, element))
+        length += len(step)
+        if not at_hand:
+            num_bytes = sum(map(sequence_rows.count_column_bytes, runs[-1]))
+            meter.add(max(num_bytes, len(step)))  # elements may have no tensors
+            size = read_limits.next_step(len(step), num_bytes, _STEP_ELEMENTS)
+    runs = runs or [_lay([], element)]
+    return sequence_rows.Rows(
+        tuple(map(sequence_rows.join_columns, zip(*runs, strict=True))), length
+    )
+
+
+def _lay(elements: Sequence[Plain], element: fl.Type) -> list[sequence_rows.Column]:
+    """Return plain elements of a sequence as columns."""
+    leaves = [flatten(plain) for plain in elements]
+    return [
+        sequence_rows.lay_rows(
+            [leaf[index] for leaf in leaves], storage_dtype(t), t.shape
+        )
+        for index, t in enumerate(flatten_type(element))
+    ]
+
+
+def _rows_at_once(
+    dataset: Any, element: fl.Type, label: str
+) -> sequence_rows.Rows | None:
+    """Return the rows of a dataset as TensorFlow stacks them, or None.
+
+    None where it does not (elements of many shapes, or none) or where they are not of
+    their type: whoever reads them one by one, a tenth as fast, says which is not.
+    """
+    length = _length_of(dataset, label)
+    try:
+        specs = list(_tensors_of(dataset.element_spec, element, label))
+        if not all(spec.shape.is_fully_defined() for _, spec in specs):
+            return None
+        size = _step_size(specs, length)
+        batches = iter(dataset.batch(size)) if size else iter([_all_of(dataset)])
+    except Exception:  # noqa: BLE001 (who reads one by one will say what it is)
+        return None
+    runs: list[list[sequence_rows.Column]] = []
+    meter = read_limits.Meter(label)
+    for run in _read_batches(batches, element, label):
+        if run is None:
+            return None
+        meter.add(sum(map(sequence_rows.count_column_bytes, run)))
+        runs.append(run)
+    columns = tuple(map(sequence_rows.join_columns, zip(*runs, strict=True)))
+    return sequence_rows.Rows(columns, columns[0].length) if columns else None
+
+
+def _length_of(dataset: Any, label: str) -> int:
+    """Return how many elements a dataset says it has; negative: it does not know."""
+    length = int(dataset.cardinality()) if hasattr(dataset, "cardinality") else -2
+    if length == _INFINITE:
+        raise errors.ValueMismatchError(
+            f"Expected {label} to be a dataset that ends, found one without end: take"
+            " as many elements of it as the client has."
+        )
+    return length
+
+
+def _step_size(specs: Sequence[tuple[fl.TensorType, Any]], length: int) -> int:
+    """Return how many elements of a dataset to read at once; 0 for all of them."""
+    num_bytes = sum(
+        storage_dtype(t).itemsize * spec.shape.num_elements() for t, spec in specs
+    )
+    has_strings = any(storage_dtype(t).kind == "O" for t, _ in specs)
+    is_small = 0 <= length * num_bytes <= _AT_ONCE_BYTES
+    if is_small and (not has_strings or length <= _STEP_ELEMENTS):
+        return 0
+    fitting = max(1, read_limits.STEP_BYTES // max(1, num_bytes))
+    largest = _UNKNOWN_ELEMENTS if length < 0 else _STEP_ELEMENTS
+    return min(fitting, largest)
+
+
+def _all_of(dataset: Any) -> Any:
+    return dataset.batch(_ALL).get_single_element()
+
+
+def _read_batches(
+    batches: Iterator[Any], element: fl.Type, label: str
+) -> Iterator[list[sequence_rows.Column] | None]:
+    """Yield the columns of each batch of a dataset; None, last, if one is not read."""
+    while True:
+        try:
+            stacked = next(batches, None)
+            if stacked is None:
+                return
+            leaves = [
+                (t, leaf.numpy()) for t, leaf in _tensors_of(stacked, element, label)
+            ]
+        except Exception:  # noqa: BLE001 (who reads one by one will say what it is)
+            yield None
+            return
+        columns = [_column_of(stacked, leaf_type) for leaf_type, stacked in leaves]
+        laid = [column for column in columns if column is not None]
+        yield laid if laid and len(laid) == len(columns) else None
+
+
+def _tensors_of(
+    value: Any, type_spec: fl.Type, label: str
+) -> Iterator[tuple[fl.TensorType, Any]]:
+    """Yield the tensors of a structure of tensors, each with its type."""
+    if isinstance(type_spec, fl.StructType):
+        for element_type, element_label, element in struct_elements(
+            value, type_spec, label
+        ):
+            yield from _tensors_of(element, element_type, element_label)
+    else:
+        (tensor_type,) = flatten_type(type_spec)
+        yield tensor_type, value
+
+
+def _column_of(stacked: Any, type_spec: fl.TensorType) -> sequence_rows.Column | None:
+    """Return elements' tensors, stacked, as a column; None: not of this type."""
+    declared = type_spec.shape
+    is_of_type = stacked.dtype == storage_dtype(type_spec) and fits_shape(
+        stacked.shape[1:], declared
+    )
+    if not is_of_type or declared is None or None in declared[1:]:
+        return None
+    column = sequence_rows.Column(stacked)
+    return column.with_splits() if None in declared else column

@@ -1,0 +1,141 @@
+"""Values at the edge: checked once against their federated type, then trusted.
+
+Python hands in structures of many containers; the inside knows *plain values*:
+
+    TensorType      numpy scalar or array; bytes for strings (arrays of object)
+    StructType      tuple, in the order of the type
+    SequenceType    `Rows`
+    FederatedType   the member's plain value; a list where clients differ
+
+Anywhere in it, `External` may stand for the value that a file holds. A `ClientRun` may
+stand for the values of clients, and a `ClientMember` for one.
+
+Plain values pickle, need neither names nor TensorFlow, and are read-only by
+convention.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import federated_language as fl
+
+import ray_fed.errors as errors
+from ray_fed.language import blocks
+from ray_fed.language.structs import Plain, Struct, show, struct_elements
+from ray_fed.language.type_checks import check_assignable, differs_by_client
+from ray_fed.values.client_references import ClientMember, as_run
+from ray_fed.values.plain_sequences import to_plain_sequence
+from ray_fed.values.plain_tensors import to_plain_tensor
+from ray_fed.values.stored import (
+    External,
+    Stored,
+    StoredClients,
+    StoredParts,
+    is_listed,
+)
+from ray_fed.values.tensor_structures import unflatten
+
+
+def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Plain:
+    """Check a Python value against its type and return the plain value.
+
+    What is stored already (`Stored` and its kin) is passed on unread.
+
+    Args:
+        value: what a caller gave: numbers, numpy arrays, eager tensors, datasets,
+            containers of them; or what an executor computed.
+        type_spec: the declared type; holds no functions.
+        label: what the value is called in an error.
+
+    Returns:
+        The plain value.
+
+    Raises:
+        ValueMismatchError: the value is not of the type. Nothing is cast, but Python
+            numbers take the dtype that is declared when they fit it exactly.
+    """
+    if isinstance(value, fl.framework.Data) and not differs_by_client(type_spec):
+        value = _plain_data(value, type_spec, label)
+    if isinstance(value, Stored | StoredParts | External | ClientMember):
+        return value
+    match type_spec:
+        case fl.TensorType():
+            return to_plain_tensor(value, type_spec, label)
+        case fl.StructType():
+            return tuple(
+                to_plain(element, element_type, element_label)
+                for element_type, element_label, element in struct_elements(
+                    value, type_spec, label
+                )
+            )
+        case fl.SequenceType():
+            return to_plain_sequence(value, type_spec, label, to_plain)
+        case fl.FederatedType():
+            return _plain_federated(value, type_spec, label)
+        case _:
+            raise errors.ValueMismatchError(
+                f"Expected {label} to be of a type with values, found `{type_spec}`."
+            )
+
+
+def _plain_data(value: fl.framework.Data, type_spec: fl.Type, label: str) -> External:
+    if isinstance(type_spec, fl.FederatedType):
+        type_spec = type_spec.member
+    found = value.type_signature
+    if isinstance(found, fl.FederatedType) and not differs_by_client(found):
+        found = found.member
+    check_assignable(type_spec, found, label)
+    return External(blocks.data_uri(value))
+
+
+def _plain_federated(value: object, type_spec: fl.FederatedType, label: str) -> Plain:
+    if type_spec.all_equal:
+        return to_plain(value, type_spec.member, label)
+    if isinstance(value, StoredClients):
+        return value
+    run = as_run(value, type_spec.member)
+    if run is not None:
+        return run
+    if not isinstance(value, Sequence) or not is_listed(value):
+        raise errors.ValueMismatchError(
+            f"Expected {label} to be a list with a value for each client, as"
+            f" `{type_spec}` is placed at {type_spec.placement}, found {show(value)}."
+        )
+    return [
+        to_plain(member, type_spec.member, f"{label}[{index}]")
+        for index, member in enumerate(cast("Sequence[Any]", value))
+    ]
+
+
+def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
+    """Return a plain value in the Python containers that its type declares.
+
+    Args:
+        plain: of type `type_spec`.
+        type_spec: without containers, structs with names become OrderedDict, without
+            names tuple, as federated_language documents.
+
+    Returns:
+        numpy values at the leaves, bytes for strings, a list for a sequence.
+    """
+    return fl.framework.type_to_py_container(to_structs(plain, type_spec), type_spec)
+
+
+def to_structs(plain: Plain, type_spec: fl.Type) -> Any:
+    """Return a plain value as executors compute it: Structs, lists of elements."""
+    match type_spec:
+        case fl.StructType():
+            return Struct(
+                (name, to_structs(element, element_type))
+                for (name, element_type), element in zip(
+                    type_spec.items(), plain, strict=True
+                )
+            )
+        case fl.SequenceType():
+            return [unflatten(iter(tensors), type_spec.element) for tensors in plain]
+        case fl.FederatedType() if not type_spec.all_equal:
+            return [to_structs(member, type_spec.member) for member in plain]
+        case fl.FederatedType():
+            return to_structs(plain, type_spec.member)
+        case _:
+            return plain
