@@ -18,8 +18,10 @@ from ray_fed.cluster.driver.session import Session
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.tensorflow.tensors import devices
+from ray_fed.worker import stacks
 
 ContextFactory = Callable[..., ExecutionContext]
+StackFor = Callable[..., fl.framework.Executor]
 
 gc.disable()  # until pytest_collection_finish below
 
@@ -156,6 +158,25 @@ def local_contexts() -> Iterator[ContextFactory]:
     yield build
     for context in contexts:
         context.close()
+
+
+@pytest.fixture
+def local_stack_for() -> Iterator[StackFor]:
+    """Builds local stacks, each over leaves on threads of its own."""
+    built: list[fl.framework.Executor] = []
+
+    def build(
+        num_clients: int, num_leaves: int = 2, clients_per_leaf: int | None = None
+    ) -> fl.framework.Executor:
+        leaves = stacks.threaded_leaves(num_leaves)
+        unplaced = stacks.threaded_leaves(1)[0]
+        executor = stacks.local_stack(num_clients, leaves, unplaced, clients_per_leaf)
+        built.extend([executor, *leaves])
+        return executor
+
+    yield build
+    for executor in built:
+        executor.close()
 
 
 @pytest.fixture(autouse=True)

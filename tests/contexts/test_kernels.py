@@ -316,7 +316,7 @@ WITH_DRAWS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 """Mean and variance of a result, where all draws are independent. Sums of uniform and
 normal numbers are near enough to normal ones; orders of shuffles are counted in
-`tests/tensorflow/test_lowering.py`."""
+`tests/tensorflow/lowering/test_lowering.py`."""
 NUM_CALLS = 40
 
 

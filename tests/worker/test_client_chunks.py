@@ -85,7 +85,7 @@ class TestDescribeFailure:
             == "A computation raised KeyError: 'mine' [client at position 7]"
         )
         assert copied.location == errors.Location(client_index=7)
-        assert "test_clients.py" in copied.cause_text
+        assert "test_client_chunks.py" in copied.cause_text
 
     def test_of_tensorflow_is_short(self) -> None:
         with pytest.raises(errors.ComputationError) as caught:
@@ -93,7 +93,7 @@ class TestDescribeFailure:
 
         message = re.sub(r"py:\d+", "py:LINE", str(caught.value))
         assert message == (
-            "The computation `positive` (test_clients.py:LINE) raised"
+            "The computation `positive` (test_client_chunks.py:LINE) raised"
             " InvalidArgumentError: assertion failed: [not positive]"
             " [client at position 6]"
         )
