@@ -164,13 +164,13 @@ class ExecutionContext(flf.SyncContext):
         prepare: Callable[[], Awaitable[Any]],
         deliver: Callable[[Sequence[Any]], None],
     ) -> concurrent.futures.Future[None]:
-        """Start a call whose result stays, part by part, where it was made.
+        """Start a call whose result stays, each component by itself, where it was made.
 
         Args:
             comp: a computation whose result holds nothing placed at clients.
-            prepare: returns its argument as a plain value; parts of it may be stored.
-            deliver: takes the parts of the result, in the order of
-                `ray_fed.values.parts`: each plain or stored, for `fetch`.
+            prepare: returns its argument, plain; components of it may be stored.
+            deliver: takes the components of the result, in the order of
+                `ray_fed.values.components`: each plain or stored, for `fetch`.
 
         Returns:
             A future of the call, with its failure. All that is given here, and
@@ -180,7 +180,7 @@ class ExecutionContext(flf.SyncContext):
             ContextStateError: the context was closed.
         """
         thread = self._open_thread()
-        spec = self._rounds.new_call(in_parts=True)
+        spec = self._rounds.new_call(by_component=True)
 
         async def run() -> None:
             argument = await prepare()  # may wait for the call before
@@ -189,8 +189,8 @@ class ExecutionContext(flf.SyncContext):
 
         return thread.submit(run())
 
-    def fetch(self, part: Any) -> concurrent.futures.Future[Any]:
-        """Read a part that a call delivered, into this process.
+    def fetch(self, component: Any) -> concurrent.futures.Future[Any]:
+        """Read a component that a call delivered, into this process.
 
         Raises:
             ContextStateError: the context was closed.
@@ -198,7 +198,7 @@ class ExecutionContext(flf.SyncContext):
 
         async def run() -> Any:
             fetch = self._backend.fetch
-            return part if fetch is None else await fetch(part)
+            return component if fetch is None else await fetch(component)
 
         return self._open_thread().submit(run())
 

@@ -124,7 +124,7 @@ class Subround:
         draw: key of the random numbers of this call.
         nodes: the subtrees to return, by index among all leaves; empty without
             `merge`, where every leaf's result is returned as it is.
-        parts_type: see `Finish`; of every leaf's result.
+        components_type: see `Finish`; of every leaf's result.
         kernel: does the work of `computation` on all leaves at once; or why there is
             none; None where nobody asked for one.
         call_s: seconds of clients that one call of the kernel may cover, about.
@@ -140,7 +140,7 @@ class Subround:
     leaves: tuple[range, ...]
     draw: DrawKey
     nodes: tuple[Node, ...]
-    parts_type: bytes | None = None
+    components_type: bytes | None = None
     kernel: Kernel | NoKernel | None = None
     call_s: float = 5.0
     num_kept: int = 0
@@ -174,7 +174,7 @@ class Trial:
         return self.subround.clients_per_leaf
 
     @property
-    def parts_type(self) -> None:
+    def components_type(self) -> None:
         """Nothing of it is kept."""
 
 
@@ -190,8 +190,8 @@ class Finish:
         num_clients: the cohort's size, for a computation that asks for it.
         clients_per_leaf: of the cohort.
         draw: key of the random numbers of this call.
-        parts_type: serialised type of a result that is returned in parts, each kept
-            where results are stored; None returns it whole.
+        components_type: serialised type of a result that is returned as its components,
+            each kept where results are stored; None returns it whole.
         in_graphs: whether graphs compute what they can, with the same bits.
     """
 
@@ -202,5 +202,5 @@ class Finish:
     num_clients: int
     clients_per_leaf: int
     draw: DrawKey
-    parts_type: bytes | None = None
+    components_type: bytes | None = None
     in_graphs: bool = False

@@ -9,7 +9,7 @@ import federated_language as fl
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import structs, type_checks
 from ray_fed.program.value_references import RayValueReference
-from ray_fed.values import parts, plain_values
+from ray_fed.values import components, plain_values
 
 Reference = fl.program.MaterializableValueReference
 
@@ -63,17 +63,19 @@ async def resolve(checked: Any, type_spec: fl.Type) -> Any:
     Raises:
         Exception: the failure of a call that should have made one of the values.
     """
-    held = parts.split(checked, type_spec)
-    types = parts.part_types(type_spec)
+    held = components.split(checked, type_spec)
+    types = components.component_types(type_spec)
     pending = {
-        index: _resolve(part, part_type)
-        for index, (part, part_type) in enumerate(zip(held, types, strict=True))
-        if isinstance(part, Reference)
+        index: _resolve(component, component_type)
+        for index, (component, component_type) in enumerate(
+            zip(held, types, strict=True)
+        )
+        if isinstance(component, Reference)
     }
     resolved = await gather_by_index(pending.values())
-    for index, part in zip(pending, resolved, strict=True):
-        held[index] = part
-    return parts.join(held, type_spec)
+    for index, component in zip(pending, resolved, strict=True):
+        held[index] = component
+    return components.join(held, type_spec)
 
 
 def _resolve(reference: Reference, type_spec: fl.Type) -> Coroutine[Any, Any, Any]:

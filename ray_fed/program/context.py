@@ -27,7 +27,7 @@ from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.contexts.installation import create_context
 from ray_fed.language import type_checks
 from ray_fed.program.value_references import RayValueReference
-from ray_fed.values import parts, read_limits
+from ray_fed.values import components, read_limits
 
 
 class RayFederatedContext(fl.program.FederatedContext):
@@ -106,10 +106,10 @@ class RayFederatedContext(fl.program.FederatedContext):
         with read_limits.limited(self._context.read_limits):
             checked = _check_argument(arg, comp.type_signature.parameter)
         references = [
-            RayValueReference(cast("Any", part_type), self._context)
-            for part_type in parts.part_types(type_spec.result)
+            RayValueReference(cast("Any", component_type), self._context)
+            for component_type in components.component_types(type_spec.result)
         ]
-        result = parts.to_containers(references, type_spec.result)
+        result = components.to_containers(references, type_spec.result)
         self._start(comp, checked, references)
         return result
 
@@ -124,8 +124,8 @@ class RayFederatedContext(fl.program.FederatedContext):
             return await call_arguments.resolve(checked, parameter)
 
         def deliver(held: Sequence[Any]) -> None:
-            for reference, part in zip(references, held, strict=True):
-                reference.deliver(part)
+            for reference, component in zip(references, held, strict=True):
+                reference.deliver(component)
 
         with self._lock:
             if not self._is_open:

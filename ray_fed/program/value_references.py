@@ -33,7 +33,7 @@ class RayValueReference(fl.program.MaterializableValueReference):
     ) -> None:
         self._type_signature = type_signature
         self._context = context
-        self._part: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._component: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     @property
     @override
@@ -53,36 +53,36 @@ class RayValueReference(fl.program.MaterializableValueReference):
             RetryBudgetError: workers died more often than may be.
             ContextStateError: the context was closed.
         """
-        part = await self.held()
-        value = await wait_in_loop(self._context.fetch(part))
+        component = await self.held()
+        value = await wait_in_loop(self._context.fetch(component))
         return _lock(plain_values.from_plain(value, self._type_signature))
 
     async def held(self) -> Any:
         """Wait for the value and return it as it is kept: plain or stored."""
-        return await wait_in_loop(self._part)
+        return await wait_in_loop(self._component)
 
-    def deliver(self, part: Any) -> None:
+    def deliver(self, component: Any) -> None:
         """Take the value, as it is kept, from the call that made it."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
-            self._part.set_result(part)
+            self._component.set_result(component)
 
     def fail(self, error: BaseException) -> None:
         """Take the failure of the call, unless there is a value."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
-            self._part.set_exception(error)
+            self._component.set_exception(error)
 
     def free(self, error: BaseException) -> None:
         """Let go of the value; whoever asks for it, or waits for it, gets an error."""
         self.fail(error)
-        if self._part.exception() is None:
-            self._part = concurrent.futures.Future()
-            self._part.set_exception(error)
+        if self._component.exception() is None:
+            self._component = concurrent.futures.Future()
+            self._component.set_exception(error)
 
     @override
     def __repr__(self) -> str:
         state = "pending"
-        if self._part.done():
-            state = "kept" if self._part.exception() is None else "failed"
+        if self._component.done():
+            state = "kept" if self._component.exception() is None else "failed"
         return f"<reference to {self._type_signature}, {state}>"
 
 

@@ -12,7 +12,7 @@ from ray_fed.plan import outcomes, plans
 from ray_fed.plan.diagnostics import Note
 from ray_fed.rounds import partition
 from ray_fed.rounds.policy import CallSpec, CohortCut
-from ray_fed.values import parts
+from ray_fed.values import components
 from ray_fed.values import stored as stored_
 
 
@@ -105,8 +105,8 @@ class Call:
             if type_checks.differs_by_client(part_type):
                 return part
             if stored_.holds_stored(part):
-                held = parts.split(part, part_type)
-                return stored_.StoredParts(tuple(map(store, held)))
+                held = components.split(part, part_type)
+                return stored_.StoredComponents(tuple(map(store, held)))
             return store(part)
 
         return stored_.map_placed(share, value, type_spec)

@@ -32,7 +32,7 @@ from ray_fed.rounds import partition
 from ray_fed.rounds.calls import Call
 from ray_fed.rounds.computation_cache import ComputationCache
 from ray_fed.rounds.policy import CallSpec, CohortCut, RoundPolicy
-from ray_fed.values import parts, stored
+from ray_fed.values import components, stored
 
 flf = fl.framework
 
@@ -60,7 +60,7 @@ class Rounds:
         self._deciding = asyncio.Lock()
 
     def new_call(
-        self, *, in_parts: bool = False, started: float | None = None
+        self, *, by_component: bool = False, started: float | None = None
     ) -> CallSpec:
         """Number a call; those of several threads in the order in which they ask.
 
@@ -69,7 +69,7 @@ class Rounds:
         started = time.monotonic() if started is None else started
         with self._lock:
             self.num_calls += 1
-            return CallSpec(self.num_calls - 1, started, in_parts)
+            return CallSpec(self.num_calls - 1, started, by_component)
 
     async def run_chain(
         self, chain: MergeableCompChain, arg: Any, spec: CallSpec
@@ -79,7 +79,7 @@ class Rounds:
         Args:
             chain: what to run.
             arg: None without a parameter; parts of it may be stored.
-            spec: from `new_call`; with `in_parts` a sequence of parts is returned.
+            spec: from `new_call`; with `by_component` it returns components.
         """
         parameter = chain.parameter
         num_clients = partition.count_clients(
@@ -115,9 +115,9 @@ class Rounds:
         async with self._round(spec, num_clients, whole) as call:
             call.take_argument(arg, parameter)
             call.keeps = [False]
-            parts_type = spec.parts_type(comp.type_signature.result)
-            (held,) = await self._run_leaves(comp, None, call, parts_type)
-            return held[0] if parts_type is None else held
+            components_type = spec.components_type(comp.type_signature.result)
+            (held,) = await self._run_leaves(comp, None, call, components_type)
+            return held[0] if components_type is None else held
 
     @contextlib.asynccontextmanager
     async def _round(
@@ -176,7 +176,7 @@ class Rounds:
         comp: flf.ConcreteComputation,
         merge: flf.ConcreteComputation | None,
         call: Call,
-        parts_type: bytes | None = None,
+        components_type: bytes | None = None,
         keeping: Keeping | None = None,
     ) -> list[tuple[object, ...]]:
         """Return what each subround returned, in order, but for what is kept."""
@@ -205,7 +205,7 @@ class Rounds:
                 call.leaves(index),
                 self._draw(call, call.dropped_of(index)),
                 () if merge is None else tuple(whole),
-                parts_type,
+                components_type,
                 None if merge is None else self._fuse(work),
                 self._policy.call_s or 0.0,
                 0 if kept is None else len(kept.emits),
@@ -321,7 +321,7 @@ class Rounds:
             if computation is None
             else computation.type_signature.result
         )
-        parts_type = call.spec.parts_type(result_type)
+        components_type = call.spec.components_type(result_type)
         finish = plans.Finish(
             merge=self._serialised.get(stage.merge) if partials else None,
             nodes=tuple(call.cut.nodes),
@@ -334,20 +334,20 @@ class Rounds:
             num_clients=call.cut.leaves[-1].stop,
             clients_per_leaf=call.cut.size,
             draw=self._draw(call),
-            parts_type=parts_type,
+            components_type=components_type,
             in_graphs=self._policy.call_s is not None,
         )
         before = () if computation is None else (*call.at_finish, *call.merged)
         arg = (tuple(partials), before)
         outcome = await self._dispatch(finish, arg, call.take_indices(1), call)
-        return outcome.values[0] if parts_type is None else outcome.values
+        return outcome.values[0] if components_type is None else outcome.values
 
     async def _merge(self, stage: Stage, partials: list[Any], call: Call) -> Any:
         """Return what a stage merged, to be passed along."""
         merged = await self._finish(stage, partials, None, call)
         result_type = type_checks.member_type(stage.up_to_merge.type_signature.result)
-        if call.spec.parts_type(result_type) is not None:
-            merged = parts.join(merged, result_type)
+        if call.spec.components_type(result_type) is not None:
+            merged = components.join(merged, result_type)
         return call.share(merged, result_type)
 
     async def _run_after_merge(

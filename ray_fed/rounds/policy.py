@@ -12,7 +12,7 @@ from ray_fed.language import blocks, type_checks
 from ray_fed.observability import events
 from ray_fed.plan import merge_tree
 from ray_fed.rounds import partition
-from ray_fed.values import parts
+from ray_fed.values import components
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,17 +70,17 @@ class CallSpec:
     Attributes:
         round_index: calls before this one; keys its random numbers.
         started: by the monotonic clock.
-        in_parts: whether the result is returned part by part, each kept where runners
-            store values, instead of whole.
+        by_component: whether the result is returned as its components, each kept where
+            runners store values, instead of whole.
     """
 
     round_index: int
     started: float
-    in_parts: bool = False
+    by_component: bool = False
 
-    def parts_type(self, result: fl.Type) -> bytes | None:
-        """Return what a plan says of the parts of a result."""
-        if not self.in_parts or not parts.part_types(result):
+    def components_type(self, result: fl.Type) -> bytes | None:
+        """Return what a plan says of the components of a result."""
+        if not self.by_component or not components.component_types(result):
             return None
         return blocks.serialise_type(result)
 

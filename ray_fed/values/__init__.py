@@ -1,1 +1,1 @@
-"""Values that travel: plain values, parts, references to clients, sequences."""
+"""Values that travel: plain values, components, references to clients, sequences."""

@@ -30,7 +30,7 @@ from ray_fed.values.stored import (
     External,
     Stored,
     StoredClients,
-    StoredParts,
+    StoredComponents,
     is_listed,
 )
 from ray_fed.values.tensor_structures import unflatten
@@ -56,7 +56,7 @@ def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Pla
     """
     if isinstance(value, fl.framework.Data) and not differs_by_client(type_spec):
         value = _plain_data(value, type_spec, label)
-    if isinstance(value, Stored | StoredParts | External | ClientMember):
+    if isinstance(value, Stored | StoredComponents | External | ClientMember):
         return value
     match type_spec:
         case fl.TensorType():

@@ -36,16 +36,16 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StoredParts:
-    """Stands for a plain value some of whose parts live in an object store.
+class StoredComponents:
+    """Stands for a plain value some of whose components live in an object store.
 
     Equal to nothing but itself, so that an executor can tell that it has embedded it.
 
     Attributes:
-        parts: `Stored` or plain, in the order of `ray_fed.values.parts`.
+        components: `Stored` or plain, in the order of `ray_fed.values.components`.
     """
 
-    parts: tuple[object, ...]
+    components: tuple[object, ...]
 
 
 @dataclasses.dataclass(frozen=True)

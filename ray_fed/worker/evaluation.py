@@ -19,7 +19,7 @@ from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain
 from ray_fed.plan import merge_tree, plans, random_keys
-from ray_fed.values import parts, plain_values, stored
+from ray_fed.values import components, plain_values, stored
 
 flf = fl.framework
 Block: TypeAlias = flf.ComputationBuildingBlock
@@ -150,7 +150,7 @@ async def evaluate_plan(
         gather: runs the leaves.
 
     Returns:
-        What the plan asks for, in order; with a `parts_type`, part by part.
+        What the plan asks for, in order; with a `components_type`, its components.
     """
     with random_keys.using(comp.draw):
         if isinstance(comp, plans.Subround):
@@ -163,10 +163,10 @@ async def evaluate_plan(
             partials, before = arg
             result = await evaluate_finish(comp, partials, before, stack_for, unplaced)
             evaluated = Evaluated([result])
-    if comp.parts_type is None:
+    if comp.components_type is None:
         return evaluated
-    type_spec = blocks.parse_type(comp.parts_type)
-    split = [part for r in evaluated.values for part in parts.split(r, type_spec)]
+    type_spec = blocks.parse_type(comp.components_type)
+    split = [c for r in evaluated.values for c in components.split(r, type_spec)]
     return dataclasses.replace(evaluated, values=split)
 
 

@@ -18,7 +18,7 @@ from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.executors.threads import ThreadDelegatingExecutor
 from ray_fed.language import blocks
 from ray_fed.plan import merge_tree, plans
-from ray_fed.values import parts, stored, tensor_structures
+from ray_fed.values import components, stored, tensor_structures
 from ray_fed.values.client_references import ClientMember, ClientRun
 from ray_fed.values.lru_cache import Recent
 from ray_fed.worker.client_store import ClientStore
@@ -389,8 +389,8 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
     async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
         if isinstance(value, ClientMember):
             value = self.clients.read(value)
-        if isinstance(value, stored.StoredParts):
-            value = parts.join(value.parts, fl.to_type(type_spec))
+        if isinstance(value, stored.StoredComponents):
+            value = components.join(value.components, fl.to_type(type_spec))
         return await super().create_value(value, type_spec)
 
     @override

@@ -9,7 +9,7 @@ import pytest
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.values import parts, plain_values
+from ray_fed.values import components, plain_values
 from ray_fed.values.stored import Stored
 
 import tensorflow as tf  # isort: skip
@@ -81,7 +81,7 @@ def start(context: ExecutionContext, comp: Any, arg: Any) -> list[Any]:
 def fetch(context: ExecutionContext, comp: Any, held: list[Any]) -> Any:
     type_spec = comp.type_signature.result
     fetched = [context.fetch(part).result(60) for part in held]
-    return plain_values.from_plain(parts.join(fetched, type_spec), type_spec)
+    return plain_values.from_plain(components.join(fetched, type_spec), type_spec)
 
 
 MODEL = np.linspace(-1, 1, 40_000, dtype=np.float32)

@@ -21,7 +21,7 @@ from ray_fed.plan import diagnostics, plans, random_keys
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import Versions, WorkerDescription
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.values import parts, plain_values, read_limits
+from ray_fed.values import components, plain_values, read_limits
 from ray_fed.worker import client_chunks, evaluation, stacks
 
 _YOUNG = 1
@@ -169,7 +169,7 @@ class LeafWorker:
     def embed_parts(self, scope: str, key: int, type_bytes: bytes, *held: Any) -> None:
         """Embed a value whose parts come one by one, encoded."""
         found = [object_store.decode(part) for part in held]
-        value = parts.join(found, blocks.parse_type(type_bytes))
+        value = components.join(found, blocks.parse_type(type_bytes))
         self.embed(scope, key, value, type_bytes)
 
     def invoke(

@@ -28,7 +28,7 @@ from ray_fed.cluster.task.leases import Terms
 from ray_fed.config import Config
 from ray_fed.language import blocks
 from ray_fed.plan import outcomes, plans
-from ray_fed.values import parts
+from ray_fed.values import components
 from ray_fed.values.stored import Stored
 
 _LOOK_UP_S = 1.0
@@ -39,10 +39,11 @@ class RayRunner(fl.framework.AsyncContext):
     """Runs one plan at a time; a subround, and what keeps its result, as a Ray task.
 
     Ray repeats a task whose worker died (`WorkerLost`), and one whose own process or
-    node died, within the budgets that the pool counts. What keeps its result in parts
-    is repeated here instead: of what it can repeat, Ray remembers how it was made, back
-    to the first of all calls where each takes the former's result. A finish whose
-    result is wanted here is one call of a worker, and as often repeated from here.
+    node died, within the budgets that the pool counts. A plan whose result stays in the
+    store as components is repeated here instead: of what Ray can repeat, it remembers
+    how it was made, back to the first of all calls where each takes the former's
+    result. A finish whose result is wanted here is one call of a worker, and as often
+    repeated from here.
 
     Args:
         pool: handle of the `PoolHost`; not owned.
@@ -89,9 +90,9 @@ class RayRunner(fl.framework.AsyncContext):
         if lent is not None and outcome.lost:
             lost = lent.count_from_begin(outcome.lost, time.monotonic())
             outcome = dataclasses.replace(outcome, lost=lost)
-        if comp.parts_type is not None:
+        if comp.components_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
-        if comp.parts_type is None and not isinstance(comp, plans.Subround):
+        if comp.components_type is None and not isinstance(comp, plans.Subround):
             held = list(map(object_store.decode, results))
         elif _stays_stored(comp):
             held = list(map(Stored, results, outcome.value_bytes))
@@ -115,7 +116,7 @@ class RayRunner(fl.framework.AsyncContext):
 
     async def _dispatch(self, work: workers.Work, comp: Any) -> Any:
         """Run a plan; return what it came to, and encoded values or references."""
-        if comp.parts_type is not None:
+        if comp.components_type is not None:
             return await self._repeat(work, comp)
         if isinstance(comp, plans.Subround):
             return await self._run(work, comp, self._max_retries)
@@ -193,14 +194,16 @@ def _num_values(comp: plans.Subround | plans.Finish) -> int:
     else:
         count = len(comp.leaves) if comp.merge is None else len(comp.nodes)
         count += comp.num_kept
-    if comp.parts_type is None:
+    if comp.components_type is None:
         return count
-    return count * len(parts.part_types(blocks.parse_type(comp.parts_type)))
+    return count * len(
+        components.component_types(blocks.parse_type(comp.components_type))
+    )
 
 
 def _stays_stored(comp: plans.Subround | plans.Finish) -> bool:
     is_partial = isinstance(comp, plans.Subround) and comp.merge is not None
-    return is_partial or comp.parts_type is not None
+    return is_partial or comp.components_type is not None
 
 
 async def _bring_home(refs: list[Any], timeout_s: float | None) -> None:

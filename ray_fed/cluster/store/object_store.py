@@ -12,7 +12,7 @@ from ray_fed.plan import plans
 from ray_fed.plan.diagnostics import Note
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun
-from ray_fed.values.stored import Stored, StoredClients, StoredParts
+from ray_fed.values.stored import Stored, StoredClients, StoredComponents
 from ray_fed.worker.evaluation import Evaluated
 
 _INLINE_BYTES = 64 * 1024
@@ -194,8 +194,8 @@ def _unstored(value: Any) -> Any:
             return decode(value.reference)
         case StoredClients() if value.reference is not None:
             return decode(value.reference)[value.start : value.stop]
-        case StoredParts():
-            return StoredParts(tuple(map(_unstored, value.parts)))
+        case StoredComponents():
+            return StoredComponents(tuple(map(_unstored, value.components)))
         case tuple():
             return tuple(map(_unstored, cast("tuple[Any, ...]", value)))
         case _:
@@ -217,8 +217,8 @@ class _Replacing:
 
     reference: _Replace
     source: _Replace
-    parts: dict[int, StoredParts] = dataclasses.field(
-        default_factory=dict[int, StoredParts]
+    components: dict[int, StoredComponents] = dataclasses.field(
+        default_factory=dict[int, StoredComponents]
     )
 
     def inside(self, value: Any) -> Any:
@@ -231,11 +231,11 @@ class _Replacing:
                 value = StoredClients(reference, value.start, value.stop)
             case ClientRun():
                 value = _replace_source(value, self.source)
-            case StoredParts():
-                if id(value) not in self.parts:
-                    held = tuple(map(self.inside, value.parts))
-                    self.parts[id(value)] = StoredParts(held)
-                value = self.parts[id(value)]
+            case StoredComponents():
+                if id(value) not in self.components:
+                    held = tuple(map(self.inside, value.components))
+                    self.components[id(value)] = StoredComponents(held)
+                value = self.components[id(value)]
             case tuple():
                 value = tuple(map(self.inside, cast("tuple[Any, ...]", value)))
             case _:

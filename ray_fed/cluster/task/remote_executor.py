@@ -21,7 +21,7 @@ from ray_fed.language.blocks import Function
 from ray_fed.plan import diagnostics, random_keys
 from ray_fed.values import plain_values
 from ray_fed.values.lru_cache import Recent
-from ray_fed.values.stored import Stored, StoredParts
+from ray_fed.values.stored import Stored, StoredComponents
 
 flf = fl.framework
 _NAME = "RemoteExecutor"
@@ -155,7 +155,7 @@ class RemoteExecutor(flf.Executor):
             raise errors.UnsupportedError(
                 f"Expected a type for {structs.show(value)}, found none."
             )
-        if isinstance(value, Stored | StoredParts):
+        if isinstance(value, Stored | StoredComponents):
             return await self._share(
                 (value, type_spec), lambda: self._embed_stored(value, type_spec)
             )
@@ -164,13 +164,13 @@ class RemoteExecutor(flf.Executor):
         ).ready()
 
     def _embed_stored(
-        self, value: Stored | StoredParts, type_spec: fl.Type
+        self, value: Stored | StoredComponents, type_spec: fl.Type
     ) -> RemoteValue:
         # References at the top level of a call: Ray brings them to the worker itself.
         serialised = blocks.serialise_type(type_spec)
         method, parts = "embed_stored", (value,)
-        if isinstance(value, StoredParts):
-            method, parts = "embed_parts", value.parts
+        if isinstance(value, StoredComponents):
+            method, parts = "embed_parts", value.components
         held = list(map(_encoded, parts))
 
         async def make(worker: Worker, key: int) -> None:

@@ -19,7 +19,7 @@ from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel, empty_array, m
 from ray_fed.tensorflow.kernels.symbolic import Interpreter
 from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.tensors import copies
-from ray_fed.values import parts, stored, tensor_structures
+from ray_fed.values import components, stored, tensor_structures
 
 _CACHED_PAIRS = 64
 """Merge trees whose pairs a graph keeps as tensors."""
@@ -116,8 +116,8 @@ class ServerGraph:
         given_read: list[Any] = []
         for path, member, wanted in self._reads:
             part = functools.reduce(operator.getitem, path, given)
-            if isinstance(part, stored.StoredParts):
-                part = parts.join(part.parts, member)
+            if isinstance(part, stored.StoredComponents):
+                part = components.join(part.components, member)
             leaves = (
                 flatten(normal.normalise(part, member))
                 if stored.holds_external(part)

@@ -9,19 +9,24 @@ import pytest
 from ray_fed.cluster.store import object_store
 from ray_fed.plan.diagnostics import Unshaped
 from ray_fed.plan.plans import NoKernel
-from ray_fed.values.stored import Stored, StoredClients, StoredParts
+from ray_fed.values.stored import Stored, StoredClients, StoredComponents
 from ray_fed.worker.evaluation import Evaluated
 
-PARTS = StoredParts((Stored("e"), np.float32(1), Stored("a")))
+COMPONENTS = StoredComponents((Stored("e"), np.float32(1), Stored("a")))
 FINISH = ((Stored("a"), Stored("b")), ((Stored("c"), (np.int32(3), Stored("a"))),))
-SUBROUND = (StoredClients("d", 2, 4), PARTS, [np.int32(1), np.int32(2)], (PARTS,))
+SUBROUND = (
+    StoredClients("d", 2, 4),
+    COMPONENTS,
+    [np.int32(1), np.int32(2)],
+    (COMPONENTS,),
+)
 
 
 @pytest.mark.parametrize("argument", [FINISH, SUBROUND], ids=["finish", "subround"])
 def test_unpacked_argument_is_the_packed_one(argument: Any) -> None:
     found = object_store.unpack(object_store.pack("plan", argument))
 
-    # `StoredParts` equal themselves alone
+    # `StoredComponents` equal themselves alone
     assert repr(found) == repr(("plan", argument))
 
 
@@ -81,11 +86,11 @@ def test_values_take_the_places_of_their_references(
 
 
 def test_values_take_the_places_of_parts() -> None:
-    packed = object_store.pack("plan", (PARTS,))
+    packed = object_store.pack("plan", (COMPONENTS,))
 
     _, (found,) = object_store.unpack_resolved(packed.work, ["E", "A"], [])
 
-    assert found.parts == ("E", np.float32(1), "A")
+    assert found.components == ("E", np.float32(1), "A")
 
 
 @pytest.mark.parametrize(

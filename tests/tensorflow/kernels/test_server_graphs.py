@@ -138,7 +138,7 @@ def test_does_without_what_is_not_read() -> None:
 
 
 def test_takes_parts_of_stored_values() -> None:
-    given = stored.StoredParts((NUMBERS[0],))
+    given = stored.StoredComponents((NUMBERS[0],))
 
     tensors = graph_of(leaves_clients_out)([(given, None)])
 

@@ -7,7 +7,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from ray_fed.values import parts
+from ray_fed.values import components
 
 
 class Pair(NamedTuple):
@@ -20,7 +20,9 @@ SEQUENCE = fl.SequenceType([INT, FLOAT])
 NESTED = fl.StructType([("a", INT), ("b", fl.StructType([FLOAT, SEQUENCE]))])
 CASES = [
     pytest.param(INT, 7, [INT], [7], id="tensor"),
-    pytest.param(SEQUENCE, "rows", [SEQUENCE], ["rows"], id="sequence is one part"),
+    pytest.param(
+        SEQUENCE, "rows", [SEQUENCE], ["rows"], id="sequence is one component"
+    ),
     pytest.param(
         NESTED, (1, (2, 3)), [INT, FLOAT, SEQUENCE], [1, 2, 3], id="nested struct"
     ),
@@ -46,15 +48,15 @@ CASES = [
 def test_parts_are_in_the_order_of_their_types(
     type_spec: fl.Type, value: Any, types: list[fl.Type], expected: list[Any]
 ) -> None:
-    assert parts.part_types(type_spec) == types
-    assert parts.split(value, type_spec) == expected
+    assert components.component_types(type_spec) == types
+    assert components.split(value, type_spec) == expected
 
 
 @pytest.mark.parametrize(("type_spec", "value", "types", "expected"), CASES)
 def test_join_undoes_split(
     type_spec: fl.Type, value: Any, types: list[fl.Type], expected: list[Any]
 ) -> None:
-    assert parts.join(expected, type_spec) == value
+    assert components.join(expected, type_spec) == value
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_join_undoes_split(
     ],
 )
 def test_containers_are_those_of_the_type(type_spec: fl.Type, expected: Any) -> None:
-    found = parts.to_containers(["0", "1"], type_spec)
+    found = components.to_containers(["0", "1"], type_spec)
 
     assert found == expected
     assert type(found) is type(expected)
@@ -88,4 +90,4 @@ def test_containers_are_those_of_the_type(type_spec: fl.Type, expected: Any) -> 
 
 def test_half_named_struct_has_no_container() -> None:
     with pytest.raises(ValueError, match="mix of named"):
-        parts.to_containers(["0", "1"], fl.StructType([("a", INT), FLOAT]))
+        components.to_containers(["0", "1"], fl.StructType([("a", INT), FLOAT]))
