@@ -15,7 +15,7 @@ from ray_fed.language import structs
 from ray_fed.values import plain_values
 from ray_fed.values.client_references import ClientReference, ClientRun
 from ray_fed.values.client_sources import FunctionSource, HeldSource
-from ray_fed.values.sequence_rows import Rows
+from ray_fed.values.columnar_sequence import ColumnarSequence
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -170,7 +170,7 @@ class ClientData(ClientRun):
 
 def _count_elements(value: Any) -> float | None:
     """Return how many elements the sequences of a plain value have; None without."""
-    if isinstance(value, Rows):
+    if isinstance(value, ColumnarSequence):
         return float(max([value.length, *(len(c.rows) for c in value.columns)]))
     if not isinstance(value, tuple):
         return None

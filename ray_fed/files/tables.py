@@ -16,7 +16,7 @@ import numpy as np
 import ray_fed.errors as errors
 from ray_fed.files import npy, opening
 from ray_fed.files.opening import DataFile
-from ray_fed.values.sequence_rows import Dims
+from ray_fed.values.columnar_sequence import Dims
 
 Cells: TypeAlias = Any
 """One value a row: an array whose first dimension is rows, or a list of arrays."""

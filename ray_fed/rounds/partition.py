@@ -11,7 +11,7 @@ import ray_fed.errors as errors
 from ray_fed.language import structs, type_checks
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun
-from ray_fed.values.sequence_rows import Rows
+from ray_fed.values.columnar_sequence import ColumnarSequence
 
 _BASE_WEIGHT = 10
 """What a client costs beside its rows: about so many rows of a small model."""
@@ -81,7 +81,7 @@ def weigh_clients(arg: Any, type_spec: fl.Type | None) -> NDArray[np.float64] | 
 
 
 def _count_rows(value: Any, type_spec: fl.Type) -> int | None:
-    if isinstance(value, Rows):
+    if isinstance(value, ColumnarSequence):
         return max([value.length, *(len(column.rows) for column in value.columns)])
     if not isinstance(type_spec, fl.StructType) or not isinstance(value, list | tuple):
         return None

@@ -9,7 +9,7 @@ import numpy as np
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain, show, struct_elements
-from ray_fed.values import read_limits, sequence_rows
+from ray_fed.values import columnar_sequence, read_limits
 from ray_fed.values.plain_tensors import fits_shape
 from ray_fed.values.stored import is_listed
 from ray_fed.values.tensor_structures import flatten, flatten_type, storage_dtype
@@ -47,11 +47,11 @@ def to_plain_sequence(
     Raises:
         ValueMismatchError: the value is not of the type.
     """
-    if isinstance(value, sequence_rows.Rows):
+    if isinstance(value, columnar_sequence.ColumnarSequence):
         return value
     element = type_spec.element
     if hasattr(value, "as_numpy_iterator"):
-        laid = _rows_at_once(value, element, label)
+        laid = _read_stacked(value, element, label)
         if laid is not None:
             return laid
         value = cast("Any", value).as_numpy_iterator()
@@ -62,7 +62,7 @@ def to_plain_sequence(
             f" `{element}`, found {show(value)}: pass a list of its elements, one a"
             " row, or one a batch where the type has batches."
         )
-    return _read_rows(value, tried, type_spec, label, to_plain)
+    return _read_elements(value, tried, type_spec, label, to_plain)
 
 
 def _iterate(value: object) -> Iterator[Any] | None:
@@ -75,19 +75,19 @@ def _iterate(value: object) -> Iterator[Any] | None:
         return None
 
 
-def _read_rows(
+def _read_elements(
     value: Any,
     elements: Iterator[Any],
     type_spec: fl.SequenceType,
     label: str,
     to_plain: ToPlain,
-) -> sequence_rows.Rows:
+) -> columnar_sequence.ColumnarSequence:
     """Read an iterator over a value step by step; a list or an array is one step."""
     element = type_spec.element
     at_hand = isinstance(value, list | tuple | np.ndarray)
     meter = read_limits.Meter(label)
     size = len(value) or 1 if at_hand else 1
-    runs: list[list[sequence_rows.Column]] = []
+    runs: list[list[columnar_sequence.Column]] = []
     length = 0
     while step := list(itertools.islice(elements, size)):
         plain = [
@@ -97,29 +97,29 @@ def _read_rows(
         runs.append(_lay(plain, element))
         length += len(step)
         if not at_hand:
-            num_bytes = sum(map(sequence_rows.count_column_bytes, runs[-1]))
+            num_bytes = sum(map(columnar_sequence.count_column_bytes, runs[-1]))
             meter.add(max(num_bytes, len(step)))  # elements may have no tensors
             size = read_limits.next_step(len(step), num_bytes, _STEP_ELEMENTS)
     runs = runs or [_lay([], element)]
-    return sequence_rows.Rows(
-        tuple(map(sequence_rows.join_columns, zip(*runs, strict=True))), length
+    return columnar_sequence.ColumnarSequence(
+        tuple(map(columnar_sequence.join_columns, zip(*runs, strict=True))), length
     )
 
 
-def _lay(elements: Sequence[Plain], element: fl.Type) -> list[sequence_rows.Column]:
+def _lay(elements: Sequence[Plain], element: fl.Type) -> list[columnar_sequence.Column]:
     """Return plain elements of a sequence as columns."""
     leaves = [flatten(plain) for plain in elements]
     return [
-        sequence_rows.lay_rows(
+        columnar_sequence.lay_column(
             [leaf[index] for leaf in leaves], storage_dtype(t), t.shape
         )
         for index, t in enumerate(flatten_type(element))
     ]
 
 
-def _rows_at_once(
+def _read_stacked(
     dataset: Any, element: fl.Type, label: str
-) -> sequence_rows.Rows | None:
+) -> columnar_sequence.ColumnarSequence | None:
     """Return the rows of a dataset as TensorFlow stacks them, or None.
 
     None where it does not (elements of many shapes, or none) or where they are not of
@@ -134,15 +134,19 @@ def _rows_at_once(
         batches = iter(dataset.batch(size)) if size else iter([_all_of(dataset)])
     except Exception:  # noqa: BLE001 (who reads one by one will say what it is)
         return None
-    runs: list[list[sequence_rows.Column]] = []
+    runs: list[list[columnar_sequence.Column]] = []
     meter = read_limits.Meter(label)
     for run in _read_batches(batches, element, label):
         if run is None:
             return None
-        meter.add(sum(map(sequence_rows.count_column_bytes, run)))
+        meter.add(sum(map(columnar_sequence.count_column_bytes, run)))
         runs.append(run)
-    columns = tuple(map(sequence_rows.join_columns, zip(*runs, strict=True)))
-    return sequence_rows.Rows(columns, columns[0].length) if columns else None
+    columns = tuple(map(columnar_sequence.join_columns, zip(*runs, strict=True)))
+    return (
+        columnar_sequence.ColumnarSequence(columns, columns[0].length)
+        if columns
+        else None
+    )
 
 
 def _length_of(dataset: Any, label: str) -> int:
@@ -176,7 +180,7 @@ def _all_of(dataset: Any) -> Any:
 
 def _read_batches(
     batches: Iterator[Any], element: fl.Type, label: str
-) -> Iterator[list[sequence_rows.Column] | None]:
+) -> Iterator[list[columnar_sequence.Column] | None]:
     """Yield the columns of each batch of a dataset; None, last, if one is not read."""
     while True:
         try:
@@ -208,7 +212,9 @@ def _tensors_of(
         yield tensor_type, value
 
 
-def _column_of(stacked: Any, type_spec: fl.TensorType) -> sequence_rows.Column | None:
+def _column_of(
+    stacked: Any, type_spec: fl.TensorType
+) -> columnar_sequence.Column | None:
     """Return elements' tensors, stacked, as a column; None: not of this type."""
     declared = type_spec.shape
     is_of_type = stacked.dtype == storage_dtype(type_spec) and fits_shape(
@@ -216,5 +222,5 @@ def _column_of(stacked: Any, type_spec: fl.TensorType) -> sequence_rows.Column |
     )
     if not is_of_type or declared is None or None in declared[1:]:
         return None
-    column = sequence_rows.Column(stacked)
+    column = columnar_sequence.Column(stacked)
     return column.with_splits() if None in declared else column

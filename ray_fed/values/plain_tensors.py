@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain, is_raw_memory, show
-from ray_fed.values import sequence_rows
+from ray_fed.values import columnar_sequence
 
 
 def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plain:
@@ -56,7 +56,7 @@ def _symbolic_error(value: object, label: str) -> errors.ValueMismatchError:
     )
 
 
-def fits_shape(found: tuple[int, ...], declared: sequence_rows.Dims) -> bool:
+def fits_shape(found: tuple[int, ...], declared: columnar_sequence.Dims) -> bool:
     """Return whether a shape is one that a type declares."""
     if declared is None:
         return True

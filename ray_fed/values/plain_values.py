@@ -4,7 +4,7 @@ Python hands in structures of many containers; the inside knows *plain values*:
 
     TensorType      numpy scalar or array; bytes for strings (arrays of object)
     StructType      tuple, in the order of the type
-    SequenceType    `Rows`
+    SequenceType    `ColumnarSequence`
     FederatedType   the member's plain value; a list where clients differ
 
 Anywhere in it, `External` may stand for the value that a file holds. A `ClientRun` may

@@ -19,7 +19,7 @@ from ray_fed.language.type_checks import (
     is_placed_struct,
     struct_type,
 )
-from ray_fed.values import sequence_rows
+from ray_fed.values import columnar_sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +186,6 @@ def count_bytes(value: Any) -> int:
     if isinstance(value, bytes):
         return len(value)
     if isinstance(value, np.ndarray):
-        return sequence_rows.bytes_of(value)
+        return columnar_sequence.bytes_of(value)
     size = getattr(value, "nbytes", None)
     return int(getattr(value, "num_bytes", 0) if size is None else size)

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Struct
-from ray_fed.values import plain_values, sequence_rows, tensor_structures
+from ray_fed.values import columnar_sequence, plain_values, tensor_structures
 from ray_fed.values.stored import Stored, StoredClients
 
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -265,7 +265,7 @@ def test_symbolic_tensor_is_refused_with_what_to_do() -> None:
     ],
 )
 def test_array_of_the_declared_shape_is_taken(
-    value: Any, shape: sequence_rows.Dims
+    value: Any, shape: columnar_sequence.Dims
 ) -> None:
     taken = plain_values.to_plain(value, fl.TensorType(np.int32, shape))
 
@@ -285,7 +285,7 @@ def test_array_of_the_declared_shape_is_taken(
     ],
 )
 def test_array_of_another_shape_is_refused(
-    value: Any, shape: sequence_rows.Dims
+    value: Any, shape: columnar_sequence.Dims
 ) -> None:
     with pytest.raises(errors.ValueMismatchError, match="the value"):
         plain_values.to_plain(value, fl.TensorType(np.int32, shape))
@@ -408,7 +408,7 @@ def test_stored_client_is_passed_on_among_others() -> None:
 def test_iterable_becomes_rows(value: Any) -> None:
     laid = plain_values.to_plain(value, fl.SequenceType(np.int32))
 
-    assert isinstance(laid, sequence_rows.Rows)
+    assert isinstance(laid, columnar_sequence.ColumnarSequence)
     assert [element for (element,) in laid] == [1, 2]
 
 

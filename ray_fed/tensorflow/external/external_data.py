@@ -24,7 +24,7 @@ from ray_fed.language import blocks, structs
 from ray_fed.tensorflow.external import tfrecords
 from ray_fed.tensorflow.tensors import datasets, specs
 from ray_fed.values import tensor_structures
-from ray_fed.values.sequence_rows import Dims
+from ray_fed.values.columnar_sequence import Dims
 
 _TABLES: Mapping[str, Callable[[DataFile], Table]] = {
     ".npy": NpyTable,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ray_fed.language.structs import Plain, Struct
 from ray_fed.tensorflow.tensors import copies, specs
-from ray_fed.values import sequence_rows, tensor_structures
+from ray_fed.values import columnar_sequence, tensor_structures
 
 Array = NDArray[Any]
 Parts = Sequence[Array]
@@ -49,10 +49,10 @@ class GraphSequence:
 
     columns: tuple[tf.Tensor, ...]
     length: tf.Tensor | None
-    sizes: sequence_rows.Sizes | None = None
+    sizes: columnar_sequence.Sizes | None = None
 
 
-LeafShape: TypeAlias = tuple[int, ...] | sequence_rows.Sizes
+LeafShape: TypeAlias = tuple[int, ...] | columnar_sequence.Sizes
 ClientShape: TypeAlias = tuple[LeafShape, ...]
 """All sizes of a client's data: of each tensor its dimensions, of each sequence its
 `Sizes`. Clients of one shape lie at equal distances."""
@@ -136,7 +136,7 @@ class TensorLayout:
     def lay(self, members: Sequence[Plain]) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places."""
         dtype = tensor_structures.storage_dtype(self._type_spec)
-        column = sequence_rows.lay_rows(members, dtype, self._type_spec.shape)
+        column = columnar_sequence.lay_column(members, dtype, self._type_spec.shape)
         if column.splits is None:
             return [[column.rows]], []
         return [[column.rows]], [column.splits[:-1], column.splits[1:]]
@@ -192,7 +192,7 @@ class SequenceLayout:
         self.num_places = 5 + 2 * sum(self._have_splits)
 
     def lay(
-        self, members: Sequence[sequence_rows.Rows]
+        self, members: Sequence[columnar_sequence.ColumnarSequence]
     ) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places."""
         laid: list[Parts] = []
@@ -232,18 +232,18 @@ class SequenceLayout:
                 place += 2
         return np.concatenate(found, axis=1)
 
-    def shape_of(self, sizes: Sequence[int]) -> sequence_rows.Sizes | None:
+    def shape_of(self, sizes: Sequence[int]) -> columnar_sequence.Sizes | None:
         """Return a client's shape, from what `sizes` gave, or None."""
         if -1 in sizes:
             return None
         length, *batches = sizes
         left = iter(batches)
-        return sequence_rows.Sizes(
+        return columnar_sequence.Sizes(
             length,
             tuple(next(left) if splits else None for splits in self._have_splits),
         )
 
-    def extents(self, sizes: sequence_rows.Sizes) -> list[Extent]:
+    def extents(self, sizes: columnar_sequence.Sizes) -> list[Extent]:
         """Return where the columns of clients of a shape lie."""
         found: list[Extent] = []
         tensor, place = 0, 5
@@ -260,7 +260,7 @@ class SequenceLayout:
         return found
 
     def alike(
-        self, taken: Iterator[tf.Tensor], sizes: sequence_rows.Sizes
+        self, taken: Iterator[tf.Tensor], sizes: columnar_sequence.Sizes
     ) -> GraphSequence:
         """Return one client's sequence, of what `extents` says."""
         return GraphSequence(tuple(next(taken) for _ in self._types), None, sizes)

@@ -16,7 +16,7 @@ import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.graphs import graph_message, loader, randomness
 from ray_fed.tensorflow.kernels.client_tensors import GraphSequence, UnfitError
-from ray_fed.values.sequence_rows import Sizes
+from ray_fed.values.columnar_sequence import Sizes
 
 flf = fl.framework
 

@@ -21,7 +21,7 @@ from ray_fed.language import structs, type_checks
 from ray_fed.tensorflow.external import external_data
 from ray_fed.tensorflow.graphs import callbacks
 from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import plain_values, sequence_rows, stored
+from ray_fed.values import columnar_sequence, plain_values, stored
 from ray_fed.values.client_references import ClientMember
 
 Normal = Any
@@ -110,7 +110,7 @@ def _normalise_sequence(
 ) -> "datasets.HeldSequence | tf.data.Dataset[Any]":
     if isinstance(value, datasets.HeldSequence):
         return value.as_sequence_of(element)
-    if isinstance(value, sequence_rows.Rows):
+    if isinstance(value, columnar_sequence.ColumnarSequence):
         return datasets.HeldSequence(value, element)
     if isinstance(value, tf.data.Dataset):
         found = specs.infer_type(value)

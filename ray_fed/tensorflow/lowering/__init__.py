@@ -1,8 +1,8 @@
 """Rewrites client work so that it runs without tf.data.
 
 tf.data sets up its functions anew for each dataset that it iterates, which takes
-longer than most of what clients do. Here the parameter's sequences come as tensors,
-laid out as `ray_fed.values.sequence_rows` does, and loops over datasets become loops
+longer than most of what clients do. Here the parameter's sequences come as tensors, in
+the layouts of `ray_fed.values.columnar_sequence`, and loops over datasets become loops
 over tensors:
 
     Reduce(Batch(parameter))    ->    while i < ceil(n / k): rows[i*k : (i+1)*k]
@@ -21,7 +21,7 @@ import federated_language as fl
 from ray_fed.tensorflow.graphs import graph_message
 from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.rewriting import fill_token, leaf_types, rewrite
-from ray_fed.values.sequence_rows import Sizes
+from ray_fed.values.columnar_sequence import Sizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ray_fed.tensorflow.lowering.indexed import Drawn, Element, Indexed, Traits
 
 
 class Laid(Indexed):
-    """The elements of a parameter, or of tensors, laid as `Rows` are.
+    """The elements of a parameter, or of tensors, laid as `ColumnarSequence` are.
 
     Args:
         specs: of an element's components.

@@ -19,7 +19,7 @@ from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Serialised, Symbol
 from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import tensor_structures
-from ray_fed.values.sequence_rows import Sizes
+from ray_fed.values.columnar_sequence import Sizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ from ray_fed.language import type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import (
+    columnar_sequence,
     plain_values,
     read_limits,
-    sequence_rows,
     stored,
     tensor_structures,
 )
@@ -27,7 +27,9 @@ class HeldSequence:
         element: the type of its elements.
     """
 
-    def __init__(self, sequence: sequence_rows.Rows, element: fl.Type) -> None:
+    def __init__(
+        self, sequence: columnar_sequence.ColumnarSequence, element: fl.Type
+    ) -> None:
         self._sequence = sequence
         self._element = element
 
@@ -39,7 +41,7 @@ class HeldSequence:
     @functools.cached_property
     def dataset(self) -> "tf.data.Dataset[Any]":
         """A dataset of the elements, in canonical containers."""
-        return from_rows(self._sequence, self._element)
+        return from_columns(self._sequence, self._element)
 
     def as_sequence_of(self, element: fl.Type) -> "HeldSequence":
         """Return the sequence at a type that its own is assignable to.
@@ -65,7 +67,9 @@ def _copied(tensor: Any) -> Any:
     return tensor.copy() if isinstance(tensor, np.ndarray) else tensor
 
 
-def from_rows(sequence: sequence_rows.Rows, element: fl.Type) -> "tf.data.Dataset[Any]":
+def from_columns(
+    sequence: columnar_sequence.ColumnarSequence, element: fl.Type
+) -> "tf.data.Dataset[Any]":
     """Return a dataset of the elements of a plain sequence, in canonical containers.
 
     Args:
@@ -86,7 +90,9 @@ def from_rows(sequence: sequence_rows.Rows, element: fl.Type) -> "tf.data.Datase
     )
 
 
-def to_tensors(sequence: sequence_rows.Rows, element: fl.Type) -> list[tf.Tensor]:
+def to_tensors(
+    sequence: columnar_sequence.ColumnarSequence, element: fl.Type
+) -> list[tf.Tensor]:
     """Return a plain sequence as tensors, as a lowered graph is fed with it.
 
     Args:
@@ -198,7 +204,7 @@ def _is_fixed(type_spec: fl.TensorType) -> bool:
     return type_spec.shape is not None and None not in type_spec.shape
 
 
-def _tensors(sequence: sequence_rows.Rows, element: fl.Type) -> Any:
+def _tensors(sequence: columnar_sequence.ColumnarSequence, element: fl.Type) -> Any:
     return build([column.rows for column in sequence.columns], element)
 
 

@@ -14,7 +14,7 @@ from ray_fed.tensorflow.kernels.client_tensors import (
     flatten,
 )
 from ray_fed.values import plain_values
-from ray_fed.values.sequence_rows import Sizes
+from ray_fed.values.columnar_sequence import Sizes
 
 VECTOR = fl.TensorType(np.float32, [2])
 ROWS = fl.TensorType(np.float32, [None, 2])

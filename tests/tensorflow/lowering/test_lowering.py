@@ -21,7 +21,7 @@ from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.lowering.shuffled import draw_order
 from ray_fed.tensorflow.tensors import datasets
 from ray_fed.values import plain_values
-from ray_fed.values.sequence_rows import Sizes
+from ray_fed.values.columnar_sequence import Sizes
 
 
 class Point(NamedTuple):

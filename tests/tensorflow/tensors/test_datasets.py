@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import plain_values, sequence_rows
+from ray_fed.values import columnar_sequence, plain_values
 
 
 class Point(NamedTuple):
@@ -35,7 +35,9 @@ BATCH = fl.TensorType(np.float32, (None, 2))
 PAIR = fl.TensorType(np.float32, (2,))
 
 
-def rows_of(elements: list[Any], element: fl.Type) -> sequence_rows.Rows:
+def rows_of(
+    elements: list[Any], element: fl.Type
+) -> columnar_sequence.ColumnarSequence:
     return plain_values.to_plain(elements, fl.SequenceType(element))
 
 
@@ -183,7 +185,7 @@ class TestFromRows:
     def test_holds_the_elements_in_order(
         self, elements: list[Any], element: fl.Type, kind: str
     ) -> None:
-        dataset = datasets.from_rows(rows_of(elements, element), element)
+        dataset = datasets.from_columns(rows_of(elements, element), element)
 
         assert kind in type(dataset).__name__
         assert listed(datasets.to_elements(dataset, element)) == listed(elements)
@@ -191,7 +193,7 @@ class TestFromRows:
 
     def test_can_be_read_many_times(self) -> None:
         element = fl.StructType([BATCH, np.int32])
-        dataset = datasets.from_rows(rows_of([([[1.0, 2.0]], 3)], element), element)
+        dataset = datasets.from_columns(rows_of([([[1.0, 2.0]], 3)], element), element)
 
         passes = [number_of(dataset) for _ in range(2)]
 

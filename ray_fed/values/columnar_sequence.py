@@ -1,8 +1,8 @@
-"""A sequence as tensors: the rows of its elements laid end to end.
+"""A sequence as columns: one array for each tensor of its elements, laid end to end.
 
-A dataset of a client is many small tensors. Kept as one array per tensor of the
-element it travels without copies, is sliced for nothing, and later becomes a
-graph's input as it is. Three layouts cover what a federated type can say:
+A client's dataset is many small tensors. As columns it travels without copies, is
+sliced at no cost, and becomes the input of a graph as it is. There are three layouts,
+by what the federated type says of a tensor's shape:
 
     element shape fixed           f32[784]      rows f32[n, 784]        splits None
     leading dimension unknown     f32[?, 784]   rows f32[sum, 784]      splits i64[n+1]
@@ -77,7 +77,7 @@ class Column:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rows:
+class ColumnarSequence:
     """The plain value of a `SequenceType`.
 
     Attributes:
@@ -119,7 +119,7 @@ class Sizes:
     batches: tuple[int | None, ...]
 
 
-def lay_rows(
+def lay_column(
     tensors: Sequence[np.generic | NDArray[np.generic]],
     dtype: np.dtype[np.generic],
     shape: Dims,

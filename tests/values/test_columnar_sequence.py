@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ray_fed.values import sequence_rows
+from ray_fed.values import columnar_sequence
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -16,7 +16,7 @@ FLOAT32 = np.dtype(np.float32)
 def test_fixed_shapes_are_stacked_without_splits() -> None:
     tensors = [np.full((2, 3), index, np.float32) for index in range(4)]
 
-    column = sequence_rows.lay_rows(tensors, FLOAT32, (2, 3))
+    column = columnar_sequence.lay_column(tensors, FLOAT32, (2, 3))
 
     assert column.splits is None
     assert column.rows.shape == (4, 2, 3)
@@ -25,7 +25,9 @@ def test_fixed_shapes_are_stacked_without_splits() -> None:
 
 
 def test_scalars_become_one_vector() -> None:
-    column = sequence_rows.lay_rows([np.int64(3), np.int64(5)], np.dtype(np.int64), ())
+    column = columnar_sequence.lay_column(
+        [np.int64(3), np.int64(5)], np.dtype(np.int64), ()
+    )
 
     assert column.splits is None
     np.testing.assert_array_equal(column.rows, np.array([3, 5], np.int64))
@@ -34,7 +36,7 @@ def test_scalars_become_one_vector() -> None:
 def test_unknown_leading_dimension_is_concatenated_with_splits() -> None:
     tensors = [np.full((size, 2), size, np.float32) for size in (3, 0, 1)]
 
-    column = sequence_rows.lay_rows(tensors, FLOAT32, (None, 2))
+    column = columnar_sequence.lay_column(tensors, FLOAT32, (None, 2))
 
     assert column.rows.shape == (4, 2)
     assert column.splits is not None
@@ -50,10 +52,12 @@ def test_unknown_leading_dimension_is_concatenated_with_splits() -> None:
         pytest.param(None, id="unknown rank"),
     ],
 )
-def test_other_unknown_dimensions_keep_each_tensor(shape: sequence_rows.Dims) -> None:
+def test_other_unknown_dimensions_keep_each_tensor(
+    shape: columnar_sequence.Dims,
+) -> None:
     tensors = [np.ones((2, size), np.float32) for size in (3, 1)]
 
-    column = sequence_rows.lay_rows(tensors, FLOAT32, shape)
+    column = columnar_sequence.lay_column(tensors, FLOAT32, shape)
 
     assert column.splits is None
     assert column.rows.dtype == object
@@ -61,7 +65,7 @@ def test_other_unknown_dimensions_keep_each_tensor(shape: sequence_rows.Dims) ->
 
 
 def test_scalar_of_unknown_rank_keeps_its_dtype() -> None:
-    column = sequence_rows.lay_rows([np.float32(2)], FLOAT32, None)
+    column = columnar_sequence.lay_column([np.float32(2)], FLOAT32, None)
 
     assert np.asarray(column[0]).dtype == np.float32
 
@@ -75,15 +79,15 @@ def test_scalar_of_unknown_rank_keeps_its_dtype() -> None:
     ],
 )
 def test_no_element_keeps_the_shape_of_the_rest(
-    shape: sequence_rows.Dims, expected: tuple[int, ...]
+    shape: columnar_sequence.Dims, expected: tuple[int, ...]
 ) -> None:
-    column = sequence_rows.lay_rows([], FLOAT32, shape)
+    column = columnar_sequence.lay_column([], FLOAT32, shape)
 
     assert column.rows.shape == expected
 
 
 def test_strings_keep_trailing_zero_bytes() -> None:
-    column = sequence_rows.lay_rows(
+    column = columnar_sequence.lay_column(
         [np.array([b"a\0", b""], object), np.array([b"long"], object)],
         np.dtype(object),
         (None,),
@@ -109,7 +113,7 @@ def test_ragged_elements_are_read_back_as_they_were_laid(
         for size in sizes
     ]
 
-    column = sequence_rows.lay_rows(tensors, FLOAT32, (None, width))
+    column = columnar_sequence.lay_column(tensors, FLOAT32, (None, width))
 
     for index, tensor in enumerate(tensors):
         np.testing.assert_array_equal(column[index], tensor)
@@ -117,7 +121,7 @@ def test_ragged_elements_are_read_back_as_they_were_laid(
 
 @given(hnp.arrays(np.float32, hnp.array_shapes(max_dims=3), elements=st.just(1.5)))
 def test_fixed_elements_are_read_back_as_they_were_laid(array: Any) -> None:
-    column = sequence_rows.lay_rows(list(array), FLOAT32, array.shape[1:])
+    column = columnar_sequence.lay_column(list(array), FLOAT32, array.shape[1:])
 
     np.testing.assert_array_equal(column.rows, array)
 
@@ -137,7 +141,7 @@ def test_fixed_elements_are_read_back_as_they_were_laid(array: Any) -> None:
 def test_batch_size_is_that_of_all_but_the_last(
     sizes: list[int], expected: int | None
 ) -> None:
-    column = sequence_rows.lay_rows(
+    column = columnar_sequence.lay_column(
         [np.zeros(size, np.float32) for size in sizes], FLOAT32, (None,)
     )
 
@@ -145,48 +149,58 @@ def test_batch_size_is_that_of_all_but_the_last(
 
 
 def test_batch_size_of_stacked_elements_is_none() -> None:
-    assert sequence_rows.lay_rows([np.float32(1)], FLOAT32, ()).batch_size is None
+    assert columnar_sequence.lay_column([np.float32(1)], FLOAT32, ()).batch_size is None
 
 
 def test_rows_yield_one_tuple_an_element() -> None:
-    images = sequence_rows.lay_rows(
+    images = columnar_sequence.lay_column(
         [np.zeros(2, np.float32), np.ones(2, np.float32)], FLOAT32, (2,)
     )
-    labels = sequence_rows.lay_rows([np.int32(7), np.int32(8)], np.dtype(np.int32), ())
+    labels = columnar_sequence.lay_column(
+        [np.int32(7), np.int32(8)], np.dtype(np.int32), ()
+    )
 
-    elements = list(sequence_rows.Rows((images, labels), 2))
+    elements = list(columnar_sequence.ColumnarSequence((images, labels), 2))
 
     assert [element[0].tolist() for element in elements] == [[0, 0], [1, 1]]
     assert [element[1] for element in elements] == [7, 8]
 
 
 def test_rows_of_elements_without_tensors_keep_their_length() -> None:
-    laid = sequence_rows.Rows((), 3)
+    laid = columnar_sequence.ColumnarSequence((), 3)
 
     assert len(laid) == 3
     assert list(laid) == [(), (), ()]
 
 
 def test_num_bytes_counts_rows_and_splits() -> None:
-    ragged = sequence_rows.lay_rows([np.zeros((3, 2), np.float32)], FLOAT32, (None, 2))
-    stacked = sequence_rows.lay_rows([np.int32(1)], np.dtype(np.int32), ())
+    ragged = columnar_sequence.lay_column(
+        [np.zeros((3, 2), np.float32)], FLOAT32, (None, 2)
+    )
+    stacked = columnar_sequence.lay_column([np.int32(1)], np.dtype(np.int32), ())
 
-    assert sequence_rows.Rows((ragged, stacked), 1).num_bytes == 3 * 2 * 4 + 2 * 8 + 4
+    assert (
+        columnar_sequence.ColumnarSequence((ragged, stacked), 1).num_bytes
+        == 3 * 2 * 4 + 2 * 8 + 4
+    )
 
 
 def test_num_bytes_counts_strings_and_rows_of_their_own_shapes() -> None:
     pointers = 2 * np.dtype(object).itemsize
     members: list[Any] = [b"abc", b"de"]
-    texts = sequence_rows.lay_rows(members, np.dtype(object), ())
+    texts = columnar_sequence.lay_column(members, np.dtype(object), ())
     shapes = [np.zeros(shape, np.float32) for shape in [(2, 3), (4, 0)]]
-    ragged = sequence_rows.lay_rows(shapes, FLOAT32, (None, None))
+    ragged = columnar_sequence.lay_column(shapes, FLOAT32, (None, None))
 
-    assert sequence_rows.Rows((texts,), 2).num_bytes == pointers + 5
-    assert sequence_rows.Rows((ragged,), 2).num_bytes == pointers + 2 * 3 * 4
+    assert columnar_sequence.ColumnarSequence((texts,), 2).num_bytes == pointers + 5
+    assert (
+        columnar_sequence.ColumnarSequence((ragged,), 2).num_bytes
+        == pointers + 2 * 3 * 4
+    )
 
 
 def test_stacked_elements_can_be_laid_with_splits() -> None:
-    stacked = sequence_rows.Column(np.arange(12, dtype=np.float32).reshape(2, 3, 2))
+    stacked = columnar_sequence.Column(np.arange(12, dtype=np.float32).reshape(2, 3, 2))
 
     ragged = stacked.with_splits()
 
