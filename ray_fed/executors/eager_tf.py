@@ -20,7 +20,7 @@ from ray_fed.tensorflow.loading import functions, normal, operators
 from ray_fed.tensorflow.loading.normal import Executable, Normal
 from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import tensor_structures
-from ray_fed.values.lru_cache import Recent
+from ray_fed.values.lru_cache import LruCache
 
 _CACHED_FUNCTIONS = 512
 """Loaded graphs that one executor keeps; a computation of 5 kB holds about 1 MB."""
@@ -61,7 +61,7 @@ class EagerTFExecutor(fl.framework.Executor):
             _check_device(device)
         self._device = device.name if device is not None else None
         self._lowers = True
-        self._functions: Recent[bytes, Executable] = Recent(_CACHED_FUNCTIONS)
+        self._functions: LruCache[bytes, Executable] = LruCache(_CACHED_FUNCTIONS)
 
     @classmethod
     def of_written_graphs(cls, device: Any = None) -> Self:

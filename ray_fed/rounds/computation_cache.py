@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import federated_language as fl
 
-from ray_fed.values.lru_cache import Recent
+from ray_fed.values.lru_cache import LruCache
 
 Computation = fl.framework.ConcreteComputation
 _T = TypeVar("_T")
@@ -25,9 +25,9 @@ class ComputationCache(Generic[_T]):
 
     def __init__(self, make: Callable[[Computation], _T]) -> None:
         self._make = make
-        self._by_content: Recent[Computation, _T] = Recent(_CAPACITY)
+        self._by_content: LruCache[Computation, _T] = LruCache(_CAPACITY)
         # Holds the object, so that its id is not another's.
-        self._by_identity: Recent[int, tuple[Computation, _T]] = Recent(_CAPACITY)
+        self._by_identity: LruCache[int, tuple[Computation, _T]] = LruCache(_CAPACITY)
 
     def get(self, comp: Computation) -> _T:
         """Return what was made of a computation, or of one that is equal."""

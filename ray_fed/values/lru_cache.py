@@ -1,4 +1,4 @@
-"""Keeps what was used most recently."""
+"""A cache of a bounded number of values: the least recently used one goes first."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -9,18 +9,18 @@ _Value = TypeVar("_Value")
 
 
 def _ignore(value: object) -> None:
-    """Do nothing with what is dropped."""
+    """Do nothing with a dropped value."""
     del value
 
 
-class Recent(Generic[_Key, _Value]):
-    """Values by key, so many of them; the least recently used is dropped beyond.
+class LruCache(Generic[_Key, _Value]):
+    """Maps keys to at most `limit` values; drops the least recently used value.
 
-    No value is None. Several threads may use it.
+    Values must not be None. Several threads may use one cache.
 
     Args:
-        limit: how many are kept, >= 1.
-        on_drop: called with each value that is kept no more.
+        limit: the most values that the cache holds, >= 1.
+        on_drop: called with each value that leaves the cache.
     """
 
     def __init__(
@@ -29,13 +29,14 @@ class Recent(Generic[_Key, _Value]):
         self._limit = limit
         self._on_drop = on_drop
         self._held: dict[_Key, _Value] = {}  # the least recently used first
-        # One thread may have it twice: what Python frees inside may come back here.
+        # Reentrant: freeing a value under the lock may call this cache again.
         self._lock = threading.RLock()
 
     def get(self, key: _Key, make: Callable[[], _Value]) -> _Value:
-        """Return the value of a key; make it, and keep it, if there is none.
+        """Return the value of a key; if there is none, make one and put it.
 
-        Threads that ask for it at once may each make one; the first counts.
+        Threads that miss the same key at once may each make a value; all of them get
+        the first one that was put, and the others are dropped.
         """
         found = self.find(key)
         if found is not None:
@@ -44,7 +45,7 @@ class Recent(Generic[_Key, _Value]):
         with self._lock:
             found = self.find(key)
             if found is None:
-                self.keep(key, made)
+                self.put(key, made)
                 return made
         self._on_drop(made)
         return found
@@ -57,8 +58,8 @@ class Recent(Generic[_Key, _Value]):
             value = self._held[key] = self._held.pop(key)
             return value
 
-    def keep(self, key: _Key, value: _Value) -> None:
-        """Keep a value, in place of the one that its key had."""
+    def put(self, key: _Key, value: _Value) -> None:
+        """Set the value of a key; drop the value that the key had before."""
         with self._lock:
             dropped = [self._held.pop(key, None)]
             self._held[key] = value
@@ -69,12 +70,12 @@ class Recent(Generic[_Key, _Value]):
                 self._on_drop(former)
 
     def items(self) -> list[tuple[_Key, _Value]]:
-        """Return keys with their values, the least recently used first."""
+        """Return (key, value) pairs, the least recently used first."""
         with self._lock:
             return list(self._held.items())
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all values."""
         with self._lock:
             dropped = list(self._held.values())
             self._held.clear()

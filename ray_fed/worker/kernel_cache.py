@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ray_fed.plan import plans
-from ray_fed.values.lru_cache import Recent
+from ray_fed.values.lru_cache import LruCache
 
 _CACHED_KERNELS = 64
 """Graphs that one worker keeps; one of a small model holds a few MB."""
@@ -36,7 +36,7 @@ class _SharedKernels:
     """Graphs without state: one for all threads of a process, and for its contexts."""
 
     def __init__(self) -> None:
-        self._kernels: Recent[bytes, Any] = Recent(_CACHED_KERNELS)
+        self._kernels: LruCache[bytes, Any] = LruCache(_CACHED_KERNELS)
         self._lock = threading.Lock()
 
     def get(self, key: bytes, make: Callable[[], Any]) -> Any:
@@ -46,7 +46,7 @@ class _SharedKernels:
             if found is None:
                 found = make()
                 if found.may_be_shared:
-                    self._kernels.keep(key, found)
+                    self._kernels.put(key, found)
             return found
 
 
@@ -65,7 +65,7 @@ class KernelCache:
 
     def __init__(self, device: str | None) -> None:
         self.device = device
-        self._kernels: Recent[bytes, Any] = Recent(_CACHED_KERNELS, _close)
+        self._kernels: LruCache[bytes, Any] = LruCache(_CACHED_KERNELS, _close)
 
     def load(
         self, kernel: plans.Kernel, merge: Any, *, one_a_leaf: bool = False

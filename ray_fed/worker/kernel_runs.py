@@ -20,7 +20,7 @@ from ray_fed.language import blocks
 from ray_fed.plan import merge_tree, plans
 from ray_fed.values import components, stored, tensor_structures
 from ray_fed.values.client_references import ClientMember, ClientRun
-from ray_fed.values.lru_cache import Recent
+from ray_fed.values.lru_cache import LruCache
 from ray_fed.worker.client_store import ClientStore
 from ray_fed.worker.evaluation import KernelRan, KernelRunner, fetch, merge_subtrees
 from ray_fed.worker.kernel_cache import KernelCache, Pace
@@ -382,8 +382,8 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
         self._num_beside = num_beside
         self.kernels = KernelCache(device)
         self.clients = ClientStore(client_bytes)
-        self._blocks: Recent[bytes, flf.ComputationBuildingBlock]
-        self._blocks = Recent(_CACHED_BLOCKS)
+        self._blocks: LruCache[bytes, flf.ComputationBuildingBlock]
+        self._blocks = LruCache(_CACHED_BLOCKS)
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:

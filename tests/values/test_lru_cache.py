@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from ray_fed.values.lru_cache import Recent
+from ray_fed.values.lru_cache import LruCache
 
 
 @pytest.fixture
@@ -13,74 +13,74 @@ def dropped() -> list[str]:
 
 
 @pytest.fixture
-def recent(dropped: list[str]) -> Recent[int, str]:
+def cache(dropped: list[str]) -> LruCache[int, str]:
     """Return two values, of 1 and 2, in room for two."""
-    found = Recent[int, str](2, dropped.append)
-    found.keep(1, "one")
-    found.keep(2, "two")
+    found = LruCache[int, str](2, dropped.append)
+    found.put(1, "one")
+    found.put(2, "two")
     return found
 
 
 def test_least_recently_used_is_dropped(
-    recent: Recent[int, str], dropped: list[str]
+    cache: LruCache[int, str], dropped: list[str]
 ) -> None:
-    recent.find(1)
-    recent.keep(3, "three")
+    cache.find(1)
+    cache.put(3, "three")
 
     assert dropped == ["two"]
-    assert recent.items() == [(1, "one"), (3, "three")]
+    assert cache.items() == [(1, "one"), (3, "three")]
 
 
-def test_makes_what_is_not_there_once(recent: Recent[int, str]) -> None:
+def test_makes_what_is_not_there_once(cache: LruCache[int, str]) -> None:
     made = iter(["three"])
 
-    assert [recent.get(3, lambda: next(made)) for _ in range(2)] == ["three"] * 2
-    assert recent.find(1) is None
+    assert [cache.get(3, lambda: next(made)) for _ in range(2)] == ["three"] * 2
+    assert cache.find(1) is None
 
 
 def test_value_in_place_of_another_drops_that_alone(
-    recent: Recent[int, str], dropped: list[str]
+    cache: LruCache[int, str], dropped: list[str]
 ) -> None:
-    recent.keep(1, "uno")
-    recent.keep(1, "uno")
+    cache.put(1, "uno")
+    cache.put(1, "uno")
 
-    assert recent.items() == [(2, "two"), (1, "uno")]
+    assert cache.items() == [(2, "two"), (1, "uno")]
     assert dropped == ["one"]
 
 
 def test_of_two_that_were_made_at_once_the_first_counts(
-    recent: Recent[int, str], dropped: list[str]
+    cache: LruCache[int, str], dropped: list[str]
 ) -> None:
     def make() -> str:
-        assert recent.get(3, lambda: "three") == "three"  # meanwhile
+        assert cache.get(3, lambda: "three") == "three"  # meanwhile
         return "another"
 
-    assert recent.get(3, make) == "three"
+    assert cache.get(3, make) == "three"
     assert dropped == ["one", "another"]
 
 
-def test_clear_drops_all(recent: Recent[int, str], dropped: list[str]) -> None:
-    recent.clear()
+def test_clear_drops_all(cache: LruCache[int, str], dropped: list[str]) -> None:
+    cache.clear()
 
     assert sorted(dropped) == ["one", "two"]
-    assert recent.find(1) is None
+    assert cache.find(1) is None
 
 
-def test_what_cannot_be_made_is_not_there(recent: Recent[int, str]) -> None:
+def test_what_cannot_be_made_is_not_there(cache: LruCache[int, str]) -> None:
     with pytest.raises(ZeroDivisionError):
-        recent.get(3, lambda: str(1 // 0))
+        cache.get(3, lambda: str(1 // 0))
 
-    assert recent.items() == [(1, "one"), (2, "two")]
+    assert cache.items() == [(1, "one"), (2, "two")]
 
 
 def test_threads_may_share_one() -> None:
-    recent = Recent[int, int](3)
+    cache = LruCache[int, int](3)
     wrong: list[int] = []
 
     def use(start: int) -> None:
         for index in range(start, start + 20_000):
             key = index % 7
-            if recent.get(key, lambda key=key: key) != key:
+            if cache.get(key, lambda key=key: key) != key:
                 wrong.append(key)
 
     threads = [threading.Thread(target=use, args=(start,)) for start in range(4)]
@@ -90,4 +90,4 @@ def test_threads_may_share_one() -> None:
         thread.join()
 
     assert not wrong
-    assert len(recent.items()) == 3
+    assert len(cache.items()) == 3

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from ray_fed.values.client_references import ClientRun
-from ray_fed.values.lru_cache import Recent
+from ray_fed.values.lru_cache import LruCache
 
 
 class Holders:
@@ -16,7 +16,7 @@ class Holders:
     """
 
     def __init__(self, limit: int = 1024) -> None:
-        self._workers: Recent[bytes, str] = Recent(limit)
+        self._workers: LruCache[bytes, str] = LruCache(limit)
 
     def find(self, clients: bytes) -> str:
         """Return the name of the worker that ran some clients last, or an empty one.
@@ -29,7 +29,7 @@ class Holders:
     def note(self, clients: bytes, worker: str) -> None:
         """Note that a worker ran some clients; an empty name of these is no one's."""
         if clients:
-            self._workers.keep(clients, worker)
+            self._workers.put(clients, worker)
 
 
 def name_clients(argument: Any) -> bytes:

@@ -16,7 +16,7 @@ from ray_fed.cluster.pool import actions
 from ray_fed.cluster.pool.decisions import COPY
 from ray_fed.cluster.task.connection import LostWorkerError, Worker
 from ray_fed.plan import outcomes
-from ray_fed.values.lru_cache import Recent
+from ray_fed.values.lru_cache import LruCache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Handles:
     """
 
     def __init__(self, limit: int = 64) -> None:
-        self._kept: Recent[tuple[Any, str], Any] = Recent(limit)
+        self._kept: LruCache[tuple[Any, str], Any] = LruCache(limit)
 
     def of(self, pool: Any) -> dict[str, Any]:
         """Return those of the workers of a pool, by name."""
@@ -75,7 +75,7 @@ class Handles:
     def keep(self, pool: Any, name: str, handle: Any) -> None:
         """Keep the handle of a worker of a pool, or of the pool itself, unnamed."""
         key = (pool._actor_id, name)  # noqa: SLF001
-        self._kept.keep(key, handle)
+        self._kept.put(key, handle)
 
 
 async def resumed(

@@ -20,7 +20,7 @@ from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.plan import diagnostics, random_keys
 from ray_fed.values import plain_values
-from ray_fed.values.lru_cache import Recent
+from ray_fed.values.lru_cache import LruCache
 from ray_fed.values.stored import Stored, StoredComponents
 
 flf = fl.framework
@@ -117,7 +117,7 @@ class RemoteExecutor(flf.Executor):
 
     def __init__(self, connection: WorkerConnection) -> None:
         self._connection = connection
-        self._shared: Recent[Any, RemoteValue] = Recent(_SHARED_VALUES)
+        self._shared: LruCache[Any, RemoteValue] = LruCache(_SHARED_VALUES)
 
     @override
     def close(self) -> None:
