@@ -33,9 +33,9 @@ class MergeableCompForm:
         MergeTypeNotAssignableError: `merge` does not take two results of
             `up_to_merge`, or its own.
         AfterMergeStructureError: `after_merge` does not take what it will be given.
-        CompileError: a part contains what slices of the clients cannot compute apart:
-            `after_merge` aggregates, `merge` has something placed, or `up_to_merge`
-            aggregates what depends on another aggregation.
+        CompileError: a function contains what slices of the clients cannot compute
+            apart: `after_merge` aggregates, `merge` has something placed, or
+            `up_to_merge` aggregates what depends on another aggregation.
     """
 
     def __init__(
@@ -78,20 +78,20 @@ class Stage:
 
     up_to_merge: flf.ConcreteComputation
     merge: flf.ConcreteComputation
-    keeping: "Keeping | None" = None
+    keeping: "KeepingStage | None" = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Keeping:
-    """A part of a chain that does no work of clients which an earlier one has done.
+class KeepingStage:
+    """A stage, or `after_merge`, that takes values which earlier stages kept.
 
     Attributes:
-        computation: takes what the part takes; where `takes` is not empty also, last,
+        computation: takes what the stage takes; where `takes` is not empty also, last,
             a struct of those values, placed at clients. Where `emits` is not empty it
-            returns a struct: the part's result, then those values, placed at clients.
-        takes: names of values that parts before emitted.
-        emits: names of values.
-        member_bytes: of what it emits, for each client.
+            returns a struct: the stage's result, then those values, placed at clients.
+        takes: names of values that earlier stages emitted.
+        emits: names of values that it evaluates for later stages.
+        member_bytes: bytes that it emits for each client.
     """
 
     computation: flf.ConcreteComputation
@@ -104,8 +104,8 @@ class Keeping:
 class MergeableCompChain:
     """Stages that together are equivalent to one federated computation.
 
-    What a part takes is a struct of what there is: the argument, where the computation
-    has one, then one merged value a stage before it, placed at the server. A struct of
+    A stage takes a struct: the argument, where the computation has one, then the merged
+    value of each earlier stage, placed at the server. A struct of
     one element is that element. So the only stage of a chain of one, with
     `after_merge`, is a `MergeableCompForm`.
 
@@ -118,7 +118,7 @@ class MergeableCompChain:
 
     stages: Sequence[Stage]
     after_merge: flf.ConcreteComputation
-    after_keeping: Keeping | None = None
+    after_keeping: KeepingStage | None = None
 
     @classmethod
     def of(cls, form: MergeableCompForm) -> "MergeableCompChain":

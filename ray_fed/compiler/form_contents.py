@@ -1,4 +1,4 @@
-"""What each part of a mergeable form may contain, so that slices can be run apart.
+"""What each function of a mergeable form may contain, so that slices can be run apart.
 
     up_to_merge   anything but an aggregation of what another aggregation returned:
                   a slice knows its own clients' sum, not the cohort's
@@ -6,7 +6,7 @@
     after_merge   anything but aggregations: it runs slice by slice where its result
                   has a value for each client
 
-The types of the parts are checked by `form`.
+The types of the functions are checked by `form`.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import federated_language as fl
 
 import ray_fed.errors as errors
 from ray_fed.compiler.normalize import free_references, needed_names, normalize
-from ray_fed.compiler.substitution import find_parts
+from ray_fed.compiler.substitution import find_blocks
 from ray_fed.language import blocks, intrinsics
 
 flf = fl.framework
@@ -29,7 +29,7 @@ def check_up_to_merge(up_to_merge: flf.ConcreteComputation) -> None:
         CompileError: there is one.
     """
     block = _to_block(up_to_merge)
-    if len(find_parts(block, intrinsics.is_aggregation)) < 2:  # noqa: PLR2004
+    if len(find_blocks(block, intrinsics.is_aggregation)) < 2:  # noqa: PLR2004
         return
     calls = dict(normalize(block).calls)
     aggregations = {
@@ -54,7 +54,7 @@ def check_merge(merge: flf.ConcreteComputation) -> None:
     """Refuse aggregations, and whatever else is placed.
 
     Raises:
-        CompileError: there is such a part.
+        CompileError: there is such a block.
     """
     block = _to_block(merge)
     _refuse(
@@ -88,7 +88,7 @@ def check_after_merge(after_merge: flf.ConcreteComputation) -> None:
 def _refuse(
     block: Block, is_refused: Callable[[Block], bool], expected: str, advice: str
 ) -> None:
-    found = find_parts(block, is_refused)
+    found = find_blocks(block, is_refused)
     if not found:
         return
     named = [part for part in found if isinstance(part, flf.Intrinsic)]

@@ -1,4 +1,4 @@
-"""Which values of clients a stage is to keep for later ones: names, nothing moved.
+"""Decides which clients' values a stage keeps for later stages: names alone.
 
     stage 0   update = map(train, ...), norm = map(length, update), aggregate norm
     stage 1   clipped = map(clip, <update, bound>), aggregate clipped
@@ -27,12 +27,12 @@ _WORK = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """What one part of a computation has to do with values that are kept.
+class KeptNames:
+    """The names of kept values that a stage, or the end of a computation, uses.
 
     Attributes:
-        takes: names that earlier parts emitted.
-        emits: names that it evaluates, for later parts.
+        takes: names of values that earlier stages emitted.
+        emits: names of values that it evaluates for later stages.
     """
 
     takes: tuple[str, ...] = ()
@@ -40,35 +40,35 @@ class Kept:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """A part of a computation.
+class StageCalls:
+    """The calls of a stage, or of what follows the last merge.
 
     Attributes:
-        roots: names that it needs.
-        calls: by name; what is not in it is given.
+        roots: names of the values that it needs.
+        calls: by name; values of other names are given.
     """
 
     roots: frozenset[str]
     calls: Mapping[str, Block]
 
 
-def divide(parts: Sequence[Part]) -> list[Kept]:
-    """Return what each of the parts, in order, takes and emits."""
-    first: dict[str, int] = {}  # name to the part that evaluates it first
+def divide(stages: Sequence[StageCalls]) -> list[KeptNames]:
+    """Return the names that each stage takes and emits, in the order of the stages."""
+    first: dict[str, int] = {}  # name to the stage that evaluates it first
     taken: list[list[str]] = []
-    for index, part in enumerate(parts):
-        working = _working(part.calls)
-        found = _needed(part, first)
-        taken.append([name for name in part.calls if name in found & first.keys()])
+    for index, stage in enumerate(stages):
+        working = _working(stage.calls)
+        found = _needed(stage, first)
+        taken.append([name for name in stage.calls if name in found & first.keys()])
         for name in found & working - first.keys():
             first[name] = index
     wanted = {name for names in taken for name in names}
     return [
-        Kept(
+        KeptNames(
             tuple(names),
             tuple(
                 name
-                for name in parts[index].calls
+                for name in stages[index].calls
                 if name in wanted and first[name] == index
             ),
         )
@@ -81,16 +81,16 @@ def count_member_bytes(call: Block) -> int:
     return _count_bytes(type_checks.member_type(call.type_signature)) or 0
 
 
-def _needed(part: Part, first: Mapping[str, int]) -> set[str]:
-    """Return the names that a part needs, none behind one that was evaluated."""
+def _needed(stage: StageCalls, first: Mapping[str, int]) -> set[str]:
+    """Return the names that a stage needs, without looking behind evaluated ones."""
     needed: set[str] = set()
-    pending = list(part.roots)
+    pending = list(stage.roots)
     while pending:
         name = pending.pop()
-        if name in part.calls and name not in needed:
+        if name in stage.calls and name not in needed:
             needed.add(name)
             if name not in first:
-                pending.extend(free_references(part.calls[name]))
+                pending.extend(free_references(stage.calls[name]))
     return needed
 
 

@@ -19,7 +19,12 @@ import federated_language as fl
 
 import ray_fed.errors as errors
 from ray_fed.compiler import keeping
-from ray_fed.compiler.form import Keeping, MergeableCompChain, MergeableCompForm, Stage
+from ray_fed.compiler.form import (
+    KeepingStage,
+    MergeableCompChain,
+    MergeableCompForm,
+    Stage,
+)
 from ray_fed.compiler.normalize import (
     CallGraph,
     free_references,
@@ -31,7 +36,7 @@ from ray_fed.language import intrinsics
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
 _PAIR, _KEPT = "pair", "kept"
-_NOTHING = keeping.Kept()
+_NOTHING = keeping.KeptNames()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,23 +119,25 @@ def compile_to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain:
 
 def _keep(
     graph: CallGraph, stages: Sequence[Sequence["_Aggregation"]]
-) -> list[keeping.Kept]:
+) -> list[keeping.KeptNames]:
     """Return what each stage, and then the end, takes and emits."""
-    parts: list[keeping.Part] = []
+    calls_of_stages: list[keeping.StageCalls] = []
     for index, stage in enumerate(stages):
         calls = _given(graph, stages[:index]).calls
-        parts.append(keeping.Part(_roots(calls, stage), calls))
+        calls_of_stages.append(keeping.StageCalls(_roots(calls, stage), calls))
     end = _given(graph, stages).calls
-    parts.append(keeping.Part(free_references(graph.result), end))
-    return keeping.divide(parts)
+    calls_of_stages.append(keeping.StageCalls(free_references(graph.result), end))
+    return keeping.divide(calls_of_stages)
 
 
-def _keeping(graph: CallGraph, kept: keeping.Kept, block: Block) -> Keeping | None:
+def _keeping(
+    graph: CallGraph, kept: keeping.KeptNames, block: Block
+) -> KeepingStage | None:
     if not kept.takes and not kept.emits:
         return None
     calls = dict(graph.calls)
     num_bytes = sum(keeping.count_member_bytes(calls[name]) for name in kept.emits)
-    return Keeping(_compute(block), kept.takes, kept.emits, num_bytes)
+    return KeepingStage(_compute(block), kept.takes, kept.emits, num_bytes)
 
 
 def _group(graph: CallGraph) -> list[list[_Aggregation]]:
@@ -321,7 +328,7 @@ def _up_to_merge(
     graph: CallGraph,
     before: Sequence[Sequence[_Aggregation]],
     aggregations: Sequence[_Aggregation],
-    kept: keeping.Kept = _NOTHING,
+    kept: keeping.KeptNames = _NOTHING,
 ) -> Block:
     if not aggregations:
         empty = flf.create_federated_value(flf.Struct([]), fl.SERVER)
@@ -397,7 +404,7 @@ def _merge(graph: CallGraph, aggregations: Sequence[_Aggregation]) -> Block:
 def _after_merge(
     graph: CallGraph,
     stages: Sequence[Sequence[_Aggregation]],
-    kept: keeping.Kept = _NOTHING,
+    kept: keeping.KeptNames = _NOTHING,
 ) -> Block:
     given = _given(graph, stages, kept.takes)
     locals_ = given.locals_for(free_references(graph.result))

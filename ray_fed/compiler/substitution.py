@@ -78,8 +78,8 @@ def called_uris(block: Block) -> set[str]:
     )
 
 
-def find_parts(block: Block, is_wanted: Callable[[Block], bool]) -> list[Block]:
-    """Return the parts of a building block, itself included, that a test accepts."""
+def find_blocks(block: Block, is_wanted: Callable[[Block], bool]) -> list[Block]:
+    """Return the blocks in a building block, itself included, that a test accepts."""
     found: list[Block] = []
 
     def note(part: Block) -> tuple[Block, bool]:
@@ -92,7 +92,7 @@ def find_parts(block: Block, is_wanted: Callable[[Block], bool]) -> list[Block]:
 
 
 def _found(block: Block, of: Callable[[Block], Iterable[str]]) -> set[str]:
-    parts = find_parts(block, lambda _: True)
+    parts = find_blocks(block, lambda _: True)
     return {name for part in parts for name in of(part)}
 
 

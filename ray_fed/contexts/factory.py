@@ -31,8 +31,7 @@ from ray_fed.plan.fingerprint import Fingerprint
 from ray_fed.rounds.computation_cache import ComputationCache
 from ray_fed.rounds.execution import Rounds
 from ray_fed.rounds.policy import CallSpec, RoundPolicy
-from ray_fed.values import plain_values
-from ray_fed.values import read_limits as reading
+from ray_fed.values import plain_values, read_limits
 from ray_fed.worker import stacks
 
 flf = fl.framework
@@ -100,7 +99,7 @@ class ExecutionContext(flf.SyncContext):
         return self._config
 
     @property
-    def read_limits(self) -> reading.Limits:
+    def read_limits(self) -> read_limits.Limits:
         """What may be read of arguments, in this process."""
         return self._config.driver_limits
 

@@ -68,7 +68,7 @@ class ComputationChecks:
             check = (
                 graph_message.graph_of
                 if self._in_process
-                else graph_message.check_leaves
+                else graph_message.check_portable
             )
             check(message)
 

@@ -92,7 +92,7 @@ class SequentialRunner(flf.AsyncContext):
         if finish.computation is None:
             return merged
         comp = _parse(finish.computation)
-        return await self._call(comp, plans.pack([*before, merged]))
+        return await self._call(comp, plans.as_argument([*before, merged]))
 
     async def _call(self, comp: flf.ConcreteComputation, arg: Any) -> Any:
         if comp.type_signature.parameter is None:

@@ -189,7 +189,7 @@ class ReferenceResolvingExecutor(flf.Executor):
         self, part: flf.ComputationBuildingBlock, where: str | int, scope: Scope
     ) -> ResolvedValue:
         """Return a part of a block, which draws by its place in that."""
-        name = blocks.part_name(part, where)
+        name = blocks.operand_name(part, where)
         if name is None:
             return await self._evaluate(part, scope)
         with random_keys.at_local(name):

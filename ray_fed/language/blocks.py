@@ -214,19 +214,19 @@ def show_block(block: fl.framework.ComputationBuildingBlock) -> str:
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 
-def part_name(
-    part: fl.framework.ComputationBuildingBlock, where: str | int
+def operand_name(
+    operand: fl.framework.ComputationBuildingBlock, where: str | int
 ) -> str | None:
-    """Return what stands for a part of a block where random numbers need its place.
+    """Return the name of an operand without one, for the keys of its random numbers.
 
-    Two calls in one struct draw different numbers, as two locals do. None for a part
-    that calls nothing: its place is of no account.
+    Two calls in one struct draw different numbers, as two locals do. None for an
+    operand that calls nothing, and so draws nothing.
 
     Args:
-        part: of a block.
-        where: in the block: the index of an element, or a word.
+        operand: an element of a struct, or another block inside of one.
+        where: its place there: the index of an element, or a word.
     """
-    while isinstance(part, fl.framework.Selection):
-        part = part.source
+    while isinstance(operand, fl.framework.Selection):
+        operand = operand.source
     calling = fl.framework.Call | fl.framework.Block | fl.framework.Struct
-    return f"[{where}]" if isinstance(part, calling) else None
+    return f"[{where}]" if isinstance(operand, calling) else None

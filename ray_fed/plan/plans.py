@@ -24,15 +24,18 @@ from ray_fed.plan.merge_tree import Node
 from ray_fed.plan.random_keys import DrawKey
 
 
-def pack(parts: Sequence[Any]) -> Any:
-    """Return what a computation takes of these parts: a tuple where there are several.
+def as_argument(values: Sequence[Any]) -> Any:
+    """Return the argument of a function of a `MergeableCompForm` or a chain.
 
-    As the parts of a `MergeableCompForm` and its longer kin take them: the argument, if
-    there is one, then what was merged. Nothing at all is None.
+    Args:
+        values: the argument of the call, if it has one, then what was merged.
+
+    Returns:
+        A tuple of several values; one value itself; None for no value.
     """
-    if len(parts) > 1:
-        return tuple(parts)
-    return parts[0] if parts else None
+    if len(values) > 1:
+        return tuple(values)
+    return values[0] if values else None
 
 
 Path = tuple[int, ...]

@@ -158,10 +158,10 @@ def at_leaf(first_client: int) -> contextlib.AbstractContextManager[None]:
 
 
 def at_local(name: str) -> contextlib.AbstractContextManager[None]:
-    """Run what is inside as the value of a local name, or of a part without one.
+    """Run what is inside as the value of a local, or of an operand.
 
     Args:
-        name: of the local, or of the part of a block: see `blocks.part_name`.
+        name: of the local, or of the operand: see `blocks.operand_name`.
     """
     key = current()
     if key is not None:

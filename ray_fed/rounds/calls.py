@@ -6,7 +6,7 @@ from typing import Any
 
 import federated_language as fl
 
-from ray_fed.compiler.form import Keeping
+from ray_fed.compiler.form import KeepingStage
 from ray_fed.language import type_checks
 from ray_fed.plan import outcomes, plans
 from ray_fed.plan.diagnostics import Note
@@ -162,12 +162,12 @@ class Call:
         `takes` names values that were kept.
         """
         kept = tuple(self.kept[run][name] for name in takes)
-        return plans.pack(
+        return plans.as_argument(
             [*self.of_runs[run], *self.merged, *([kept] if takes else [])]
         )
 
     def keep(
-        self, run: int, keeping: Keeping, outcome: outcomes.Outcome
+        self, run: int, keeping: KeepingStage, outcome: outcomes.Outcome
     ) -> tuple[object, ...]:
         """Keep what a subround emitted; return the rest of what it returned."""
         num_others = len(outcome.values) - len(keeping.emits)

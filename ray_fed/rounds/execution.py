@@ -20,7 +20,7 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.errors as errors
-from ray_fed.compiler.form import Keeping, MergeableCompChain, Stage
+from ray_fed.compiler.form import KeepingStage, MergeableCompChain, Stage
 from ray_fed.compiler.fuse import fuse
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import blocks, type_checks
@@ -177,7 +177,7 @@ class Rounds:
         merge: flf.ConcreteComputation | None,
         call: Call,
         components_type: bytes | None = None,
-        keeping: Keeping | None = None,
+        keeping: KeepingStage | None = None,
     ) -> list[tuple[object, ...]]:
         """Return what each subround returned, in order, but for what is kept."""
         merging = None if merge is None else self._serialised.get(merge)

@@ -422,7 +422,7 @@ async def evaluate_finish(
     merged = await _merge_partials(finish, partials, unplaced)
     if finish.computation is None:
         return await fetch(merged)
-    args = [plans.pack([*before, merged])]
+    args = [plans.as_argument([*before, merged])]
     stack = stack_for(finish.num_clients)
     return await fetch(await _call(stack, _parsed(finish.computation, unplaced), args))
 

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.compiler.form import Keeping, MergeableCompChain
+from ray_fed.compiler.form import KeepingStage, MergeableCompChain
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.plan.plans import Kernel
@@ -46,7 +46,7 @@ def _chain(comp: Any) -> MergeableCompChain:
     return compile_to_chain(comp)
 
 
-def _keepings(chain: MergeableCompChain) -> list[Keeping | None]:
+def _keepings(chain: MergeableCompChain) -> list[KeepingStage | None]:
     return [*(stage.keeping for stage in chain.stages), chain.after_keeping]
 
 
@@ -58,7 +58,7 @@ def _names(chain: MergeableCompChain) -> list[tuple[int, int]]:
     ]
 
 
-def _print(keeping: Keeping | None) -> str:
+def _print(keeping: KeepingStage | None) -> str:
     assert keeping is not None
     block = keeping.computation.to_building_block()
     return block.compact_representation()

@@ -187,7 +187,7 @@ def graph_of(message: Any) -> Any:
     Raises:
         UnsupportedError: it has Python functions of another process.
     """
-    graph_def = _unpack(message)
+    graph_def = _read_any(message)
     python_functions.check_process(graph_def)
     graph_def.ClearField("debug_info")
     return graph_def
@@ -203,19 +203,20 @@ def content_of(graph_def: Any) -> bytes:
 
 def origin_of(message: Any) -> str:
     """Return what an error calls the computation: its name and line, where known."""
-    return origins.read(_unpack(message))
+    return origins.read(_read_any(message))
 
 
-def check_leaves(message: Any) -> None:
+def check_portable(message: Any) -> None:
     """Raise if a message cannot run in another process than the one that made it.
 
     Raises:
         UnsupportedError: it has Python functions.
     """
-    python_functions.check_absent(_unpack(message))
+    python_functions.check_absent(_read_any(message))
 
 
-def _unpack(message: Any) -> Any:
+def _read_any(message: Any) -> Any:
+    """Return the GraphDef that the message holds as a protobuf `Any`."""
     graph_def = tf.compat.v1.GraphDef()
     message.graph_def.Unpack(graph_def)
     return graph_def

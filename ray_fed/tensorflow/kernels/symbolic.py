@@ -97,7 +97,7 @@ class Interpreter:
 
     def _part(self, part: Block, where: str | int, names: Names, path: Path) -> Any:
         """Return a part of a block, which draws by its place in that."""
-        name = blocks.part_name(part, where)
+        name = blocks.operand_name(part, where)
         return self._evaluate(part, names, path if name is None else (*path, name))
 
     def _local(
