@@ -71,14 +71,14 @@ class SequentialRunner(flf.AsyncContext):
                 results[start - subround.first_leaf : stop - subround.first_leaf],
                 [(index, index + 1) for index in range(start, stop)],
             )
-            for start, stop in subround.nodes
+            for start, stop in subround.subtrees
         ]
 
     async def _merge(
-        self, merge: bytes, partials: list[Any], nodes: list[merge_tree.Node]
+        self, merge: bytes, partials: list[Any], subtrees: list[merge_tree.Subtree]
     ) -> Any:
         comp = _parse(merge)
-        for left, right, _ in merge_tree.merge_order(nodes):
+        for left, right, _ in merge_tree.merge_order(subtrees):
             pair = (partials[left], partials[right])
             partials[left] = await self._call(comp, pair)
         return partials[0]
@@ -88,7 +88,9 @@ class SequentialRunner(flf.AsyncContext):
     ) -> Any:
         merged: Any = ()
         if finish.merge is not None:
-            merged = await self._merge(finish.merge, list(partials), list(finish.nodes))
+            merged = await self._merge(
+                finish.merge, list(partials), list(finish.subtrees)
+            )
         if finish.computation is None:
             return merged
         comp = _parse(finish.computation)

@@ -13,7 +13,7 @@ MAX_CLIENTS_PER_LEAF = 64
 """A leaf is the unit of work that is repeated after a failure: keep it short."""
 
 
-Node = tuple[int, int]
+Subtree = tuple[int, int]
 """A subtree of the merge tree: first leaf, one past the last."""
 
 
@@ -23,12 +23,12 @@ class Merge(NamedTuple):
     Attributes:
         left: position of the left partial; the merged partial takes its place.
         right: position of the right partial, which is used no more.
-        node: the subtree that the merged partial is of.
+        subtree: whose partial the merge makes.
     """
 
     left: int
     right: int
-    node: Node
+    subtree: Subtree
 
 
 def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
@@ -68,13 +68,13 @@ def cut_runs(num_items: int, num_runs: int) -> list[range]:
     return runs
 
 
-def _halves(tree: Node) -> tuple[Node, Node]:
+def _halves(tree: Subtree) -> tuple[Subtree, Subtree]:
     first, end = tree
     middle = first + (end - first + 1) // 2
     return (first, middle), (middle, end)
 
 
-def subtrees(first: int, stop: int, tree: Node) -> list[Node]:
+def subtrees(first: int, stop: int, tree: Subtree) -> list[Subtree]:
     """Return the largest whole subtrees that cover some leaves of a tree, in order.
 
     Args:
@@ -87,23 +87,23 @@ def subtrees(first: int, stop: int, tree: Node) -> list[Node]:
         return []
     if first <= start and end <= stop:
         return [tree]
-    return [node for half in _halves(tree) for node in subtrees(first, stop, half)]
+    return [part for half in _halves(tree) for part in subtrees(first, stop, half)]
 
 
-def merge_order(nodes: Sequence[Node]) -> list[Merge]:
+def merge_order(trees: Sequence[Subtree]) -> list[Merge]:
     """Return the merges that turn adjacent subtrees into one, bottom up.
 
     Args:
-        nodes: whole subtrees of one, adjacent and in order, that cover all its leaves.
+        trees: whole subtrees of one, adjacent and in order, that cover all its leaves.
     """
     order: list[Merge] = []
-    if nodes:
-        positions = {node: position for position, node in enumerate(nodes)}
-        _merge((nodes[0][0], nodes[-1][1]), positions, order)
+    if trees:
+        positions = {tree: position for position, tree in enumerate(trees)}
+        _merge((trees[0][0], trees[-1][1]), positions, order)
     return order
 
 
-def _merge(tree: Node, positions: Mapping[Node, int], order: list[Merge]) -> int:
+def _merge(tree: Subtree, positions: Mapping[Subtree, int], order: list[Merge]) -> int:
     """Append the merges of a tree, and return where its partial is then."""
     if tree in positions:
         return positions[tree]

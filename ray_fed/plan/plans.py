@@ -20,7 +20,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from ray_fed.plan.merge_tree import Node
+from ray_fed.plan.merge_tree import Subtree
 from ray_fed.plan.random_keys import DrawKey
 
 
@@ -125,7 +125,7 @@ class Subround:
         leaves: the clients of each leaf of this run, by index in the cohort; those that
             `draw.dropped` names are not counted.
         draw: key of the random numbers of this call.
-        nodes: the subtrees to return, by index among all leaves; empty without
+        subtrees: the subtrees to return, by index among all leaves; empty without
             `merge`, where every leaf's result is returned as it is.
         components_type: see `Finish`; of every leaf's result.
         kernel: does the work of `computation` on all leaves at once; or why there is
@@ -142,7 +142,7 @@ class Subround:
     first_leaf: int
     leaves: tuple[range, ...]
     draw: DrawKey
-    nodes: tuple[Node, ...]
+    subtrees: tuple[Subtree, ...]
     components_type: bytes | None = None
     kernel: Kernel | NoKernel | None = None
     call_s: float = 5.0
@@ -187,7 +187,7 @@ class Finish:
 
     Attributes:
         merge: serialised merge of two partials; None where there is no partial.
-        nodes: the subtree of each partial, in order; they cover all leaves.
+        subtrees: the subtree of each partial, in order; they cover all leaves.
         partial_type: serialised type of a partial.
         computation: serialised; None returns the merged partial.
         num_clients: the cohort's size, for a computation that asks for it.
@@ -199,7 +199,7 @@ class Finish:
     """
 
     merge: bytes | None
-    nodes: tuple[Node, ...]
+    subtrees: tuple[Subtree, ...]
     partial_type: bytes
     computation: bytes | None
     num_clients: int

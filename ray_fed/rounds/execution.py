@@ -194,7 +194,7 @@ class Rounds:
                     raise _StageAgainError
 
         async def run_once(index: int, leaves: range) -> tuple[object, ...]:
-            whole = call.cut.subtrees(leaves)
+            whole = call.cut.subtrees_of(leaves)
             kept = keeping if call.keeps[index] else None
             work = comp if kept is None else kept.computation
             subround = plans.Subround(
@@ -295,7 +295,7 @@ class Rounds:
         async with self._deciding:
             if content not in self._decisions:
                 alone = dataclasses.replace(
-                    subround, computation=b"", leaves=(leaf,), nodes=()
+                    subround, computation=b"", leaves=(leaf,), subtrees=()
                 )
                 trial = plans.Trial(alone)
                 arg = stored.slice_clients(*taken, range(len(leaf)))
@@ -324,7 +324,7 @@ class Rounds:
         components_type = call.spec.components_type(result_type)
         finish = plans.Finish(
             merge=self._serialised.get(stage.merge) if partials else None,
-            nodes=tuple(call.cut.nodes),
+            subtrees=tuple(call.cut.subtrees),
             partial_type=blocks.serialise_type(
                 type_checks.member_type(stage.up_to_merge.type_signature.result)
             ),

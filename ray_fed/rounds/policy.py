@@ -142,14 +142,14 @@ class CohortCut:
         ends = [self.leaves[run[-1]].stop for run in self.runs]
         return [end * member_bytes <= num_bytes for end in ends]
 
-    def subtrees(self, run: range) -> list[merge_tree.Node]:
+    def subtrees_of(self, run: range) -> list[merge_tree.Subtree]:
         """Return the subtrees of a run of leaves, in order."""
         return merge_tree.subtrees(run.start, run.stop, (0, len(self.leaves)))
 
     @property
-    def nodes(self) -> list[merge_tree.Node]:
+    def subtrees(self) -> list[merge_tree.Subtree]:
         """The subtrees of all runs, in order."""
-        return [node for run in self.runs for node in self.subtrees(run)]
+        return [tree for run in self.runs for tree in self.subtrees_of(run)]
 
 
 def _has_clients(parameter: fl.Type | None) -> bool:

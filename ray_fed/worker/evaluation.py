@@ -76,7 +76,7 @@ class KernelRan:
     """What a kernel came to.
 
     Attributes:
-        partials: of each of the subround's nodes, plain.
+        partials: of each of the subround's subtrees, plain.
         kept: for each value that is kept a list over all clients, plain.
     """
 
@@ -122,7 +122,7 @@ class KernelRunner(abc.ABC):
         data: Sequence[Sequence[Any]],
         check: Callable[[], None] = lambda: None,
     ) -> KernelRan | plans.NoKernel:
-        """Return the partial of each of `subround.nodes`, and what is kept.
+        """Return the partial of each of `subround.subtrees`, and what is kept.
 
         Args:
             subround: with a kernel, and a merge.
@@ -187,7 +187,7 @@ async def evaluate_subround(
         gather: runs the leaves.
 
     Returns:
-        The partial of each of `subround.nodes`; without a merge the result of each
+        The partial of each of `subround.subtrees`; without a merge the result of each
         leaf. Then what is kept.
 
     Raises:
@@ -360,7 +360,7 @@ async def merge_subtrees(
     partials: Sequence[flf.ExecutorValue],
     executor: flf.Executor,
 ) -> list[flf.ExecutorValue]:
-    """Return the partial of each of `subround.nodes`.
+    """Return the partial of each of `subround.subtrees`.
 
     Args:
         subround: with a merge.
@@ -369,7 +369,7 @@ async def merge_subtrees(
     """
     merge = await executor.create_value(Function(cast("bytes", subround.merge)))
     merged: list[flf.ExecutorValue] = []
-    for start, stop in subround.nodes:
+    for start, stop in subround.subtrees:
         inside = range(start - subround.first_leaf, stop - subround.first_leaf)
         nodes = [(index, index + 1) for index in range(start, stop)]
         subtree = [partials[index] for index in inside]
@@ -381,7 +381,7 @@ async def merge_values(
     executor: flf.Executor,
     merge: flf.ExecutorValue,
     partials: list[flf.ExecutorValue],
-    nodes: Sequence[merge_tree.Node],
+    nodes: Sequence[merge_tree.Subtree],
 ) -> flf.ExecutorValue:
     """Merge adjacent subtrees, all embedded in one executor, along the tree.
 
@@ -406,7 +406,7 @@ async def evaluate_finish(
 
     Args:
         finish: what to run.
-        partials: one for each of `finish.nodes`, plain or stored.
+        partials: one for each of `finish.subtrees`, plain or stored.
         before: what an after-merge computation takes before what is merged here: the
             round's argument, if there is one, and what earlier stages merged.
         stack_for: builds the stack that runs the after-merge computation.
@@ -444,4 +444,4 @@ async def _merge_partials(
     embedded = await gather_by_index(
         unplaced.create_value(partial, type_spec) for partial in partials
     )
-    return await merge_values(unplaced, merge, embedded, finish.nodes)
+    return await merge_values(unplaced, merge, embedded, finish.subtrees)

@@ -55,7 +55,7 @@ class KernelRun:
         self._zeros, self._constants = self._graph.inputs(inputs)
         self._call_s = subround.call_s
         self._leaf_size = subround.clients_per_leaf
-        self._trees = subround.nodes
+        self._trees = subround.subtrees
         self._check = check
         self._leaves_a_call = _count_fitting(self._graph.bytes_of_partial)
         self._merges = self._graph.merges
@@ -127,7 +127,7 @@ class KernelRun:
                     accumulators, done = self._zeros, done + 1
         return partials
 
-    def _nodes(self, first: int, stop: int) -> list[merge_tree.Node]:
+    def _nodes(self, first: int, stop: int) -> list[merge_tree.Subtree]:
         if not self._merges:
             return [(leaf, leaf + 1) for leaf in range(first, stop)]
         return [
@@ -139,7 +139,7 @@ class KernelRun:
     def _run(
         self,
         leaves: Sequence[range],
-        nodes: Sequence[merge_tree.Node],
+        nodes: Sequence[merge_tree.Subtree],
         accumulators: Sequence[Any],
         laid: Any,
         index: int,
@@ -211,7 +211,7 @@ class Partial:
         accumulators: tensors, or arrays.
     """
 
-    node: merge_tree.Node
+    node: merge_tree.Subtree
     accumulators: Sequence[Any]
 
 
@@ -222,7 +222,7 @@ async def run_kernel(
     data: Sequence[Sequence[Any]],
     check: Callable[[], None] = lambda: None,
 ) -> KernelRan | plans.NoKernel:
-    """Return the partial of each of `subround.nodes`.
+    """Return the partial of each of `subround.subtrees`.
 
     And what is kept of the clients.
 
@@ -261,7 +261,7 @@ async def run_kernel(
         merged = await merge_subtrees(subround, embedded, executor)
         found = [await fetch(value) for value in merged]
     else:
-        partials = _merge_nodes(subround.nodes, partials, merge)
+        partials = _merge_nodes(subround.subtrees, partials, merge)
         found = [
             loaded[0].nest(map(_computed, partial.accumulators)) for partial in partials
         ]
@@ -330,7 +330,7 @@ def _groups(
 
 
 def _merge_nodes(
-    nodes: Sequence[merge_tree.Node], partials: Sequence[Partial], merge: Any
+    nodes: Sequence[merge_tree.Subtree], partials: Sequence[Partial], merge: Any
 ) -> list[Partial]:
     """Return the partial of each node, out of those of subtrees inside of it."""
     merged: list[Partial] = []
@@ -420,7 +420,7 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
             return None
         graph = self.kernels.load_finish(finish, len(before))
         pairs = [
-            (left, right) for left, right, _ in merge_tree.merge_order(finish.nodes)
+            (left, right) for left, right, _ in merge_tree.merge_order(finish.subtrees)
         ]
         found = _try(graph, before, partials, pairs)
         return None if found is None else (_computed(found),)

@@ -123,7 +123,7 @@ def test_runs_have_these_lengths(
     ],
 )
 def test_subtrees_are_the_largest_whole_ones(
-    first: int, stop: int, num_leaves: int, nodes: list[merge_tree.Node]
+    first: int, stop: int, num_leaves: int, nodes: list[merge_tree.Subtree]
 ) -> None:
     assert merge_tree.subtrees(first, stop, (0, num_leaves)) == nodes
 
@@ -139,7 +139,7 @@ def _cuts(draw: st.DrawFn) -> tuple[int, list[range]]:
     ]
 
 
-def _nodes(runs: list[range], num_leaves: int) -> list[merge_tree.Node]:
+def _nodes(runs: list[range], num_leaves: int) -> list[merge_tree.Subtree]:
     tree = (0, num_leaves)
     return [n for run in runs for n in merge_tree.subtrees(run.start, run.stop, tree)]
 
@@ -166,7 +166,7 @@ def test_subtrees_are_those_that_their_own_leaves_give(
         assert merge_tree.subtrees(*node, (0, num_leaves)) == [node]
 
 
-def _fold(partials: list[Any], nodes: list[merge_tree.Node]) -> Any:
+def _fold(partials: list[Any], nodes: list[merge_tree.Subtree]) -> Any:
     """Merge as evaluators do; a merge is written down as a pair."""
     partials = list(partials)
     merged_away: set[int] = set()
@@ -242,14 +242,14 @@ def test_merge_tree_is_as_deep_as_a_binary_tree(num_leaves: int) -> None:
                 first_leaf=1,
                 leaves=(range(2, 4),),
                 draw=random_keys.DrawKey(1, 2),
-                nodes=((1, 2),),
+                subtrees=((1, 2),),
             ),
             id="subround",
         ),
         pytest.param(
             plans.Finish(
                 merge=None,
-                nodes=(),
+                subtrees=(),
                 partial_type=b"t",
                 computation=b"c",
                 num_clients=3,

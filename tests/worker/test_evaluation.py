@@ -75,18 +75,18 @@ def subround(
         first_leaf=leaves.start,
         leaves=tuple(cut[index] for index in leaves),
         draw=DRAW,
-        nodes=tuple(merge_tree.subtrees(leaves.start, leaves.stop, (0, len(cut))))
+        subtrees=tuple(merge_tree.subtrees(leaves.start, leaves.stop, (0, len(cut))))
         if merge is not None
         else (),
     )
 
 
 def finish(
-    merge: Any, nodes: list[merge_tree.Node], comp: Any = None, num_clients: int = 0
+    merge: Any, nodes: list[merge_tree.Subtree], comp: Any = None, num_clients: int = 0
 ) -> plans.Finish:
     return plans.Finish(
         merge=None if merge is None else serialised(merge),
-        nodes=tuple(nodes),
+        subtrees=tuple(nodes),
         partial_type=blocks.serialise_type(FLOAT if merge is not None else EMPTY),
         computation=None if comp is None else serialised(comp),
         num_clients=num_clients,
@@ -177,7 +177,7 @@ class TestSubround:
             first = subround(total, add, range(cut), 7)
             second = subround(total, add, range(cut, 7), 7)
             partials = run(first, clients[:cut]) + run(second, clients[cut:])
-            nodes = [*first.nodes, *second.nodes]
+            nodes = [*first.subtrees, *second.subtrees]
             [merged] = run(finish(add, nodes), (partials, []))
 
             assert merged.tobytes() == whole[0].tobytes()
@@ -208,7 +208,7 @@ class TestSubround:
 
 class TestFinish:
     def test_merges_partials_by_the_tree(self, run: Run) -> None:
-        nodes: list[merge_tree.Node] = [(0, 2), (2, 3), (3, 4), (4, 5)]
+        nodes: list[merge_tree.Subtree] = [(0, 2), (2, 3), (3, 4), (4, 5)]
 
         [merged] = run(finish(append_digit, nodes), ([1.0, 2.0, 3.0, 4.0], []))
 

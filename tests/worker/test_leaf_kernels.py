@@ -76,7 +76,7 @@ def subround(kernel: plans.Kernel, leaves: Sequence[range]) -> plans.Subround:
         first_leaf=0,
         leaves=tuple(leaves),
         draw=DrawKey(0, 0),
-        nodes=((0, len(leaves)),),
+        subtrees=((0, len(leaves)),),
         kernel=kernel,
         call_s=5.0,
     )
@@ -227,7 +227,7 @@ class TestRunKernel:
         work = subround(kernel_of(comp), leaves)
         by_one = dataclasses.replace(work, clients_per_leaf=1)
         last_dropped = dataclasses.replace(
-            by_one, leaves=(*leaves, range(5, 5)), nodes=((0, 6),)
+            by_one, leaves=(*leaves, range(5, 5)), subtrees=((0, 6),)
         )
         data = [[np.int32(10**i) for i in range(5)]]
 
@@ -249,7 +249,7 @@ class TestRunKernel:
         work = dataclasses.replace(
             subround(kernel_of(doubled), leaves),
             first_leaf=3,
-            nodes=((3, 4), (4, 8), (8, 10)),
+            subtrees=((3, 4), (4, 8), (8, 10)),
         )
         data = [[np.int32(10**i) for i in range(7)]]
 

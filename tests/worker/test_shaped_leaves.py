@@ -203,7 +203,7 @@ def prepare(
         first_leaf=0,
         leaves=tuple(leaves),
         draw=DrawKey(0, 0),
-        nodes=((0, len(leaves)),),
+        subtrees=((0, len(leaves)),),
         kernel=dataclasses.replace(kernel_of(comp), **options),
     )
     return Prepared(subround, work)
@@ -276,7 +276,7 @@ def test_bits_do_not_depend_on_the_leaves_beside(leaf: LeafStack, way: str) -> N
     data = [*batches(4), *batches(4, [4, 2]), *batches(4)]
     subround = prepare(train, 4, 12, **WAYS[way]).subround
     nodes = ((0, 1), (1, 2), (2, 3))
-    together = dataclasses.replace(subround, nodes=nodes)
+    together = dataclasses.replace(subround, subtrees=nodes)
 
     found = run_nodes(leaf, Prepared(together, train), data)
 
@@ -286,7 +286,7 @@ def test_bits_do_not_depend_on_the_leaves_beside(leaf: LeafStack, way: str) -> N
             subround,
             first_leaf=index,
             leaves=subround.leaves[index : index + 1],
-            nodes=(nodes[index],),
+            subtrees=(nodes[index],),
         )
         part = data[4 * index : 4 * index + 4]
         alone += run_nodes(leaf, Prepared(one, train), part)

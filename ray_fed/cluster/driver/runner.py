@@ -192,7 +192,7 @@ def _num_values(comp: plans.Subround | plans.Finish) -> int:
     if isinstance(comp, plans.Finish):
         count = 1
     else:
-        count = len(comp.leaves) if comp.merge is None else len(comp.nodes)
+        count = len(comp.leaves) if comp.merge is None else len(comp.subtrees)
         count += comp.num_kept
     if comp.components_type is None:
         return count

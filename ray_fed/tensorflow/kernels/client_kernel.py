@@ -47,7 +47,7 @@ _OF_TYPE = tf.Tensor, np.ndarray, np.generic
 
 
 @dataclasses.dataclass(frozen=True)
-class LeafShape:
+class UniformShape:
     """What a graph for clients of one shape is made for.
 
     Attributes:
@@ -71,9 +71,9 @@ class LaidClients:
 
     states: tuple[tf.Tensor, tf.Tensor]
     data: "LaidData"
-    shape: LeafShape | None = None
+    shape: UniformShape | None = None
 
-    def of_shape(self, shape: LeafShape | None) -> "LaidClients":
+    def of_shape(self, shape: UniformShape | None) -> "LaidClients":
         """Return the same, for leaves of a shape."""
         return dataclasses.replace(self, shape=shape)
 
@@ -168,8 +168,8 @@ class ClientKernel:
         self._jit = kernel.jit
         self.at_once = kernel.vectorised_clients
         self.refusals: set[str] = set()
-        self._shaped: dict[LeafShape, Function | None] = {}
-        self._compiled: set[LeafShape] = set()
+        self._shaped: dict[UniformShape, Function | None] = {}
+        self._compiled: set[UniformShape] = set()
         self._work_grafts, self._fold_grafts = Grafts(), Grafts()
         self._device = device
         with tf.device(device):
@@ -343,7 +343,7 @@ class ClientKernel:
 
     def shape_of(
         self, leaf: range, laid: LaidClients, leaf_size: int
-    ) -> LeafShape | None:
+    ) -> UniformShape | None:
         """Return the shape of all clients of a leaf, where `run` is to know of it.
 
         Args:
@@ -362,12 +362,12 @@ class ClientKernel:
         of_clients = laid.data.shapes[kinds[0]]
         if of_clients is None:
             return None
-        shape = LeafShape(of_clients, Window.of(leaf_size))
+        shape = UniformShape(of_clients, Window.of(leaf_size))
         if shape not in self._shaped:
             self._shaped[shape] = self._specialise(shape)
         return None if self._shaped[shape] is None else shape
 
-    def _specialise(self, shape: LeafShape) -> "Function | None":
+    def _specialise(self, shape: UniformShape) -> "Function | None":
         """Return the graph for leaves of clients of a shape, or None."""
         if len(self._client.kept):
             self.refusals.add("values are kept of clients")
@@ -443,7 +443,7 @@ class ClientKernel:
     def run(
         self,
         leaves: Sequence[range],
-        nodes: Sequence[merge_tree.Node],
+        nodes: Sequence[merge_tree.Subtree],
         accumulators: Sequence[Any],
         constants: Sequence[tf.Tensor],
         laid: LaidClients,
@@ -478,7 +478,7 @@ class ClientKernel:
             return rows, ran[len(self._specs) :]
 
     def _call(
-        self, arguments: list[tf.Tensor], shape: LeafShape | None
+        self, arguments: list[tf.Tensor], shape: UniformShape | None
     ) -> list[tf.Tensor]:
         function = None if shape is None else self._shaped[shape]
         if shape is None or function is None:
@@ -526,7 +526,7 @@ def _count_bytes(tensor: tf.Tensor) -> int:
 
 
 def _make_indices(
-    device: str | None, leaves: tuple[range, ...], nodes: tuple[merge_tree.Node, ...]
+    device: str | None, leaves: tuple[range, ...], nodes: tuple[merge_tree.Subtree, ...]
 ) -> tuple[tf.Tensor, ...]:
     """Return the bounds of leaves, the merges inside of nodes, and what is left."""
     roots = [start - nodes[0][0] for start, _ in nodes]

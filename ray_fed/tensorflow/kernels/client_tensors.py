@@ -52,8 +52,8 @@ class GraphSequence:
     sizes: columnar_sequence.Sizes | None = None
 
 
-LeafShape: TypeAlias = tuple[int, ...] | columnar_sequence.Sizes
-ClientShape: TypeAlias = tuple[LeafShape, ...]
+ComponentShape: TypeAlias = tuple[int, ...] | columnar_sequence.Sizes
+ClientShape: TypeAlias = tuple[ComponentShape, ...]
 """All sizes of a client's data: of each tensor its dimensions, of each sequence its
 `Sizes`. Clients of one shape lie at equal distances."""
 

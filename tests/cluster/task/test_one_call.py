@@ -73,7 +73,7 @@ def subround_of(comp: Any) -> plans.Subround:
         first_leaf=0,
         leaves=(range(2), range(2, 3)),
         draw=DrawKey(0, 0),
-        nodes=((0, 2),),
+        subtrees=((0, 2),),
         kernel=fuse(stage.up_to_merge),
         call_s=5.0,
     )
@@ -117,7 +117,7 @@ def test_finish_is_one_call(handle: FakeHandle) -> None:
     )
     finish = plans.Finish(
         merge=blocks.serialize_computation(stage_of(doubled).merge),
-        nodes=((0, 1), (1, 2)),
+        subtrees=((0, 1), (1, 2)),
         partial_type=blocks.serialise_type(partial),
         computation=blocks.serialize_computation(chain.after_merge),
         num_clients=3,
