@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ray.exceptions
+from typing_extensions import override
 
 import ray_fed
 from ray_fed import errors
@@ -34,7 +35,7 @@ class Method:
 class Worker:
     """Stands for the handle of a worker that answers and lives until it is ended."""
 
-    def __init__(self, node: str) -> None:
+    def __init__(self, node: str, threads: int | None = None) -> None:
         self.ended = asyncio.Event()
 
         async def live() -> None:
@@ -44,7 +45,8 @@ class Worker:
         async def describe() -> WorkerDescription:
             fingerprint: Any = Fingerprint
             fields = {field.name: None for field in dataclasses.fields(fingerprint)}
-            return WorkerDescription(1, node, node, DRIVER, fingerprint(**fields))
+            found = fingerprint(**fields | {"threads": threads})
+            return WorkerDescription(1, node, node, DRIVER, found)
 
         async def nothing() -> None:
             pass
@@ -342,3 +344,49 @@ def test_loss_of_a_kept_worker_that_its_next_user_never_had_counts_for_nobody() 
     size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
 
     assert asyncio.run(resume_what_is_gone(size)) == (False, 1, 0)
+
+
+class Mixed(Played):
+    """Its workers have one thread, two threads, and so on."""
+
+    @override
+    def start_worker(self, node: str | None) -> Worker:
+        self._free -= 1
+        return Worker(node or "a", self._room - self._free)
+
+
+async def lease_two(size: Size, *, allow_mixed: bool) -> list[Any]:
+    """Return what two that ask for a worker are given: its name, or an error."""
+    config = ray_fed.Config(workers=ray_fed.Workers(allow_mixed=allow_mixed))
+    host = PoolHost(config, size, DRIVER, Mixed(room=2))
+    asking = asyncio.gather(*map(host.lease, ("one", "two")), return_exceptions=True)
+    found = await asyncio.wait_for(asking, 30)
+    return [
+        lease if isinstance(lease, BaseException) else lease[0].worker
+        for lease in found
+    ]
+
+
+def test_worker_of_another_fingerprint_is_ended(
+    size: Size, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(pool_host.ray, "kill", lambda handle, **_: ended.append(handle))  # pyright: ignore[reportUnknownLambdaType]
+
+    name, error = asyncio.run(lease_two(size, allow_mixed=False))
+
+    assert isinstance(name, str)
+    assert isinstance(error, errors.ResourceError)
+    assert "threads is 2 where other workers have 1" in str(error)
+    assert "set `workers.allow_mixed`" in str(error)
+    assert len(ended) == 1
+
+
+def test_worker_of_another_fingerprint_is_leased_where_that_is_allowed(
+    size: Size,
+) -> None:
+    first, second = asyncio.run(lease_two(size, allow_mixed=True))
+
+    assert isinstance(first, str)
+    assert isinstance(second, str)
+    assert first != second

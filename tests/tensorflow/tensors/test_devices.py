@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from ray_fed.tensorflow.tensors import devices
 
@@ -78,3 +79,19 @@ def test_executor_without_a_gpu_sees_none(monkeypatch: pytest.MonkeyPatch) -> No
     device, played = configure(monkeypatch, num_gpus=2, fraction=0.0)
 
     assert (device, played.visible, played.limits_mib) == ("CPU 0", [], [])
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "is_told"), [(1, False), (3, True)], ids=["the same", "others"]
+)
+def test_threads_that_are_fixed_to_others_are_told(
+    caplog: pytest.LogCaptureFixture, num_threads: int, is_told: bool
+) -> None:
+    float(tf.add(1.0, 1.0))  # fixes those of this process, which has one
+
+    is_set = devices.set_threads(num_threads)
+
+    assert is_set is not is_told
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == is_told
+    assert all("other threads than the 3 that workers have" in one for one in told)
