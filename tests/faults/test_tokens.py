@@ -1,7 +1,9 @@
 """A Ray whose head asks for a token, and processes with it, without, with another."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -93,8 +95,7 @@ def head() -> Iterator[Head]:
         shutil.rmtree(folder)
 
 
-def _join(head: Head, token_path: pathlib.Path | None, *, named: bool) -> Any:
-    arguments = [head.address] if named else []
+def _join(head: Head, token_path: pathlib.Path | None, arguments: list[str]) -> Any:
     done = subprocess.run(
         [sys.executable, SCRIPT, *arguments],
         env=_environment(head.folder, token_path),
@@ -106,17 +107,30 @@ def _join(head: Head, token_path: pathlib.Path | None, *, named: bool) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-NAMED = pytest.mark.parametrize("named", [True, False], ids=["address", "this user's"])
+@pytest.fixture(scope="module")
+def refused(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What processes are told, by whether they have a token and know the address.
+
+    Ray takes its time to give up, which all of them spend at once.
+    """
+    other = _write_token(tmp_path_factory.mktemp("other") / "token")
+    cases = list(itertools.product([False, True], [False, True]))
+
+    def join(case: tuple[bool, bool]) -> Any:
+        has_token, named = case
+        return _join(head, other if has_token else None, [head.address] * named)
+
+    with concurrent.futures.ThreadPoolExecutor(len(cases)) as threads:
+        told = threads.map(join, cases)
+        return dict(zip(cases, told, strict=True))
 
 
-@NAMED
+@pytest.mark.parametrize("named", [True, False], ids=["address", "this user's"])
 @pytest.mark.parametrize("has_token", [False, True], ids=["no token", "another token"])
 def test_process_without_the_token_is_told_so(
-    head: Head, tmp_path: pathlib.Path, named: bool, has_token: bool
+    head: Head, refused: Any, named: bool, has_token: bool
 ) -> None:
-    other = _write_token(tmp_path / "token") if has_token else None
-
-    told = _join(head, other, named=named)
+    told = refused[has_token, named]
 
     assert told["error"] == "ClusterError"
     assert f"`{head.address}`" in told["message"]
@@ -124,6 +138,8 @@ def test_process_without_the_token_is_told_so(
     assert "RAY_AUTH_TOKEN_PATH" in told["message"]
 
 
-@NAMED
-def test_process_with_the_token_joins(head: Head, named: bool) -> None:
-    assert _join(head, head.token_path, named=named) == {"joined": head.address}
+@pytest.mark.parametrize("to", ["address", "this user's", "auto"])
+def test_process_with_the_token_joins(head: Head, to: str) -> None:
+    arguments = {"address": [head.address], "this user's": [], "auto": ["auto"]}[to]
+
+    assert _join(head, head.token_path, arguments) == {"joined": head.address}
