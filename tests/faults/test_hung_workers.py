@@ -13,6 +13,10 @@ import tensorflow as tf  # isort: skip
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
+NO_COPIES = {"enabled": False}
+"""For what hangs: after ten seconds it is a straggler, too, or its next attempt is one,
+on a busy machine; a copy of either is one more attempt."""
+
 
 @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
 def total(clients: Any) -> Any:
@@ -24,7 +28,9 @@ def test_hung_worker_is_ended_and_its_subround_runs_elsewhere(
 ) -> None:
     work = client_work(waiting=(3,))
     expected = work.expected(2)
-    context = contexts(workers=2, subrounds={"count": 2, "timeout_s": 10})
+    context = contexts(
+        workers=2, subrounds={"count": 2, "timeout_s": 10}, stragglers=NO_COPIES
+    )
     work.run_undisturbed(context)
 
     def act() -> None:
@@ -49,7 +55,10 @@ def test_subround_that_always_hangs_is_a_clear_error(
 ) -> None:
     work = client_work(waiting=(3,))
     context = contexts(
-        workers=2, subrounds={"count": 2, "timeout_s": 10}, retry={"hang": 0}
+        workers=2,
+        subrounds={"count": 2, "timeout_s": 10},
+        stragglers=NO_COPIES,
+        retry={"hang": 0},
     )
     work.run_undisturbed(context)
     started = time.monotonic()
