@@ -32,7 +32,8 @@ def never_ends(x):
 def total(clients):
     return fl.federated_sum(fl.federated_map(never_ends, clients))
 
-with ray_fed.init("local", config=ray_fed.Config(workers=1)):
+environment = {"env_vars": {"JOB_MARK": str(folder)}}
+with ray_fed.init("local", config=ray_fed.Config(workers=1, runtime_env=environment)):
     total([1, 2, 3])
 """
 
@@ -63,6 +64,7 @@ def test_interrupted_driver_leaves_within_ten_seconds_with_nothing_behind(
             assert driver.poll() is None
             time.sleep(0.1)
         num_running = len(_marked(mark))
+        num_of_job = len(_marked(f"JOB_MARK={tmp_path}"))
         driver.send_signal(signal.SIGINT)
         interrupted = time.monotonic()
         _, told = driver.communicate(timeout=60)
@@ -73,6 +75,7 @@ def test_interrupted_driver_leaves_within_ten_seconds_with_nothing_behind(
             os.kill(pid, signal.SIGKILL)
 
     assert num_running > 4  # Ray's own, the worker and its coordinator
+    assert 2 <= num_of_job < num_running  # `runtime_env` is theirs, not Ray's
     assert told.rstrip().endswith("KeyboardInterrupt")
     assert driver.returncode != 0
     assert seconds < 10
