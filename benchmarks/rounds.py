@@ -64,7 +64,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--jit",
         choices=("auto", "on", "off"),
         default="auto",
-        help="whether XLA compiles ray_fed's client work: by measurement, or as told",
+        help="whether XLA compiles ray_fed's client work: by its rule, or as told",
     )
     return parser.parse_args(arguments)
 

@@ -257,10 +257,10 @@ class Kernels(_Frozen):
         call_s: seconds of clients that one call may cover, about. Cancelling waits for
             a call to end; the bits of a result do not depend on it.
         jit: whether XLA compiles the work on leaves whose clients all have data of one
-            shape, once for each shape and worker. "auto" measures it, once for each
-            computation, on the first clients: two contexts may come to different
-            bits. `RoundReport.jit_decisions` says what "on" or "off" repeats. An index
-            out of range is no error with XLA.
+            shape, once for each shape and worker. "auto": where a rule says that it
+            gains, a function of computation, sizes and kind of device alone (see
+            docs/performance.md); `RoundReport.jit_decisions` says what it came to. With
+            XLA an index or a label out of range is no error.
         vectorised_clients: of such a leaf, how many clients work at once, in the memory
             of as many; for small models on a GPU.
 

@@ -107,7 +107,7 @@ class Work:
         arg: Any,
         given: outcomes.Attempt | None = None,
     ) -> "Work":
-        """Pack a `plans.Subround`, `plans.Trial` or `plans.Finish`.
+        """Pack a `plans.Subround` or `plans.Finish`.
 
         Args:
             name: of the subround.

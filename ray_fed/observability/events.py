@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Protocol
 
-from ray_fed.plan import diagnostics, outcomes, plans
+from ray_fed.plan import diagnostics, outcomes
 from ray_fed.plan.fingerprint import Fingerprint
 
 
@@ -153,9 +153,9 @@ class WorkUnshaped:
 
 @dataclasses.dataclass(frozen=True)
 class JitDecided:
-    """Whether XLA compiled a kernel was measured, in this round or in an earlier one.
+    """Which way leaves of kernels ran with `kernels.jit="auto"`, and why.
 
-    They come once a round for each kernel, before its `RoundFinished`.
+    They come once a round for each decision, before its `RoundFinished`.
 
     Attributes:
         round_index: of the round.
@@ -163,7 +163,7 @@ class JitDecided:
     """
 
     round_index: int
-    decision: plans.JitDecision
+    decision: diagnostics.JitDecision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +205,8 @@ def of_note(note: diagnostics.Note, round_index: int) -> Event:
             return ComputationUnlowered(round_index, **vars(note))
         case diagnostics.Unshaped():
             return WorkUnshaped(round_index, note.reason)
+        case diagnostics.JitDecision():
+            return JitDecided(round_index, note)
 
 
 class EventSink(Protocol):

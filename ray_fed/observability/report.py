@@ -7,7 +7,7 @@ import pydantic
 from typing_extensions import override
 
 from ray_fed.observability import events, report_table
-from ray_fed.plan import outcomes, plans
+from ray_fed.plan import diagnostics, outcomes
 from ray_fed.plan.fingerprint import Fingerprint
 
 _OPEN_ROUNDS = 256
@@ -54,7 +54,8 @@ class RoundReport(pydantic.BaseModel):
         bytes_sliced: of the clients' values, each counted once.
         dropped_clients: those that the round went on without, by index in the cohort:
             what their work or data raised. They count in `num_clients`.
-        jit_decisions: what `kernels={"jit": "auto"}` came to, for each kernel that ran.
+        jit_decisions: which way leaves of kernels ran with `kernels={"jit": "auto"}`,
+            and why: each once. Empty with "on" and "off".
 
     Bytes are those of arrays that leave a process: no computation, nothing that a
     worker reads from files, no second attempt; none on the local backend.
@@ -72,7 +73,7 @@ class RoundReport(pydantic.BaseModel):
     bytes_broadcast: int = 0
     bytes_sliced: int = 0
     dropped_clients: dict[int, str] = {}
-    jit_decisions: tuple[plans.JitDecision, ...] = ()
+    jit_decisions: tuple[diagnostics.JitDecision, ...] = ()
 
     @property
     def bytes_returned(self) -> int:
@@ -210,8 +211,8 @@ class _OpenRound:
     unkeyed: list[str] = dataclasses.field(default_factory=list[str])
     unlowered: list[str] = dataclasses.field(default_factory=list[str])
     dropped: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
-    decisions: list[plans.JitDecision] = dataclasses.field(
-        default_factory=list[plans.JitDecision]
+    decisions: list[diagnostics.JitDecision] = dataclasses.field(
+        default_factory=list[diagnostics.JitDecision]
     )
 
     def add(self, event: events.Event) -> None:

@@ -53,7 +53,20 @@ class Unshaped:
     reason: str
 
 
-Note: TypeAlias = Unkeyed | Unlowered | Unshaped
+@dataclasses.dataclass(frozen=True)
+class JitDecision:
+    """Which way some leaves of a kernel ran with `kernels.jit="auto"`, and why.
+
+    Attributes:
+        jit: whether XLA compiled them.
+        reason: in a few words.
+    """
+
+    jit: bool
+    reason: str
+
+
+Note: TypeAlias = Unkeyed | Unlowered | Unshaped | JitDecision
 
 _noted: contextvars.ContextVar[set[Note] | None] = contextvars.ContextVar(
     "ray_fed_notes", default=None

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ray_fed.plan.merge_tree import Subtree
 from ray_fed.plan.random_keys import DrawKey
@@ -58,7 +58,8 @@ class Kernel:
         data: in the argument, the values of clients.
         num_aggregations: length of zeros and accumulators, and of values but for:
         num_kept: the last of the values, which are returned for each client instead.
-        jit: whether XLA compiles leaves whose clients are all of one shape.
+        jit: whether XLA compiles leaves whose clients are all of one shape; "auto":
+            where `ray_fed.tensorflow.kernels.jit` says so.
         vectorised_clients: how many of such a leaf's clients work at once.
     """
 
@@ -69,34 +70,14 @@ class Kernel:
     data: tuple[Path, ...]
     num_aggregations: int
     num_kept: int = 0
-    jit: bool = False
+    jit: Literal["auto", "on", "off"] = "off"
     vectorised_clients: int = 1
 
     @functools.cached_property
     def content(self) -> bytes:
         """What identifies the functions of a client, and how they run."""
-        options = b"%d %d " % (self.jit, self.vectorised_clients)
+        options = f"{self.jit} {self.vectorised_clients} ".encode()
         return hashlib.sha256(options + self.work + self.accumulate).digest()
-
-
-@dataclasses.dataclass(frozen=True)
-class JitDecision:
-    """Whether XLA is to compile the work of a kernel's clients.
-
-    Attributes:
-        jit: for `Kernel.jit`.
-        reason: in a few words.
-        plain_s: seconds a client without XLA, beside as many others as executors share
-            a process; None where it was not measured.
-        jit_s: the same with it.
-        compile_s: seconds of the first call with it, for one client.
-    """
-
-    jit: bool
-    reason: str
-    plain_s: float | None = None
-    jit_s: float | None = None
-    compile_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,31 +135,6 @@ class Subround:
         """The clients of each leaf of this run, by index among those of the run."""
         first = self.leaves[0].start
         return [range(leaf.start - first, leaf.stop - first) for leaf in self.leaves]
-
-
-@dataclasses.dataclass(frozen=True)
-class Trial:
-    """Clients of a subround run with XLA and without, to decide which it is to be.
-
-    Attributes:
-        subround: of one leaf, with a kernel; its result is the `JitDecision`.
-    """
-
-    subround: Subround
-
-    @property
-    def draw(self) -> DrawKey:
-        """Key of the random numbers of its call."""
-        return self.subround.draw
-
-    @property
-    def clients_per_leaf(self) -> int:
-        """Of the cohort."""
-        return self.subround.clients_per_leaf
-
-    @property
-    def components_type(self) -> None:
-        """Nothing of it is kept."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,9 +60,6 @@ class Call:
     bytes_sliced: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
     next_index: int = 0
     notes: set[Note] = dataclasses.field(default_factory=set[Note])
-    decisions: dict[bytes, plans.JitDecision] = dataclasses.field(
-        default_factory=dict[bytes, plans.JitDecision]
-    )
 
     def take_indices(self, count: int) -> int:
         """Return the first of so many new subround indices."""

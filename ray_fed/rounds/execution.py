@@ -32,7 +32,7 @@ from ray_fed.rounds import partition
 from ray_fed.rounds.calls import Call
 from ray_fed.rounds.computation_cache import ComputationCache
 from ray_fed.rounds.policy import CallSpec, CohortCut, RoundPolicy
-from ray_fed.values import components, stored
+from ray_fed.values import components
 
 flf = fl.framework
 
@@ -56,8 +56,6 @@ class Rounds:
         self.num_calls = 0
         self._serialised = ComputationCache(lambda comp: blocks.serialise(_block(comp)))
         self._kernels = ComputationCache(self._plan_kernel)
-        self._decisions: dict[bytes, tuple[plans.JitDecision, plans.Kernel]] = {}
-        self._deciding = asyncio.Lock()
 
     def new_call(
         self, *, by_component: bool = False, started: float | None = None
@@ -133,8 +131,6 @@ class Rounds:
         yield call
         for note in diagnostics.in_order(call.notes):
             self._emit(events.of_note(note, round_index))
-        for decision in call.decisions.values():
-            self._emit(events.JitDecided(round_index, decision))
         seconds = time.monotonic() - spec.started
         self._emit(
             events.RoundFinished(
@@ -212,8 +208,6 @@ class Rounds:
                 call.max_dropped > 0,
             )
             arg = call.run_arg(index, () if kept is None else kept.takes)
-            taken = arg, work.type_signature.parameter
-            subround = await self._decide_jit(subround, taken, first + index, call)
             num_bytes = call.bytes_sliced[index]
             outcome = await self._dispatch(
                 subround, arg, first + index, call, num_bytes
@@ -268,45 +262,9 @@ class Rounds:
             return kernel
         return dataclasses.replace(
             kernel,
-            jit=self._policy.jit == "on",
+            jit=self._policy.jit,
             vectorised_clients=self._policy.vectorised_clients,
         )
-
-    async def _decide_jit(
-        self,
-        subround: plans.Subround,
-        taken: tuple[Any, fl.Type | None],
-        subround_index: int,
-        call: Call,
-    ) -> plans.Subround:
-        """Return a subround with what was measured of its kernel, once for all.
-
-        `taken` is what it takes, with the type of that.
-        """
-        kernel = subround.kernel
-        leaf = subround.leaves[0]
-        if (
-            self._policy.jit != "auto"
-            or not isinstance(kernel, plans.Kernel)
-            or not leaf
-        ):
-            return subround
-        content = kernel.content
-        async with self._deciding:
-            if content not in self._decisions:
-                alone = dataclasses.replace(
-                    subround, computation=b"", leaves=(leaf,), subtrees=()
-                )
-                trial = plans.Trial(alone)
-                arg = stored.slice_clients(*taken, range(len(leaf)))
-                outcome, _ = await self._invoke(trial, arg, subround_index, call)
-                decision: plans.JitDecision = type_checks.narrow(
-                    outcome.values[0], plans.JitDecision, "a trial"
-                )
-                decided = dataclasses.replace(kernel, jit=decision.jit)
-                self._decisions[content] = decision, decided
-        call.decisions[content], decided = self._decisions[content]
-        return dataclasses.replace(subround, kernel=decided)
 
     async def _finish(
         self,

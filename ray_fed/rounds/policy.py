@@ -32,7 +32,7 @@ class RoundPolicy:
         sinks: receive events.
         call_s: seconds of clients that one call of a kernel may cover, about; None:
             all work is interpreted.
-        jit: see `plans.Kernel`; "auto" measures once for each kernel.
+        jit: see `plans.Kernel`.
         vectorised_clients: see `plans.Kernel`.
         leaves_out_clients: whether runners take stand-ins for values of clients that a
             finish does not read.

@@ -109,12 +109,6 @@ class KernelRunner(abc.ABC):
         """Return the result of a finish, plain; or None, as `run_at_server` does."""
 
     @abc.abstractmethod
-    def decide_jit(
-        self, kernel: plans.Kernel, inputs: Sequence[Any], data: Sequence[Sequence[Any]]
-    ) -> plans.JitDecision:
-        """Measure whether XLA pays for a kernel; see `run_kernel`."""
-
-    @abc.abstractmethod
     async def run_kernel(
         self,
         subround: plans.Subround,
@@ -134,13 +128,13 @@ class KernelRunner(abc.ABC):
 
 
 async def evaluate_plan(
-    comp: plans.Subround | plans.Trial | plans.Finish,
+    comp: plans.Subround | plans.Finish,
     arg: Any,
     stack_for: StackFactory,
     unplaced: flf.Executor,
     gather: Gather = gather_by_index,
 ) -> Evaluated:
-    """Run a subround, a trial of one, or a finish.
+    """Run a subround or a finish.
 
     Args:
         comp: what to run.
@@ -155,10 +149,6 @@ async def evaluate_plan(
     with random_keys.using(comp.draw):
         if isinstance(comp, plans.Subround):
             evaluated = await evaluate_subround(comp, arg, stack_for, unplaced, gather)
-        elif isinstance(comp, plans.Trial):
-            evaluated = Evaluated(
-                [await evaluate_trial(comp.subround, arg, stack_for, unplaced)]
-            )
         else:
             partials, before = arg
             result = await evaluate_finish(comp, partials, before, stack_for, unplaced)
@@ -313,25 +303,6 @@ async def evaluate_kernel(
     if isinstance(ran, plans.NoKernel):
         return ran
     return Evaluated([*ran.partials, *ran.kept], kernel_leaves=len(subround.leaves))
-
-
-async def evaluate_trial(
-    subround: plans.Subround,
-    arg: Any,
-    stack_for: StackFactory,
-    unplaced: flf.Executor,
-) -> plans.JitDecision:
-    """Measure whether XLA pays for the kernel of a subround, on all of its clients.
-
-    What the clients' work raises is no reason to fail: the subround will.
-    """
-    runner = type_checks.narrow(unplaced, KernelRunner, "a trial of a kernel")
-    try:
-        inputs, data = await _read_kernel(subround, arg, stack_for, runner)
-        return runner.decide_jit(cast("plans.Kernel", subround.kernel), inputs, data)
-    except Exception as error:  # noqa: BLE001 (whatever TensorFlow raises)
-        reason = f"{type(error).__name__} in a trial"
-        return plans.JitDecision(jit=False, reason=reason)
 
 
 async def _read_kernel(

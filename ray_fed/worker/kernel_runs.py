@@ -368,7 +368,6 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
         target_executor: of the stack; owned.
         device: name of its device; None leaves it to TensorFlow.
         client_bytes: of clients' data that is kept between rounds.
-        num_beside: leaf stacks that work in this process at once, this one included.
     """
 
     def __init__(
@@ -376,10 +375,8 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
         target_executor: flf.Executor,
         device: str | None,
         client_bytes: int,
-        num_beside: int,
     ) -> None:
         super().__init__(target_executor)
-        self._num_beside = num_beside
         self.kernels = KernelCache(device)
         self.clients = ClientStore(client_bytes)
         self._blocks: LruCache[bytes, flf.ComputationBuildingBlock]
@@ -424,17 +421,6 @@ class LeafStack(ReferenceResolvingExecutor, KernelRunner):
         ]
         found = _try(graph, before, partials, pairs)
         return None if found is None else (_computed(found),)
-
-    @override
-    def decide_jit(
-        self, kernel: plans.Kernel, inputs: Sequence[Any], data: Sequence[Sequence[Any]]
-    ) -> plans.JitDecision:
-        """See `ray_fed.tensorflow.kernels.jit`."""
-        from ray_fed.tensorflow.kernels.jit import measure_jit
-
-        read = [self.clients.read_all(members) for members in data]
-        device, num_beside = self.kernels.device, self._num_beside
-        return measure_jit(kernel, list(inputs), read, device, num_beside)
 
     @override
     async def run_kernel(

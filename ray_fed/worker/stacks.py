@@ -34,21 +34,18 @@ CLIENT_BYTES = 2**30
 """Of clients' data that a stack keeps between rounds, where nobody says another."""
 
 
-def leaf_stack(
-    device: Any = None, client_bytes: int = CLIENT_BYTES, num_beside: int = 1
-) -> LeafStack:
+def leaf_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> LeafStack:
     """Return a stack that runs all unplaced work, and kernels of client work.
 
     Args:
         device: a `tf.config.LogicalDevice`, or None.
         client_bytes: of clients' data that is kept between rounds.
-        num_beside: such stacks that work in this process at once, this one included.
     """
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
     name = None if device is None else device.name
     target = SequenceExecutor(EagerTFExecutor(device))
-    return LeafStack(target, name, client_bytes, num_beside)
+    return LeafStack(target, name, client_bytes)
 
 
 def threaded_leaves(
@@ -58,7 +55,7 @@ def threaded_leaves(
     leaves: list[ThreadedLeaf] = []
     with contextlib.ExitStack() as failed:
         for index in range(num_threads):
-            leaf = leaf_stack(None, client_bytes, num_threads)
+            leaf = leaf_stack(None, client_bytes)
             leaves.append(ThreadedLeaf(leaf, f"ray_fed leaf {index}"))
             failed.callback(leaves[-1].close)
         failed.pop_all()  # who asked for them closes them

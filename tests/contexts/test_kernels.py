@@ -13,7 +13,8 @@ from ray_fed import errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.observability import events
-from ray_fed.tensorflow.kernels import client_kernel, jit, shaped_clients
+from ray_fed.plan import diagnostics
+from ray_fed.tensorflow.kernels import client_kernel, shaped_clients
 
 ContextFactory = Callable[..., ExecutionContext]
 stats: Any = importlib.import_module("scipy.stats")
@@ -477,6 +478,11 @@ def sum_of_powers(x: Any) -> Any:
     return tf.reduce_sum(tf.stack([x**power for power in (1, 2, 3, 4)]), 0)
 
 
+@rtf.computation(VECTOR)
+def noisy_powers(x: Any) -> Any:
+    return x * x * tf.random.uniform([3])
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"jit": "on"}, {"vectorised_clients": 2}],
@@ -543,43 +549,54 @@ def test_work_that_xla_is_not_to_compile_is_told_of(
     assert unshaped == [events.WorkUnshaped(0, reason)]
 
 
-@pytest.mark.parametrize("way", ["on", "off"])
-def test_measured_decision_has_the_bits_of_its_setting(
-    local_contexts: ContextFactory, monkeypatch: pytest.MonkeyPatch, way: str
+@pytest.mark.parametrize(
+    ("work", "clients_per_leaf", "setting", "reason"),
+    [
+        (sum_of_powers, 12, "on", "ops that XLA gains on"),
+        (sum_of_powers, 3, "off", "few clients in a leaf"),
+        (noisy_powers, 12, "off", "RandomUniform, not known to gain"),
+    ],
+    ids=["compiled", "small leaves", "draws"],
+)
+def test_rule_has_the_bits_of_the_setting_that_it_comes_to(
+    local_contexts: ContextFactory,
+    work: Any,
+    clients_per_leaf: int,
+    setting: str,
+    reason: str,
 ) -> None:
-    monkeypatch.setattr(jit, "_HOPELESS", np.inf)
-    monkeypatch.setattr(jit, "_LEAST_GAIN", 0.0 if way == "on" else np.inf)
     auto, given = (
-        local_contexts(workers=2, clients_per_leaf=3, kernels={"jit": setting})
-        for setting in ("auto", way)
+        local_contexts(
+            workers=2, clients_per_leaf=clients_per_leaf, kernels={"jit": jit}
+        )
+        for jit in ("auto", setting)
     )
-    comp, args = summed(sum_of_powers), (vectors(),)
+    comp, args = summed(work), (vectors() * 4,)
 
     results = [call(auto, comp, args) for _ in range(2)]
 
-    assert results == [call(given, comp, args)] * 2
+    assert results == [call(given, comp, args) for _ in range(2)]
+    assert auto.last_report is not None
+    decision = diagnostics.JitDecision(setting == "on", reason)
+    assert auto.last_report.jit_decisions == (decision,)
+    html = auto.last_report._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert f"XLA is {setting}: {reason}" in html
     assert given.last_report is not None
     assert not given.last_report.jit_decisions
 
 
-def test_decision_is_measured_once_and_reported_in_each_round(
+def test_rule_depends_on_the_cohort_and_not_on_a_short_last_leaf(
     local_contexts: ContextFactory,
 ) -> None:
-    context = local_contexts(workers=2, clients_per_leaf=3, kernels={"jit": "auto"})
-    comp, args = summed(sum_of_powers), (vectors(),)
-    reports: list[Any] = []
+    context = local_contexts(workers=1, clients_per_leaf=12, kernels={"jit": "auto"})
 
-    for _ in range(2):
-        call(context, comp, args)
-        reports.append(context.last_report)
+    call(context, summed(sum_of_powers), (vectors() * 2,))
 
-    (decision,) = reports[0].jit_decisions
-    assert reports[1].jit_decisions == (decision,)
-    assert decision.jit_s > 0
-    assert f"XLA is {'on' if decision.jit else 'off'}: " in reports[1]._repr_html_()
+    assert context.last_report is not None
+    assert [found.jit for found in context.last_report.jit_decisions] == [True]
 
 
-def test_work_that_raises_while_it_is_measured_raises_as_ever(
+def test_work_that_raises_under_the_rule_names_its_client(
     local_contexts: ContextFactory,
 ) -> None:
     data = vectors()
@@ -592,7 +609,7 @@ def test_work_that_raises_while_it_is_measured_raises_as_ever(
     assert raised.value.location.client_index == 2
 
 
-def test_empty_cohort_is_not_measured(local_contexts: ContextFactory) -> None:
+def test_empty_cohort_decides_nothing_of_xla(local_contexts: ContextFactory) -> None:
     context = local_contexts(workers=1, kernels={"jit": "auto"})
 
     call(context, summed(sum_of_powers), ([],))
@@ -602,18 +619,17 @@ def test_empty_cohort_is_not_measured(local_contexts: ContextFactory) -> None:
 
 
 @pytest.mark.ray
-def test_decision_of_one_worker_holds_for_all(
+def test_workers_of_ray_decide_as_threads_do(
     ray_contexts: ContextFactory, local_contexts: ContextFactory
 ) -> None:
-    context = ray_contexts(
-        workers=2, subrounds=3, clients_per_leaf=2, kernels={"jit": "auto"}
-    )
-    comp, args = summed(sum_of_powers), (vectors(),)
+    settings = {"clients_per_leaf": 12, "kernels": {"jit": "auto"}}
+    context = ray_contexts(workers=2, subrounds=2, **settings)
+    local = local_contexts(workers=1, **settings)
+    comp, args = summed(sum_of_powers), (vectors() * 4,)
 
-    found = [call(context, comp, args) for _ in range(2)]
+    found = call(context, comp, args)
 
+    assert found == call(local, comp, args)
     assert context.last_report is not None
-    (decision,) = context.last_report.jit_decisions
-    kernels_as_decided = {"jit": "on" if decision.jit else "off"}
-    local = local_contexts(workers=1, clients_per_leaf=2, kernels=kernels_as_decided)
-    assert found == [call(local, comp, args)] * 2
+    assert local.last_report is not None
+    assert context.last_report.jit_decisions == local.last_report.jit_decisions

@@ -34,9 +34,9 @@ BATCHES = fl.SequenceType(BATCH)
 VECTORS = fl.SequenceType(fl.TensorType(np.float32, [3]))
 ROWS = fl.TensorType(np.float32, [None, 3])
 WAYS: dict[str, dict[str, Any]] = {
-    "XLA": {"jit": True},
+    "XLA": {"jit": "on"},
     "vectorised": {"vectorised_clients": 3},
-    "both": {"jit": True, "vectorised_clients": 3},
+    "both": {"jit": "on", "vectorised_clients": 3},
 }
 BOUND = 1e-5
 """Relative: what another order of a sum of tens may make of single precision."""

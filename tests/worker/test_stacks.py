@@ -20,7 +20,6 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.executors import eager_tf
 from ray_fed.executors.references import ReferenceResolvingExecutor
-from ray_fed.tensorflow.kernels import jit
 from ray_fed.worker import stacks as stack
 
 flf = fl.framework
@@ -496,19 +495,3 @@ def test_coordinators_never_import_tensorflow() -> None:
     )
 
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-def test_leaves_know_how_many_work_in_their_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[int] = []
-    monkeypatch.setattr(jit, "measure_jit", lambda *given: told.append(given[-1]))
-    alone, beside = stack.leaf_stack(), stack.threaded_leaves(3)
-    kernel: Any = None
-
-    for leaf in (alone, *(threaded.leaf for threaded in beside)):
-        leaf.decide_jit(kernel, [], [])
-    for leaf in (alone, *beside):
-        leaf.close()
-
-    assert told == [1, 3, 3, 3]

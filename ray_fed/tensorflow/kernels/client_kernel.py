@@ -12,6 +12,7 @@ iteration at a time, so that variables and random states are those of one client
 
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ray_fed.plan import diagnostics, merge_tree, plans, random_keys
+from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.client_tensors import ClientShape, UnfitError, flatten
 from ray_fed.tensorflow.kernels.client_work import ClientWork, refuse_many, specs_of
 from ray_fed.tensorflow.kernels.grafts import Grafts
@@ -126,6 +128,19 @@ class _Way:
     prepare: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = list
 
 
+@dataclasses.dataclass(frozen=True)
+class _Shaped:
+    """What runs leaves of clients of one shape.
+
+    Attributes:
+        function: None where they run as others do.
+        not_jit: why XLA does not compile it; None where it does.
+    """
+
+    function: "Function | None"
+    not_jit: str | None
+
+
 class ClientKernel:
     """The graph of one `plans.Kernel`, and its values in and out.
 
@@ -166,15 +181,20 @@ class ClientKernel:
         self._given = fl.StructType([type_spec for _, type_spec in given])
         self._shapes = [spec.shape for spec in self._specs]
         self._jit = kernel.jit
+        self._never_jit = "off" if kernel.jit == "off" else None
         self.at_once = kernel.vectorised_clients
         self.refusals: set[str] = set()
-        self._shaped: dict[UniformShape, Function | None] = {}
+        self._shaped: dict[UniformShape, _Shaped] = {}
         self._compiled: set[UniformShape] = set()
+        self._lock = threading.Lock()
         self._work_grafts, self._fold_grafts = Grafts(), Grafts()
         self._device = device
         with tf.device(device):
             fold = self._fold_one if one_a_leaf else self._fold_any
             self._function = self._trace(_Way(fold))
+            self._ops = self._work_grafts.ops | self._fold_grafts.ops
+            if kernel.jit == "auto":
+                self._never_jit = jit.refuse_ops(self._ops, device)
             self._work_grafts.create()
             self._fold_grafts.create()
             self._no_states = tf.zeros([0, 0, random_keys.STATE_SIZE], tf.int64)
@@ -189,8 +209,7 @@ class ClientKernel:
         parts = [self._work_grafts, self._fold_grafts]
         has_state = any(part.has_state for part in parts)
         merge_has_state = self._merge is not None and self._merge.has_state
-        is_plain = not self._jit and self.at_once == 1
-        return is_plain and not has_state and not merge_has_state
+        return not self._is_asked and not has_state and not merge_has_state
 
     def close(self) -> None:
         """Free what the graph keeps between calls."""
@@ -332,7 +351,7 @@ class ClientKernel:
         """
         with tf.device(self._device):
             tensors = self._layout.lay(list(zip(*data, strict=True)))
-            if self._jit or self.at_once > 1:
+            if self._never_jit is None or self.at_once > 1:
                 return LaidData(tensors, *self._layout.shapes(tensors))
             return LaidData(tensors, [], np.empty(0, np.intp))
 
@@ -355,30 +374,62 @@ class ClientKernel:
         is_mixed = len(laid.data.shapes) > 1 and (kinds != kinds[:1]).any()
         if is_mixed:
             reason = "clients of a leaf have data of several shapes"
-            diagnostics.note([diagnostics.Unshaped(reason)])
+            self._note_off(reason)
+            if self._is_asked:
+                diagnostics.note([diagnostics.Unshaped(reason)])
             return None
-        if not len(kinds):
-            return None
-        of_clients = laid.data.shapes[kinds[0]]
+        of_clients = laid.data.shapes[kinds[0]] if len(kinds) else None
         if of_clients is None:
+            if leaf:
+                self._note_off(self._never_jit or "data without one shape")
             return None
         shape = UniformShape(of_clients, Window.of(leaf_size))
-        if shape not in self._shaped:
-            self._shaped[shape] = self._specialise(shape)
-        return None if self._shaped[shape] is None else shape
+        with self._lock:  # other threads may run this kernel, too
+            if shape not in self._shaped:
+                self._shaped[shape] = self._specialise(shape)
+        shaped = self._shaped[shape]
+        if shaped.not_jit is not None:
+            self._note_off(shaped.not_jit)
+        return None if shaped.function is None else shape
 
-    def _specialise(self, shape: UniformShape) -> "Function | None":
-        """Return the graph for leaves of clients of a shape, or None."""
+    @property
+    def _is_asked(self) -> bool:
+        """Whether settings ask for other graphs than that of clients of any shape."""
+        return self._jit == "on" or self.at_once > 1
+
+    def _note_off(self, reason: str) -> None:
+        if self._jit == "auto":
+            diagnostics.note([diagnostics.JitDecision(jit=False, reason=reason)])
+
+    def _refuse(self, reason: str) -> "_Shaped":
+        if self._is_asked:
+            self.refusals.add(reason)
+        return _Shaped(None, reason)
+
+    def _refuse_jit(self, shape: UniformShape) -> str | None:
+        """Return why XLA does not compile leaves of clients of a shape, if so."""
+        if self._jit != "auto" or self._never_jit is not None:
+            return self._never_jit
+        specs = [*self._specs, *self._constant_specs]
+        shapes = [spec.shape.as_list() if spec.shape else None for spec in specs]
+        extents = self._layout.extents(shape.clients)
+        given = [*shapes, *(extent.shape for extent in extents)]
+        return jit.refuse_sizes(self._ops, shape.window.size, given)
+
+    def _specialise(self, shape: UniformShape) -> "_Shaped":
+        """Return the graph for leaves of clients of a shape, or why there is none."""
+        not_jit = self._refuse_jit(shape)
+        if not_jit is not None and self.at_once == 1:
+            return _Shaped(None, not_jit)
         if len(self._client.kept):
-            self.refusals.add("values are kept of clients")
-            return None
+            return self._refuse("values are kept of clients")
         clients = ShapedClients(
             self._client,
             self._layout,
             shape.clients,
             window=shape.window,
             at_once=self.at_once,
-            jit=self._jit,
+            jit=not_jit is None,
         )
 
         def fold(
@@ -389,15 +440,14 @@ class ClientKernel:
 
         try:
             with tf.device(self._device):
-                return self._trace(_Way(fold, clients.prepare))
+                return _Shaped(self._trace(_Way(fold, clients.prepare)), not_jit)
         except UnfitError as error:  # TensorFlow may put a traceback before its text
             told = str(error).rpartition(f"{UnfitError.__name__}: ")[2]
-            self.refusals.add(told.strip())
+            return self._refuse(told.strip())
         except Exception as error:  # noqa: BLE001 (what TensorFlow does not vectorise)
             first = _first_of(error)
             first_line = str(first).partition("\n")[0]
-            self.refusals.add(f"{type(first).__name__}: {first_line}")
-        return None
+            return self._refuse(f"{type(first).__name__}: {first_line}")
 
     def lay(self, data: LaidData, clients: range) -> LaidClients:
         """Return some clients' data as `run` takes it in this round.
@@ -472,7 +522,7 @@ class ClientKernel:
                 *laid.data.tensors,
             ]
             ran = self._call(arguments, laid.shape)
-            diagnostics.note(map(diagnostics.Unshaped, self.refusals))
+            diagnostics.note(map(diagnostics.Unshaped, tuple(self.refusals)))
             columns = [tensor.numpy() for tensor in ran[: len(self._specs)]]
             rows = [[column[i] for column in columns] for i in range(len(nodes))]
             return rows, ran[len(self._specs) :]
@@ -480,21 +530,24 @@ class ClientKernel:
     def _call(
         self, arguments: list[tf.Tensor], shape: UniformShape | None
     ) -> list[tf.Tensor]:
-        function = None if shape is None else self._shaped[shape]
-        if shape is None or function is None:
+        shaped = None if shape is None else self._shaped[shape]
+        if shape is None or shaped is None or shaped.function is None:
             return self._function(arguments)
         try:
-            ran = function(arguments)
+            ran = shaped.function(arguments)
         except tf.errors.ResourceExhaustedError:
             raise
         except tf.errors.OpError as error:
-            if not self._jit or shape in self._compiled:
+            if shaped.not_jit is not None or shape in self._compiled:
                 raise
             # XLA compiles at the first call. What it refuses, it always refuses.
-            self._shaped[shape] = None
-            self.refusals.add(f"{type(error).__name__} of XLA")
+            reason = f"{type(error).__name__} of XLA"
+            self._shaped[shape] = self._refuse(reason)
+            self._note_off(reason)
             return self._function(arguments)
         self._compiled.add(shape)
+        if self._jit == "auto" and shaped.not_jit is None:
+            diagnostics.note([diagnostics.JitDecision(jit=True, reason=jit.GAIN)])
         return ran
 
     @functools.cached_property

@@ -15,6 +15,7 @@ import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.graphs import graph_message, loader, randomness
+from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.client_tensors import GraphSequence, UnfitError
 from ray_fed.values.columnar_sequence import Sizes
 
@@ -49,6 +50,7 @@ class Grafts:
             TensorFlow optimises each computation for itself: it would make one sum of
             several, in an order of its own, and other bits.
         has_state: whether anything that was put in has state or effects.
+        ops: kinds of the ops that were put in, see `jit.op_kinds`.
 
     Args:
         stateless: whether to refuse what has state or effects.
@@ -71,6 +73,7 @@ class Grafts:
         self.unkeyed: list[diagnostics.Unkeyed] = []
         self.ends: list[tf.Tensor] = []
         self.has_state = False
+        self.ops: set[str] = set()
         self._states: list[randomness.RandomStates] = []
         self._state_of: Callable[[int], tf.Tensor] | None = None
 
@@ -124,7 +127,9 @@ class Grafts:
         if proto.WhichOneof("computation") != "tensorflow":
             raise UnfitError(f"a computation of kind {proto.WhichOneof('computation')}")
         message = proto.tensorflow
-        content = graph_message.content_of(graph_message.graph_of(message))
+        written = graph_message.graph_of(message)
+        self.ops.update(jit.op_kinds(written))
+        content = graph_message.content_of(written)
         type_spec = cast("fl.FunctionType", block.type_signature)
         sizes = _sizes(leaves)
         lowered = lowering.lower(message, type_spec, sizes, unrolled=self._unrolled)

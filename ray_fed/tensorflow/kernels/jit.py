@@ -1,166 +1,158 @@
-"""Measures once whether XLA pays for the work of a kernel.
+"""Whether XLA compiles a kernel with `kernels.jit="auto"`: a rule, no measurement.
 
-The decision is part of what decides bits: whoever asks keeps it, tells it to all
-workers, and records it.
+It depends on the ops of the clients' work, the sizes of what a client has, the size of
+the cohort's leaves and the kind of the device. So every worker, and every later run,
+decides the same. docs/performance.md has the measurements behind it.
 """
 
-import concurrent.futures
-import dataclasses
-import functools
-import time
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ray_fed.plan import plans
-from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
+import tensorflow as tf
 
-_LEAST_GAIN = 1.1
-"""XLA is to be so many times quicker: each worker compiles, which takes seconds."""
+import ray_fed.tensorflow.lowering.bodies as bodies
 
-_MOST_COMPILE_S = 10.0
-_MOST_SHAPES = 4
-"""Each shape is compiled by itself."""
+GAIN = "ops that XLA gains on"
 
-_HOPELESS = 2.0
-"""XLA that takes so many times longer on one client is not measured on more, if that
-would take long: on a CPU, convolutions take 25 times as long."""
+_LEAST_WINDOW = 16
+"""XLA compiles for a second or so in each worker, which the few clients of a cohort
+that has smaller leaves do not save in tens of rounds."""
 
-_MOST_TRIAL_S = 5.0
-"""What takes longer is long. One client alone says little: its run pays for what all
-share."""
+_MOST_OF_SLOW = 256
+"""Elements of a tensor that ops of `_SLOW` may take: XLA's functions take longer than
+TensorFlow's, and it sums all of a tensor one number after another."""
 
-_LEAST_RUNS, _MOST_RUNS = 3, 30
-"""Of each way."""
-
-_ENOUGH_S = 0.5
-"""After so much of both ways there is no further run than the least."""
+_MOST_OF_VECTORS = 1_000
+"""Elements of a vector where there are reductions: of which axes is not asked."""
 
 
-def measure_jit(
-    kernel: plans.Kernel,
-    inputs: Sequence[Any],
-    data: Sequence[Sequence[Any]],
-    device: str | None,
-    num_beside: int = 1,
-    clock: Callable[[], float] = time.perf_counter,
-) -> plans.JitDecision:
-    """Return whether XLA pays, from clients run with and without it.
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
-    It measures time, so ask once. And it depends on how many executors share a process:
-    on Ray one, locally as many as there are workers.
 
-    What XLA compiles for a CPU runs on TensorFlow's threads for one op. Those are one
-    executor's, so that bits are equal on every backend; executors that share a process
-    wait for each other there. So the work is measured beside as much as it may run
-    beside.
+_ARITHMETIC = _names("""
+    Abs Add AddN AddV2 Cast Ceil ClipByValue Div DivNoNan Equal Floor FloorDiv FloorMod
+    Greater GreaterEqual IsFinite IsNan LeakyRelu LeakyReluGrad Less LessEqual
+    LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul MulNoNan Neg NotEqual OneHot Pow
+    RealDiv Reciprocal Relu Relu6 Relu6Grad ReluGrad Round Select SelectV2 Sign Softmax
+    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Square
+    SquaredDifference Sub
+""")
+_PRODUCTS = _names("BatchMatMulV2 BatchMatMulV3 BiasAdd BiasAddGrad MatMul")
+_REDUCTIONS = _names("All Any Max Mean Min Prod Sum")
+_OF_ALL = " over several axes"
+_SLOW = frozenset(reduction + _OF_ALL for reduction in _REDUCTIONS) | _names("""
+    ArgMax ArgMin Elu EluGrad Erf Erfc Exp Expm1 L2Loss Log Log1p LogSoftmax Rsqrt
+    RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Softplus SoftplusGrad Sqrt SqrtGrad Tanh
+    TanhGrad
+""")
+_FORMS = _names("""
+    BroadcastArgs BroadcastGradientArgs BroadcastTo ConcatV2 Const DynamicStitch
+    EnsureShape ExpandDims Fill GatherV2 Identity IdentityN InvertPermutation NoOp
+    OnesLike Pack Pad PadV2 Placeholder PlaceholderWithDefault PreventGradient Range
+    Rank Reshape Shape ShapeN Size Slice Snapshot Squeeze StopGradient StridedSlice
+    Tile Transpose Unpack ZerosLike
+""")
+_CALLS = _names("""
+    Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf
+    StatelessWhile While
+""")
+_KNOWN = _ARITHMETIC | _PRODUCTS | _REDUCTIONS | _SLOW | _FORMS | _CALLS
+
+_BY_INDEX = frozenset(["GatherV2", "Slice", "StridedSlice"])
+"""All of their arguments but the first say what they take."""
+
+_OF_SHAPES = _names("Rank Shape ShapeN Size")
+
+_OF_DATASETS = ("Dataset", "DatasetV2", "DatasetV3")
+
+
+def op_kinds(graph_def: Any) -> Iterator[str]:
+    """Yield the ops of a graph and its functions, as they were written.
+
+    Without those of datasets, which no kernel has. An op that takes what a computed
+    index says is told apart: with XLA an index out of range is no error.
+    """
+    functions = (function.node_def for function in graph_def.library.function)
+    for listed in (graph_def.node, *functions):
+        nodes = {node.name: node for node in listed}
+        for node in listed:
+            if node.op in _BY_INDEX and _depends_on_data(node.input[1:], nodes):
+                yield f"{node.op} by a computed index"
+            elif node.op in _REDUCTIONS and _num_axes(node, nodes) != 1:
+                yield node.op + _OF_ALL
+            elif not node.op.endswith(_OF_DATASETS) and "Iterator" not in node.op:
+                yield node.op
+
+
+def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, Any]) -> bool:
+    """Return whether any of these tensors depends on more than shapes and constants."""
+    pending = [bodies.node_of(source) for source in sources]
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        node = nodes.get(name)
+        if node is None or node.op == "Placeholder":
+            return True  # an argument
+        if name not in seen and node.op not in _OF_SHAPES:
+            pending += map(bodies.node_of, node.input)
+        seen.add(name)
+    return False
+
+
+def _num_axes(node: Any, nodes: Mapping[str, Any]) -> int | None:
+    """Return over how many axes an op reduces; None where no constant says so."""
+    axes = nodes.get(bodies.node_of(node.input[1]))
+    if axes is None or axes.op != "Const":
+        return None
+    shape = axes.attr["value"].tensor.tensor_shape
+    return math.prod(dim.size for dim in shape.dim)
+
+
+def refuse_ops(ops: Iterable[str], device: str | None) -> str | None:
+    """Return why work of such ops is never compiled; None where it may be.
 
     Args:
-        kernel: what the compiler planned.
-        inputs: zeros and constants, plain: what its `server` returned.
-        data: for each of `data` of the kernel the plain values of some clients.
+        ops: what `op_kinds` told.
         device: name of the device to run on; None leaves it to TensorFlow.
-        num_beside: executors that do such work in this process at once.
-        clock: in seconds.
-
-    Raises:
-        UnfitError: the work has no kernel.
-        Exception: what the clients' work raises.
     """
-    plain, compiled = (
-        _Timed(dataclasses.replace(kernel, jit=jit), inputs, data, device, clock)
-        for jit in (False, True)
-    )
-    try:
-        return _decide(plain, compiled, num_beside)
-    finally:
-        plain.graph.close()
-        compiled.graph.close()
+    kind = _kind_of(device)
+    if kind != "CPU":
+        return f"not measured on a {kind}"
+    unknown = sorted(set(ops) - _KNOWN)
+    return None if not unknown else f"{unknown[0]}, not known to gain"
 
 
-def _decide(plain: "_Timed", compiled: "_Timed", num_beside: int) -> plans.JitDecision:
-    num_shapes = len(compiled.values.shapes)
-    if num_shapes > _MOST_SHAPES:
-        return plans.JitDecision(jit=False, reason=f"data of {num_shapes} shapes")
-    compiled.count = plain.count = compiled.count_alike()
-    first_s = compiled.run(1)
-    refusals = compiled.graph.refusals
-    if refusals or compiled.shape(1) is None:
-        reason = ", ".join(sorted(refusals)) or "clients without one shape"
-        return plans.JitDecision(jit=False, reason=reason)
-    if first_s > _MOST_COMPILE_S:
-        reason = f"{first_s:.1f} s to compile"
-        return plans.JitDecision(jit=False, reason=reason, compile_s=first_s)
-    plain.run(1)
-    seconds = plain.run(1), compiled.run(1)
-    num_clients = compiled.count * num_beside * _LEAST_RUNS
-    is_long = seconds[1] * num_clients > _MOST_TRIAL_S
-    if not is_long or seconds[1] <= _HOPELESS * seconds[0]:
-        seconds = _best_of(plain, compiled, num_beside)
-    gain = seconds[0] / max(seconds[1], 1e-9)
-    return plans.JitDecision(
-        gain >= _LEAST_GAIN, f"{gain:.2f} times as quick", *seconds, compile_s=first_s
-    )
+def refuse_sizes(
+    ops: Iterable[str], window: int, shapes: Iterable[Sequence[int | None] | None]
+) -> str | None:
+    """Return why work is not compiled for clients of a shape; None where it is.
+
+    Args:
+        ops: that `refuse_ops` lets be.
+        window: clients of a leaf that XLA compiles for.
+        shapes: of all tensors that a client has, takes or adds to; None: of any.
+    """
+    if window < _LEAST_WINDOW:
+        return "few clients in a leaf"
+    found = [(shape is None or len(shape) == 1, _count(shape)) for shape in shapes]
+    slow = sorted(_SLOW.intersection(ops))
+    if slow and any(number > _MOST_OF_SLOW for _, number in found):
+        return f"{slow[0]}, where tensors are large"
+    sums = sorted(_REDUCTIONS.intersection(ops))
+    if sums and any(flat and number > _MOST_OF_VECTORS for flat, number in found):
+        return f"{sums[0]}, where vectors are long"
+    return None
 
 
-def _best_of(
-    plain: "_Timed", compiled: "_Timed", num_beside: int
-) -> tuple[float, float]:
-    """Return the least seconds that a client takes of each, all beside each other."""
-    runs: list[tuple[float, float]] = []
-    with concurrent.futures.ThreadPoolExecutor(num_beside) as threads:
-        while len(runs) < _LEAST_RUNS or (
-            len(runs) < _MOST_RUNS and sum(map(sum, runs)) < _ENOUGH_S
-        ):
-            of_plain = plain.run_beside(threads, num_beside)
-            of_jit = compiled.run_beside(threads, num_beside)
-            runs.append((of_plain, of_jit))
-    plain_s, jit_s = map(min, zip(*runs, strict=True))
-    return plain_s / plain.count, jit_s / compiled.count
+def _count(shape: Sequence[int | None] | None) -> float:
+    if shape is None:
+        return math.inf
+    return math.prod(math.inf if size is None else size for size in shape)
 
 
-class _Timed:
-    """A kernel with clients to run."""
-
-    def __init__(
-        self,
-        kernel: plans.Kernel,
-        inputs: Sequence[Any],
-        data: Sequence[Sequence[Any]],
-        device: str | None,
-        clock: Callable[[], float],
-    ) -> None:
-        self.graph = ClientKernel(kernel, None, device)
-        self._zeros, self._constants = self.graph.inputs(inputs)
-        self.values = self.graph.lay_values(data)
-        self.count = self._leaf_size = len(data[0]) if data else 1
-        self._laid = self.graph.lay(self.values, range(self.count))
-        self._clock = clock
-
-    def count_alike(self) -> int:
-        """Return how many clients from the first on have its shape."""
-        kinds = self.values.kinds
-        others = (kinds != kinds[:1]).nonzero()[0]
-        return int(others[0]) if len(others) else max(1, len(kinds))
-
-    def shape(self, count: int) -> Any:
-        return self.graph.shape_of(range(count), self._laid, self._leaf_size)
-
-    def run(self, count: int) -> float:
-        """Return the seconds that the first clients take."""
-        run = self._prepare(count)
-        started = self._clock()
-        run()
-        return self._clock() - started
-
-    def run_beside(self, threads: concurrent.futures.Executor, number: int) -> float:
-        """Return the seconds that all clients take, so many times at once."""
-        run = self._prepare(self.count)
-        started = self._clock()
-        for ran in [threads.submit(run) for _ in range(number)]:
-            ran.result()
-        return self._clock() - started
-
-    def _prepare(self, count: int) -> Callable[[], object]:
-        laid = self._laid.of_shape(self.shape(count))
-        arguments = [range(count)], [(0, 1)], self._zeros, self._constants, laid
-        return functools.partial(self.graph.run, *arguments)
+def _kind_of(device: str | None) -> str:
+    if device is None:
+        return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    return str(tf.DeviceSpec.from_string(device).device_type)

@@ -1,8 +1,5 @@
-"""Whether XLA pays: what is measured, and what is decided from it."""
+"""Which work XLA compiles with `kernels.jit="auto"`: by its ops, sizes and device."""
 
-import dataclasses
-import itertools
-import threading
 from typing import Any
 
 import federated_language as fl
@@ -11,141 +8,141 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.plan import plans
+from ray_fed.tensorflow.graphs import graph_message
 from ray_fed.tensorflow.kernels import jit
-from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
-from tests.stages import kernel_of, summed
 
-ROWS = fl.TensorType(np.float32, [None, 3])
-ZEROS = [np.zeros(3, np.float32)]
+ROWS = fl.TensorType(np.float32, [4, 3])
+BATCHES = fl.SequenceType(fl.TensorType(np.float32, [None, 3]))
 
 
-@rtf.computation(ROWS)
-def total(rows: Any) -> Any:
-    return tf.reduce_sum(rows, 0)
+def ops_of(work: Any, parameter: fl.Type) -> set[str]:
+    computation = rtf.computation(parameter)(work)
+    message = computation.to_building_block().to_proto().tensorflow
+    return set(jit.op_kinds(graph_message.graph_of(message)))
 
 
-@rtf.computation(ROWS)
-def noisy_total(rows: Any) -> Any:
-    return tf.reduce_sum(rows, 0) + tf.random.normal([3])
+def multiply(x: Any) -> Any:
+    return tf.nn.relu(tf.matmul(x, x, transpose_b=True)) - tf.reduce_mean(x)
 
 
-def clients(*sizes: int) -> list[Any]:
-    return [np.ones((size, 3), np.float32) for size in sizes]
+def slice_first(x: Any) -> Any:
+    return x[1:, 0] * tf.cast(tf.shape(x)[0], tf.float32)
 
 
-class Clock:
-    """Makes each run take what is said: two readings a run."""
+def descend(batches: Any) -> Any:
+    def step(weights: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            loss = tf.reduce_mean((tf.linalg.matvec(x, weights) - 1.0) ** 2.0)
+        gradient: Any = tape.gradient(loss, weights)
+        return weights - 0.1 * gradient
 
-    def __init__(self, *seconds: float) -> None:
-        ends = itertools.chain.from_iterable((0.0, took) for took in seconds)
-        self._readings = iter(list(ends))
-
-    def __call__(self) -> float:
-        return next(self._readings)
+    return batches.batch(2).reduce(tf.ones([3]), step)
 
 
-COMPILE, PLAIN_FIRST = 1.0, 1.0
+def convolve(x: Any) -> Any:
+    return tf.nn.conv2d(
+        x[tf.newaxis, :, :, tf.newaxis], tf.ones([2, 2, 1, 1]), 1, "SAME"
+    )
+
+
+def draw(x: Any) -> Any:
+    return x + tf.random.normal([3])
+
+
+def look_up(x: Any) -> Any:
+    return tf.gather(x, tf.cast(x[:, 0], tf.int32))
+
+
+def index(x: Any) -> Any:
+    return x[tf.cast(x[0, 0], tf.int32)]
+
+
+def sort(x: Any) -> Any:
+    return tf.sort(x)
 
 
 @pytest.mark.parametrize(
-    ("plain_s", "jit_s", "expected"),
-    [(1.2, 1.0, True), (1.05, 1.0, False), (1.0, 1.5, False)],
-    ids=["much quicker", "hardly quicker", "slower"],
-)
-def test_decides_by_the_gain(plain_s: float, jit_s: float, *, expected: bool) -> None:
-    one = (COMPILE, PLAIN_FIRST, plain_s, jit_s)
-    clock = Clock(*one, *[plain_s, jit_s] * 3)
-
-    found = jit.measure_jit(
-        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock=clock
-    )
-
-    gain = f"{plain_s / jit_s:.2f} times as quick"
-    assert found == plans.JitDecision(
-        expected, gain, plain_s / 2, jit_s / 2, compile_s=COMPILE
-    )
-
-
-def test_hopeless_work_runs_for_one_client_only() -> None:
-    clock = Clock(COMPILE, PLAIN_FIRST, 1.0, 25.0)
-
-    found = jit.measure_jit(
-        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock=clock
-    )
-
-    assert (found.jit, found.plain_s, found.jit_s) == (False, 1.0, 25.0)
-
-
-def test_slow_work_is_measured_where_that_is_quick() -> None:
-    clock = Clock(COMPILE, PLAIN_FIRST, 0.2, 0.7, *[0.4, 0.2] * 3)
-
-    found = jit.measure_jit(
-        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, clock=clock
-    )
-
-    assert (found.jit, found.reason) == (True, "2.00 times as quick")
-
-
-def test_slow_work_that_many_would_do_at_once_is_not_measured() -> None:
-    clock = Clock(COMPILE, PLAIN_FIRST, 0.2, 0.7)
-
-    found = jit.measure_jit(
-        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, 2, clock
-    )
-
-    assert (found.jit, found.plain_s, found.jit_s) == (False, 0.2, 0.7)
-
-
-def test_work_is_measured_beside_as_much_as_it_will_run_beside(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    at_work = threading.Barrier(3)
-    run = ClientKernel.run
-
-    def meet(self: Any, leaves: Any, *rest: Any) -> Any:
-        if len(leaves[0]) == 2:  # what is measured, and no client alone
-            at_work.wait(timeout=10)
-        return run(self, leaves, *rest)
-
-    monkeypatch.setattr(ClientKernel, "run", meet)
-    found = jit.measure_jit(
-        kernel_of(summed(total)), ZEROS, [clients(2, 2)], None, num_beside=3
-    )
-
-    assert found.plain_s is not None
-    assert not at_work.broken
-
-
-def test_what_takes_long_to_compile_is_off() -> None:
-    found = jit.measure_jit(
-        kernel_of(summed(total)), ZEROS, [clients(2)], None, clock=Clock(11.0)
-    )
-
-    assert found == plans.JitDecision(
-        jit=False, reason="11.0 s to compile", compile_s=11.0
-    )
-
-
-@pytest.mark.parametrize(
-    ("work", "sizes", "reason"),
+    ("work", "parameter"),
     [
-        (total, [1, 2, 3, 4, 5], "data of 5 shapes"),
-        (noisy_total, [2, 2], "RandomStandardNormal, an op with state or effects"),
+        (multiply, ROWS),
+        (slice_first, ROWS),
+        (descend, fl.SequenceType(fl.TensorType(np.float32, [3]))),
     ],
-    ids=["many shapes", "draws"],
+    ids=["a product", "fixed slices", "steps over a dataset"],
 )
-def test_what_cannot_be_compiled_is_off_with_the_reason(
-    work: Any, sizes: list[int], reason: str
+def test_arithmetic_and_products_may_be_compiled(work: Any, parameter: fl.Type) -> None:
+    assert jit.refuse_ops(ops_of(work, parameter), "/CPU:0") is None
+
+
+@pytest.mark.parametrize(
+    ("work", "op"),
+    [
+        (convolve, "Conv2D"),
+        (draw, "RandomStandardNormal"),
+        (look_up, "GatherV2 by a computed index"),
+        (index, "StridedSlice by a computed index"),
+        (sort, "TopKV2"),
+    ],
+    ids=lambda given: getattr(given, "__name__", None),
+)
+def test_other_ops_are_never_compiled(work: Any, op: str) -> None:
+    found = jit.refuse_ops(ops_of(work, ROWS), "/CPU:0")
+
+    assert found == f"{op}, not known to gain"
+
+
+def test_what_was_not_measured_is_not_compiled() -> None:
+    assert jit.refuse_ops([], "/device:GPU:0") == "not measured on a GPU"
+
+
+def test_device_that_is_left_to_tensorflow_is_the_one_it_has() -> None:
+    assert jit.refuse_ops([], None) is None
+
+
+@pytest.mark.parametrize(
+    ("ops", "window", "shapes", "reason"),
+    [
+        (["MatMul"], 16, [(1000, 1000), None], None),
+        (["MatMul"], 8, [(10,)], "few clients in a leaf"),
+        (["Mul", "Tanh"], 16, [(10,), (10, 20)], None),
+        (["Mul", "Tanh"], 16, [(10,), (100, 100)], "Tanh, where tensors are large"),
+        (["Mul", "Tanh"], 64, [(10,), (None, 3)], "Tanh, where tensors are large"),
+        (["Mul", "Tanh"], 64, [(10,), None], "Tanh, where tensors are large"),
+        (["Sum"], 16, [(100, 100)], None),
+        (["Sum"], 16, [(10_000,)], "Sum, where vectors are long"),
+        (
+            ["Sum over several axes"],
+            16,
+            [(100, 100)],
+            "Sum over several axes, where tensors are large",
+        ),
+    ],
+    ids=[
+        "a product",
+        "small leaves",
+        "small tanh",
+        "large tanh",
+        "tanh of rows",
+        "tanh of anything",
+        "sum of rows",
+        "sum of a vector",
+        "sum of all",
+    ],
+)
+def test_sizes_decide(
+    ops: list[str], window: int, shapes: list[Any], reason: str | None
 ) -> None:
-    found = jit.measure_jit(kernel_of(summed(work)), ZEROS, [clients(*sizes)], None)
-
-    assert found == plans.JitDecision(jit=False, reason=reason)
+    assert jit.refuse_sizes(ops, window, shapes) == reason
 
 
-def test_real_clock_measures_both() -> None:
-    found = jit.measure_jit(kernel_of(summed(total)), ZEROS, [clients(2, 2)], None)
+def test_sums_of_all_are_told_from_sums_of_rows() -> None:
+    def of_all(x: Any) -> Any:
+        return tf.reduce_sum(x)
 
-    assert found.plain_s is not None
-    assert found.jit_s is not None
-    assert dataclasses.replace(found, jit=False).reason.endswith("times as quick")
+    def of_rows(x: Any) -> Any:
+        return tf.reduce_sum(x, 1)
+
+    assert "Sum over several axes" in ops_of(of_all, ROWS)
+    assert "Sum" in ops_of(of_rows, ROWS)
+    assert "Sum over several axes" not in ops_of(of_rows, ROWS)
