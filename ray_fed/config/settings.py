@@ -1,145 +1,31 @@
-"""Settings: one frozen tree, read from YAML, the environment and arguments.
+"""The tree of settings, frozen, with their defaults."""
 
-Later sources win: defaults, a YAML file, `RAY_FED_...` variables, arguments. A variable
-names a field, with two underscores between levels (`RAY_FED_RETRY__CRASH=5`), and its
-value is read as YAML. Unknown keys are refused, with the nearest one.
-"""
-
-import contextlib
-import difflib
-import math
-import numbers
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import pydantic
 import pydantic_core
-import yaml
 
+import ray_fed.config.sources as sources
 import ray_fed.errors as errors
-from ray_fed.files import opening
+from ray_fed.config.fields import (
+    COUNTED,
+    Amount,
+    Amounts,
+    Budget,
+    Bytes,
+    Count,
+    CountOrNone,
+    Real,
+    Seconds,
+    Seed,
+    Size,
+    expand_count,
+    expand_counts,
+    name_switch,
+)
 from ray_fed.values import read_limits
-
-_PREFIX = "RAY_FED_"
-_MAX_YAML_BYTES = 2**18
-_NO_YAML = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
-"""What is raised for text that is no YAML: no UTF-8, no such date, too deep."""
-
-MAX_WORKERS = 2**16
-"""Of one pool: beyond what one Ray cluster holds."""
-
-_MAX_BUDGET = 10**6
-"""Of failures: Ray takes the sum of all budgets as one 32-bit number."""
-
-_GRAIN = 1e-4
-"""The smallest part of a resource that Ray gives."""
-
-
-def _read_whole(value: object) -> int:
-    """Return a whole number of Python's or numpy's; nothing else is taken for one."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise pydantic_core.PydanticCustomError(
-            "whole", "Input should be a whole number"
-        )
-    return int(value)
-
-
-def _read_real(value: object) -> float:
-    """Return a number that is finite; YAML hands in `1e3` as text."""
-    if not isinstance(value, bool) and isinstance(value, numbers.Real | str):
-        with contextlib.suppress(ValueError, OverflowError):
-            found = float(value)
-            if math.isfinite(found):
-                return found
-    raise pydantic_core.PydanticCustomError("real", "Input should be a finite number")
-
-
-def _check_grain(value: float) -> float:
-    if 0 < value < _GRAIN:
-        raise pydantic_core.PydanticCustomError(
-            "grain", "Input should be 0 or at least 0.0001, the least that Ray gives"
-        )
-    return value
-
-
-def _check_names(resources: Mapping[str, float]) -> Mapping[str, float]:
-    own = {"CPU": "num_cpus", "GPU": "num_gpus"}
-    for name in resources:
-        if name in own:
-            raise pydantic_core.PydanticCustomError(
-                "name", "Input should be given as `workers.{own}`", {"own": own[name]}
-            )
-        if not name.isprintable() or not name:
-            raise pydantic_core.PydanticCustomError(
-                "name", "Names of resources should be text that can be printed"
-            )
-    return resources
-
-
-_Whole = Annotated[int, pydantic.BeforeValidator(_read_whole)]
-_Real = Annotated[float, pydantic.BeforeValidator(_read_real)]
-
-Count = Annotated[_Whole, pydantic.Field(ge=1, lt=2**31)]
-CountOrNone = Annotated[_Whole, pydantic.Field(ge=0, lt=2**31)]
-Budget = Annotated[_Whole, pydantic.Field(ge=0, le=_MAX_BUDGET)]
-Bytes = Annotated[_Whole, pydantic.Field(ge=0, lt=2**63)]
-Seed = Annotated[_Whole, pydantic.Field(gt=-(2**128), lt=2**128)]
-Seconds = Annotated[_Real, pydantic.Field(gt=0, le=10**9)]
-Amount = Annotated[
-    _Real, pydantic.Field(ge=0, le=2**31), pydantic.AfterValidator(_check_grain)
-]
-Amounts = Annotated[Mapping[str, Amount], pydantic.AfterValidator(_check_names)]
-
-
-_COUNTED = ("workers", "subrounds")
-"""Fields whose short form is a count."""
-
-
-def _expand_count(value: object) -> object:
-    whole = isinstance(value, Mapping | pydantic.BaseModel | bool | None)
-    return value if whole else {"count": value}
-
-
-def _name_switch(value: object) -> object:
-    names = {True: "on", False: "off"}  # what YAML makes of the bare words
-    return names[value] if isinstance(value, bool) else value
-
-
-def _read_size(value: object) -> int | tuple[int, int] | None:
-    """Return a count, or the ends of a range; None as it is."""
-    match value:
-        case None:
-            return None
-        case (first, last):
-            ends = _size_of(first), _size_of(last)
-            if ends[0] <= ends[1]:
-                return ends
-        case _:
-            return _size_of(value)
-    raise _size_error()
-
-
-def _size_of(value: object) -> int:
-    try:
-        size = _read_whole(value)
-    except pydantic_core.PydanticCustomError as error:
-        raise _size_error() from error
-    if not 1 <= size <= MAX_WORKERS:
-        raise _size_error()
-    return size
-
-
-def _size_error() -> pydantic_core.PydanticCustomError:
-    return pydantic_core.PydanticCustomError(
-        "size",
-        "Input should be a count >= 1, or (min, max) with 1 <= min <= max, of at most"
-        " {most} workers",
-        {"most": MAX_WORKERS},
-    )
-
-
-Size = Annotated[int | tuple[int, int] | None, pydantic.BeforeValidator(_read_size)]
 
 
 class _Frozen(pydantic.BaseModel):
@@ -149,10 +35,9 @@ class _Frozen(pydantic.BaseModel):
         try:
             super().__init__(**data)
         except pydantic.ValidationError as error:
-            raise errors.ConfigError(_explain(error, type(self))) from error
+            raise errors.ConfigError(sources.explain(error, type(self))) from error
 
-    # For pydantic: parts of a whole are not built through this `__init__`, so that the
-    # whole's error names the path to them.
+    # pydantic builds nested settings past this `__init__`: errors name the full path.
     __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -245,7 +130,7 @@ class Stragglers(_Frozen):
     """
 
     enabled: bool = True
-    factor: Annotated[_Real, pydantic.Field(gt=1, le=10**9)] = 3.0
+    factor: Annotated[Real, pydantic.Field(gt=1, le=10**9)] = 3.0
     min_s: Seconds = 10.0
 
 
@@ -278,7 +163,7 @@ class Kernels(_Frozen):
     @pydantic.field_validator("jit", mode="before")
     @classmethod
     def _name(cls, value: object) -> object:
-        return _name_switch(value)
+        return name_switch(value)
 
 
 class Data(_Frozen):
@@ -359,12 +244,12 @@ class Config(_Frozen):
     @pydantic.field_validator("progress", mode="before")
     @classmethod
     def _name(cls, value: object) -> object:
-        return _name_switch(value)
+        return name_switch(value)
 
-    @pydantic.field_validator(*_COUNTED, mode="before")
+    @pydantic.field_validator(*COUNTED, mode="before")
     @classmethod
     def _expand(cls, value: object) -> object:
-        return _expand_count(value)
+        return expand_count(value)
 
     @property
     def driver_limits(self) -> read_limits.Limits:
@@ -396,8 +281,9 @@ class Config(_Frozen):
             ConfigError: the file holds no mapping, or a setting is not one.
         """
         merged: dict[Any, Any] = {}
-        for source in (_read_file(path), _read_environment(os.environ), arguments):
-            merged = _merge(merged, _expand_counts(source))
+        environment = sources.read_environment(os.environ)
+        for source in (sources.read_file(path), environment, arguments):
+            merged = sources.merge(merged, expand_counts(source))
         unnamed = [key for key in merged if not isinstance(key, str)]
         if unnamed:
             raise errors.ConfigError(
@@ -406,115 +292,8 @@ class Config(_Frozen):
         try:
             return cls(**merged)
         except errors.ConfigError as error:
-            found = _variables_of(error.__cause__, _expand_counts(arguments))
+            found = sources.variables_of(error.__cause__, expand_counts(arguments))
             if not found:
                 raise
             told = f"{error} Set by: {', '.join(found)}."
             raise errors.ConfigError(told) from error.__cause__
-
-
-def _variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the variables that hold settings which an error is about."""
-    found: list[str] = []
-    details = error.errors() if isinstance(error, pydantic.ValidationError) else []
-    for detail in details:
-        path = [str(part) for part in detail["loc"]]
-        shorter = [path, *([path[:-1]] if path[1:] == ["count"] else [])]
-        names = [_PREFIX + "__".join(parts).upper() for parts in shorter]
-        if not _holds(arguments, path):
-            found += [name for name in names if name in os.environ]
-    return found
-
-
-def _holds(settings: Any, path: list[str]) -> bool:
-    for part in path:
-        if not isinstance(settings, Mapping) or part not in settings:
-            return False
-        settings = cast("Mapping[str, Any]", settings)[part]
-    return True
-
-
-def _expand_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _expand_count(value) if key in _COUNTED else value
-        for key, value in settings.items()
-    }
-
-
-def _read_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        with opening.open_regular(path) as file:
-            text = file.read(_MAX_YAML_BYTES + 1)
-        if len(text) > _MAX_YAML_BYTES:
-            raise ValueError(f"more than {_MAX_YAML_BYTES} bytes")
-        loaded = cast("object", yaml.safe_load(text.decode("utf-8")))
-    except _NO_YAML as error:
-        raise errors.ConfigError(
-            f"Expected a YAML file at `{path}`, found: {error}"
-        ) from error
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise errors.ConfigError(
-            f"Expected `{path}` to hold a mapping of settings, found a"
-            f" {type(loaded).__name__}."
-        )
-    return cast("dict[str, Any]", loaded)
-
-
-def _read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for variable, text in sorted(environment.items()):
-        if not variable.startswith(_PREFIX):
-            continue
-        try:
-            value: Any = yaml.safe_load(text)
-        except _NO_YAML as error:
-            raise errors.ConfigError(
-                f"Expected YAML in the variable `{variable}`, found"
-                f" `{errors.describe(text)}`."
-            ) from error
-        for name in reversed(variable.removeprefix(_PREFIX).lower().split("__")):
-            value = {name: value}
-        settings = _merge(settings, _expand_counts(value))
-    return settings
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        under = merged.get(key)
-        if isinstance(under, dict) and isinstance(value, Mapping):
-            merged[key] = _merge(cast("dict[str, Any]", under), cast("Any", value))
-        else:
-            merged[key] = value
-    return merged
-
-
-def _explain(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> str:
-    return " ".join(
-        _explain_one(cast("Any", detail), model) for detail in error.errors()
-    )
-
-
-def _explain_one(detail: dict[str, Any], model: type[pydantic.BaseModel]) -> str:
-    path = [str(part) for part in detail["loc"]]
-    name = ".".join(path)
-    if detail["type"] != "extra_forbidden":
-        reason = detail["msg"][0].lower() + detail["msg"][1:]
-        found = errors.describe(detail["input"])
-        return f"Expected a legal `{name}`, found `{found}`: {reason}."
-    legal = sorted(_fields_at(path[:-1], model))
-    near = difflib.get_close_matches(path[-1], legal, n=1, cutoff=0.5)
-    hint = f": did you mean `{'.'.join([*path[:-1], *near])}`?" if near else "."
-    return f"Expected one of the settings {legal}, found `{name}`{hint}"
-
-
-def _fields_at(path: list[str], model: type[pydantic.BaseModel]) -> list[str]:
-    for part in path:
-        annotation = model.model_fields[part].annotation
-        if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-            model = annotation
-    return list(model.model_fields)
