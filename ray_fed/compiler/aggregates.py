@@ -2,11 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
 import federated_language as fl
 
-from ray_fed.compiler.substitution import replace_free, root_name
+from ray_fed.compiler.substitution import replace_free, root_name, select
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -136,10 +135,3 @@ def intrinsic_call(block: Block) -> tuple[str, Block]:
             return uri, argument
         case _:
             raise UnfusedError(OTHER_FORM)
-
-
-def select(source: Block, index: int) -> Block:
-    """Return an element of a struct, without a selection where it is written out."""
-    if isinstance(source, flf.Struct):
-        return cast("Any", source)[index]
-    return flf.Selection(source, index=index)

@@ -21,10 +21,9 @@ from ray_fed.compiler.aggregates import (
     UnfusedError,
     intrinsic_call,
     read_aggregates,
-    select,
 )
 from ray_fed.compiler.normalize import free_references
-from ray_fed.compiler.substitution import bound_names, called_uris, replace_free
+from ray_fed.compiler.substitution import bound_names, called_uris, replace_free, select
 from ray_fed.language import blocks, type_checks
 from ray_fed.plan import plans
 

@@ -104,3 +104,10 @@ def _names(part: Block) -> list[str]:
             return [name for name, _ in part.locals]
         case _:
             return []
+
+
+def select(source: Block, index: int) -> Block:
+    """Return an element of a struct, without a selection where it is written out."""
+    if isinstance(source, flf.Struct):
+        return cast("Any", source)[index]
+    return flf.Selection(source, index=index)
