@@ -37,11 +37,16 @@ def total(clients: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("count", "num_gpus"),
-    [(1, 1.0), (1, 0.5), (2, 1.0), (2, 0.25), ((1, 2), 1.0)],
-    ids=["one", "fraction", "two", "two fractions", "range"],
+    ("count", "num_gpus", "allow_mixed"),
+    [
+        pytest.param(1, 1.0, False, id="one"),
+        pytest.param(1, 0.5, False, id="fraction"),
+        pytest.param(2, 1.0, False, id="two"),
+        pytest.param(2, 0.25, False, id="two fractions"),
+        pytest.param((1, 2), 1.0, False, id="range"),
+        pytest.param((1, 2), 0.5, True, id="range of fractions, mixed"),
+    ],
 )
-@pytest.mark.parametrize("allow_mixed", [False, True], ids=["alike", "mixed"])
 def test_gpu_that_tensorflow_does_not_see_is_an_error(
     count: Any, num_gpus: float, allow_mixed: bool
 ) -> None:

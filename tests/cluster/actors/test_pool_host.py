@@ -35,7 +35,9 @@ class Method:
 class Worker:
     """Stands for the handle of a worker that answers and lives until it is ended."""
 
-    def __init__(self, node: str, threads: int | None = None) -> None:
+    def __init__(
+        self, node: str, threads: int | None = None, missing: str = ""
+    ) -> None:
         self.ended = asyncio.Event()
 
         async def live() -> None:
@@ -46,7 +48,7 @@ class Worker:
             fingerprint: Any = Fingerprint
             fields = {field.name: None for field in dataclasses.fields(fingerprint)}
             found = fingerprint(**fields | {"threads": threads})
-            return WorkerDescription(1, node, node, DRIVER, found)
+            return WorkerDescription(1, node, node, DRIVER, found, missing)
 
         async def nothing() -> None:
             pass
@@ -390,3 +392,34 @@ def test_worker_of_another_fingerprint_is_leased_where_that_is_allowed(
     assert isinstance(first, str)
     assert isinstance(second, str)
     assert first != second
+
+
+class WithoutGPUs(Played):
+    """Its workers were given a GPU that they cannot use."""
+
+    @override
+    def start_worker(self, node: str | None) -> Worker:
+        self._free -= 1
+        return Worker(node or "a", missing="Expected a GPU")
+
+
+@pytest.mark.parametrize("allow_mixed", [False, True], ids=["alike", "mixed"])
+@pytest.mark.parametrize("room", [1, 2], ids=["one", "two"])
+def test_worker_that_misses_its_gpu_is_never_leased(
+    size: Size, monkeypatch: pytest.MonkeyPatch, room: int, allow_mixed: bool
+) -> None:
+    monkeypatch.setattr(pool_host.ray, "kill", lambda *_, **__: None)  # pyright: ignore[reportUnknownLambdaType]
+    config = ray_fed.Config(workers=ray_fed.Workers(allow_mixed=allow_mixed))
+
+    async def lease_twice() -> list[Any]:
+        host = PoolHost(config, size, DRIVER, WithoutGPUs(room))
+        found: list[Any] = []
+        for name in ("one", "two"):
+            asking = asyncio.gather(host.lease(name), return_exceptions=True)
+            found += await asyncio.wait_for(asking, 30)
+        return found
+
+    told = asyncio.run(lease_twice())
+
+    assert [type(error) for error in told] == [errors.ResourceError] * 2
+    assert all("on node a was refused: Expected a GPU" in str(e) for e in told)
