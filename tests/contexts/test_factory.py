@@ -21,6 +21,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.observability import events
+from ray_fed.tensorflow.tensors import devices
 
 import tensorflow as tf  # isort: skip
 
@@ -97,7 +98,7 @@ def test_result_is_near_the_plain_one(local_contexts: ContextFactory) -> None:
     assert result["largest"] == np.float32(data.max())
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3, 20])
 @pytest.mark.parametrize("subrounds", [1, 4, 7, 40])
 def test_bits_do_not_depend_on_the_cut_locally(
     local_contexts: ContextFactory,
@@ -351,18 +352,31 @@ def test_worker_that_dies_between_rounds_costs_no_bit(
 ) -> None:
     context = ray_contexts(workers=2, subrounds=2)
     found = [bits(context.invoke(one_round, [client_data(), MODEL]))]
-    report = context.last_report
-    assert report is not None
+    killed: list[int] = []
 
-    for subround in report.subrounds[:2]:  # at once, while it may be kept for the next
-        os.kill(subround.worker_pid, signal.SIGKILL)
+    for _ in range(2):
+        report = context.last_report
+        assert report is not None
+        killed.append(report.subrounds[0].worker_pid)
+        os.kill(killed[-1], signal.SIGKILL)  # while it may be kept for the next
         found.append(bits(context.invoke(one_round, [client_data(), MODEL])))
 
     assert found[1] == found[0] == found[2]
     last = context.last_report
     assert last is not None
+    assert not {subround.worker_pid for subround in last.subrounds} & {*killed}
     assert last.num_retries <= 2
     assert last.retries.keys() <= {"crash"}  # none where the pool saw the death first
+
+
+def test_report_has_the_one_fingerprint_of_its_workers(
+    context: ExecutionContext,
+) -> None:
+    context.invoke(sum_of_clients, [1.0] * 4)
+
+    report = context.last_report
+    assert report is not None
+    assert report.fingerprints == (devices.read_fingerprint(),)
 
 
 def test_report_counts_clients_and_subrounds(context: ExecutionContext) -> None:
