@@ -423,3 +423,30 @@ def test_worker_that_misses_its_gpu_is_never_leased(
 
     assert [type(error) for error in told] == [errors.ResourceError] * 2
     assert all("on node a was refused: Expected a GPU" in str(e) for e in told)
+
+
+class Mute(Played):
+    """Its workers never say that they are ready."""
+
+    @override
+    def start_worker(self, node: str | None) -> Worker:
+        worker = Worker(node or "a")
+        worker.ping = worker.hold
+        return worker
+
+
+def test_worker_that_is_not_ready_in_time_is_ended(
+    size: Size, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Any] = []
+    monkeypatch.setattr(pool_host.ray, "kill", lambda handle, **_: ended.append(handle))  # pyright: ignore[reportUnknownLambdaType]
+    config = ray_fed.Config(workers=ray_fed.Workers(start_timeout_s=0.1))
+
+    async def lease() -> None:
+        host = PoolHost(config, size, DRIVER, Mute(room=2))
+        await asyncio.wait_for(host.lease("one"), 30)
+
+    with pytest.raises(errors.ClusterError, match=r"`workers\.start_timeout_s`"):
+        asyncio.run(lease())
+
+    assert ended
