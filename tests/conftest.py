@@ -1,189 +1,25 @@
-"""Fixtures that several test modules share, and the count of tests on real Ray."""
+"""What pytest does before and after the tests; their fixtures are in `fixtures`."""
 
 import gc
-import logging
-import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import federated_language as fl
 import hypothesis
 import pytest
-import ray
-from ray._private import internal_api, worker
-
-import ray_fed
-from ray_fed.cluster.driver.direct import RayExecutorFactory
-from ray_fed.cluster.driver.session import Session
-from ray_fed.contexts.backend import Backend
-from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.tensorflow.tensors import devices
-from ray_fed.worker import stacks
-
-ContextFactory = Callable[..., ExecutionContext]
-StackFor = Callable[..., fl.framework.Executor]
 
 gc.disable()  # until pytest_collection_finish below
 
 hypothesis.settings.register_profile("ray_fed", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("ray_fed")
 
-devices.set_threads(1)  # as workers have: before any test runs TensorFlow
 
-NUM_CPUS = 4
-"""More than the machine may have, so that pools of up to three workers fit."""
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Load fixtures, and with them TensorFlow and Ray, where tests run.
 
-_logger = logging.getLogger(__name__)
-
-
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """A Ray of the test session's own."""
-    ray.init(
-        address="local",
-        num_cpus=NUM_CPUS,
-        include_dashboard=False,
-        log_to_driver=False,
-        _system_config={"idle_worker_killing_time_threshold_ms": 600_000},
-    )
-    yield
-    ray.shutdown()
-
-
-class RayMemory:
-    """What Ray holds for this process."""
-
-    def num_references(self) -> int:
-        """Return how many objects this process has a share in, as lineage too."""
-        core: Any = worker.global_worker
-        return len(core.core_worker.get_all_reference_counts())
-
-    def stored_bytes(self) -> int:
-        """Return what all objects of the node's store take."""
-        (node,) = ray.nodes()
-        stats: Any = internal_api.node_stats(
-            node["NodeManagerAddress"], node["NodeManagerPort"]
-        )
-        return stats.store_stats.object_store_bytes_used
-
-    def settle(self, measure_now: Callable[[], int], target: int) -> int:
-        """Return a measure once it is down at its target, or after a while.
-
-        What Ray holds is logged then, and by which process.
-        """
-        deadline = time.monotonic() + 60
-        while measure_now() > target:
-            if time.monotonic() > deadline:
-                here = ray.get_runtime_context().gcs_address  # not another's Ray
-                _logger.error(internal_api.memory_summary(here, stats_only=False))
-                break
-            time.sleep(0.1)  # Ray frees what nobody needs a little later
-        return measure_now()
-
-
-@pytest.fixture
-def ray_memory(ray_cluster: None) -> RayMemory:
-    """Measures of the session's Ray, once what tests before left is collected.
-
-    What a test measures itself is to be freed without the collector.
+    That is not in the process that only hands tests to others, which begin after it.
     """
-    gc.collect()
-    return RayMemory()
-
-
-@pytest.fixture(scope="session")
-def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
-    """Contexts on the session's Ray; those of the same workers share one pool.
-
-    The pool of the latest settings is kept: two would not fit, and one takes ten
-    seconds to start.
-    """
-    kept: list[tuple[ray_fed.Config, Session]] = []
-    latest: list[ExecutionContext] = []
-
-    def build(**settings: Any) -> ExecutionContext:
-        if latest:
-            latest.pop().close()
-        config = ray_fed.Config(backend="ray", **settings)
-        base = ray_fed.Config(
-            workers=config.workers, retry=config.retry, data=config.data
-        )
-        if kept and kept[0][0] != base:
-            kept.pop()[1].close()
-        if not kept:
-            kept.append((base, Session(None, config)))
-        session = kept[0][1]
-        backend = Backend(
-            session.runners(),
-            session.count_workers,
-            lambda: None,
-            session.store,
-            session.fetch,
-            session.await_ready,
-        )
-        latest.append(ExecutionContext(config, backend))
-        return latest[0]
-
-    yield build
-    for context in latest:
-        context.close()
-    for _, session in kept:
-        session.close()
-
-
-@pytest.fixture(scope="session", params=[pytest.param(1, marks=pytest.mark.slow), 3, 2])
-def num_workers(request: pytest.FixtureRequest) -> int:
-    """Sizes of pools; pytest runs the tests of one size together, over one pool."""
-    return request.param
-
-
-@pytest.fixture(scope="session")
-def ray_executors(ray_cluster: None) -> Iterator[RayExecutorFactory]:
-    """Stacks without subrounds on two workers, small enough beside any other pool."""
-    workers = ray_fed.Workers(count=2, num_cpus=0.5)
-    with RayExecutorFactory(ray_fed.Config(workers=workers)) as factory:
-        yield factory
-
-
-@pytest.fixture
-def local_contexts() -> Iterator[ContextFactory]:
-    """Contexts on threads of this process, closed at the end of the test."""
-    contexts: list[ExecutionContext] = []
-
-    def build(**settings: Any) -> ExecutionContext:
-        config = ray_fed.Config(backend="local", **settings)
-        contexts.append(ray_fed.create_context(config))
-        return contexts[-1]
-
-    yield build
-    for context in contexts:
-        context.close()
-
-
-@pytest.fixture
-def local_stack_for() -> Iterator[StackFor]:
-    """Builds local stacks, each over leaves on threads of its own."""
-    built: list[fl.framework.Executor] = []
-
-    def build(
-        num_clients: int, num_leaves: int = 2, clients_per_leaf: int | None = None
-    ) -> fl.framework.Executor:
-        leaves = stacks.threaded_leaves(num_leaves)
-        unplaced = stacks.threaded_leaves(1)[0]
-        executor = stacks.local_stack(num_clients, leaves, unplaced, clients_per_leaf)
-        built.extend([executor, *leaves])
-        return executor
-
-    yield build
-    for executor in built:
-        executor.close()
-
-
-@pytest.fixture(autouse=True)
-def _no_default_context() -> Iterator[None]:
-    """Leave no context installed behind a test."""
-    yield
-    fl.framework.set_no_default_context()
+    if not config.pluginmanager.has_plugin("dsession"):
+        config.pluginmanager.import_plugin("tests.fixtures")
 
 
 @pytest.hookimpl(trylast=True)
