@@ -153,7 +153,9 @@ def test_state_stays_in_the_store_through_twenty_invocations(
     memory: Any = fl.program.MemoryReleaseManager()
     by_round: list[list[int]] = []
     references: list[int] = []
-    with RayFederatedContext(ray_contexts(workers=2, seed=3)) as context:
+    # Workers of other tests may hold what an interrupted client was loaded by.
+    own_pool = ray_fed.Workers(count=2, client_bytes=2**29)
+    with RayFederatedContext(ray_contexts(workers=own_pool, seed=3)) as context:
         fl.framework.set_default_context(context)
         before = ray_memory.settle(ray_memory.stored_bytes, 0)
         with read_sizes() as sizes:
