@@ -28,6 +28,13 @@ def halves(clients: Any) -> Any:
     return fl.federated_map(half, clients)
 
 
+def call_for_seconds(context: Any) -> None:
+    """Call again and again: a worker's process may outlive its node for seconds."""
+    for _ in range(100):
+        context.invoke(halves, CLIENTS)
+        time.sleep(0.2)
+
+
 def test_worker_without_a_place_is_an_error_in_time(cluster: Any) -> None:
     workers = ray_fed.Workers(count=2, wait_timeout_s=WAIT_TIMEOUT_S)
     with RayExecutorFactory(ray_fed.Config(workers=workers), "auto") as factory:
@@ -35,9 +42,7 @@ def test_worker_without_a_place_is_an_error_in_time(cluster: Any) -> None:
         before = context.invoke(halves, CLIENTS)
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
         with pytest.raises(errors.ResourceError, match="at least 2 workers") as raised:
-            for _ in range(100):  # a worker's process may outlive its node for seconds
-                context.invoke(halves, CLIENTS)
-                time.sleep(0.2)
+            call_for_seconds(context)
 
     assert before == [client // 2 for client in CLIENTS]
     assert "`workers.wait_timeout_s`" in str(raised.value)
