@@ -96,27 +96,35 @@ def _multiplied(x: Any) -> Any:
     return product
 
 
+def _summed(x: Any) -> Any:
+    for _ in range(10):
+        x = x - 0.1 * tf.reduce_sum(x)
+    return x
+
+
 CASES: Mapping[str, Case] = {
-    "one op on 10 numbers": Case(20_000, _of_array([10], lambda x: x * x)),
+    "1 op on 10 numbers": Case(20_000, _of_array([10], lambda x: x * x)),
+    "50 ops on 10 numbers": Case(10_000, _of_array([10], _added)),
+    "50 ops on 10,000 numbers": Case(500, _of_array([10_000], _added)),
+    "50 ops on 1,000,000 numbers": Case(32, _of_array([1_000_000], _added)),
     "50 ops with tanh on 10 numbers": Case(10_000, _of_array([10], _chained)),
+    "50 ops with tanh on 250 numbers": Case(5_000, _of_array([250], _chained)),
     "50 ops with tanh on 10,000 numbers": Case(500, _of_array([10_000], _chained)),
-    "50 ops with tanh on 1,000,000 numbers": Case(32, _of_array([1_000_000], _chained)),
-    "50 cheap ops on 10 numbers": Case(10_000, _of_array([10], _added)),
-    "50 cheap ops on 10,000 numbers": Case(500, _of_array([10_000], _added)),
-    "50 cheap ops on 1,000,000 numbers": Case(32, _of_array([1_000_000], _added)),
+    "30 ops with sums of 1,000 numbers": Case(5_000, _of_array([1000], _summed)),
+    "30 ops with sums of 10,000 numbers": Case(500, _of_array([10_000], _summed)),
     "4 products of 16x16": Case(5_000, _of_array([16, 16], _multiplied)),
     "4 products of 64x64": Case(2_000, _of_array([64, 64], _multiplied)),
     "4 products of 256x256": Case(128, _of_array([256, 256], _multiplied)),
-    "4 products of 1,024x1,024": Case(16, _of_array([1024, 1024], _multiplied)),
-    "tiny, 1 step": Case(2_000, _training("tiny", 20)),
+    "4 products of 1,024x1,024": Case(4, _of_array([1024, 1024], _multiplied)),
+    "tiny": Case(2_000, _training("tiny", 20)),
     "tiny, 50 steps": Case(64, _training("tiny", 1_000)),
-    "mlp, 5 steps": Case(128, _training("mlp", 100)),
-    "cnn, 1 step": Case(16, _training("cnn", 20)),
+    "mlp": Case(128, _training("mlp", 100)),
+    "cnn, 1 step": Case(2, _training("cnn", 20)),
 }
 
 
 def _time(case: Case, backend: str, num_workers: int, num_rounds: int) -> Any:
-    """Return the seconds that both ways take, and take before the second round."""
+    """Return what a client takes both ways, and what XLA adds to a first round."""
     computation, arguments = case.make(case.num_clients)
     with contextlib.ExitStack() as stack:
         contexts = [

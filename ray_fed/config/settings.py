@@ -157,7 +157,7 @@ class Kernels(_Frozen):
 
     enabled: bool = True
     call_s: Seconds = 5.0
-    jit: Literal["auto", "on", "off"] = "off"
+    jit: Literal["auto", "on", "off"] = "auto"
     vectorised_clients: Count = 1
 
     @pydantic.field_validator("jit", mode="before")

@@ -409,6 +409,7 @@ def test_sinks_see_events_of_a_round_in_order(context: ExecutionContext) -> None
     assert recorder.names == [
         "RoundStarted",
         *["SubroundFinished"] * 3,
+        "JitDecided",
         "RoundFinished",
     ]
 

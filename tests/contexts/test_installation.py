@@ -93,7 +93,7 @@ def test_init_with_another_config_is_refused() -> None:
         pytest.param(
             None,
             {"workers": {"count": 2, "num_cpus": 2}, "kernels": {"jit": "on"}},
-            ["`workers.num_cpus` is 1.0 there, 2.0 here", "`kernels.jit` is 'off'"],
+            ["`workers.num_cpus` is 1.0 there, 2.0 here", "`kernels.jit` is 'auto'"],
             id="nested",
         ),
         pytest.param(
