@@ -235,8 +235,10 @@ def compute() -> Iterator[tuple[str, str]]:
     runs += [(name, *run) for name, run in SINGLE.items()]
     runs.sort(key=lambda run: json.dumps(run[2], sort_keys=True))
     for name, job, config in runs:
+        made = ray_fed.Config(**config)
+        address = None if made.backend == "local" else "local"  # nobody else's Ray
         with (
-            ray_fed.create_context(ray_fed.Config(**config)) as context,
+            ray_fed.create_context(made, address=address) as context,
             fl.framework.get_context_stack().install(context),
         ):
             digest = hashlib.sha256()

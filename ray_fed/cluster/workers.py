@@ -35,8 +35,10 @@ from ray_fed.cluster.task.remote_executor import RemoteExecutor
 from ray_fed.config import Config
 from ray_fed.executors import loops
 from ray_fed.plan import diagnostics, outcomes, plans
+from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import stored
-from ray_fed.worker import evaluation, stacks
+from ray_fed.worker import evaluation
+from ray_fed.worker.stacks import FederatedStack
 
 _CONTROL_THREADS = 3
 
@@ -84,9 +86,10 @@ class Work:
         name: that its worker is leased under; one at a time has it.
         terms: to lease a worker with.
         packed: the plan and its argument.
-        computation: of a subround, where only the interpreter needs it; it may be
+        computation: of a subround to fold, which only the interpreter needs; it may be
             large, and is left out of the plan.
-        at_once: whether a worker runs all of it in one call.
+        clients_per_leaf: of the cohort.
+        num_clients: of a subround; None: a finish, which a worker runs in one call.
         given: its first attempt, where the driver kept a lease of that name; None: the
             pool is asked for a worker.
     """
@@ -95,7 +98,8 @@ class Work:
     terms: leases.Terms
     packed: object_store.Packed
     computation: bytes | None
-    at_once: bool
+    clients_per_leaf: int
+    num_clients: int | None
     given: outcomes.Attempt | None = None
 
     @classmethod
@@ -107,23 +111,23 @@ class Work:
         arg: Any,
         given: outcomes.Attempt | None = None,
     ) -> "Work":
-        """Pack a `plans.Subround` or `plans.Finish`.
+        """Pack a `plans.Subround` or a `plans.Finish`.
 
         Args:
             name: of the subround.
             terms: to lease a worker with.
             comp: the plan.
-            arg: as `executors.evaluation` takes it, but for what is stored.
+            arg: as `worker.evaluation` takes it, but for what is stored.
             given: see `Work`.
         """
-        computation, at_once = None, True
+        computation, num_clients = None, None
         if isinstance(comp, plans.Subround):
-            at_once = isinstance(comp.kernel, plans.Kernel)
-            if at_once:
+            num_clients = sum(map(len, comp.leaves))
+            if isinstance(comp.kernel, plans.Kernel):
                 computation = comp.computation
                 comp = dataclasses.replace(comp, computation=b"")
-        packed = object_store.pack(comp, arg)
-        return cls(name, terms, packed, computation, at_once, given)
+        packed, size = object_store.pack(comp, arg), comp.clients_per_leaf
+        return cls(name, terms, packed, computation, size, num_clients, given)
 
     def unpack(self) -> tuple[Any, Any]:
         """Return the plan, whole, and its argument."""
@@ -137,7 +141,8 @@ class Work:
         packed = self.packed
         sources = object_store.short_lists(packed.sources)
         lists = [*sources, *object_store.short_lists(packed.values)]
-        about = self.name, self.terms, self.at_once, self.given, len(sources)
+        cut = self.clients_per_leaf, self.num_clients
+        about = (self.name, self.terms, *cut, self.given, len(sources))
         head = pickle.dumps(about)
         return [head, packed.work, self.computation, *lists]
 
@@ -146,10 +151,10 @@ class Work:
         cls, head: bytes, work: bytes, computation: bytes | None, *lists: list[Any]
     ) -> "Work":
         """Return what `as_arguments` took apart."""
-        name, terms, at_once, given, count = pickle.loads(head)
+        name, terms, size, num_clients, given, count = pickle.loads(head)
         sources, held = map(object_store.gathered, (lists[:count], lists[count:]))
         packed = object_store.Packed(work, held, sources)
-        return cls(name, terms, packed, computation, at_once, given)
+        return cls(name, terms, packed, computation, size, num_clients, given)
 
 
 @ray.remote(num_cpus=0)
@@ -245,7 +250,7 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
 
     async def attempt(
         lease: leases.Lease,
-    ) -> tuple[evaluation.Evaluated, set[diagnostics.Note]]:
+    ) -> tuple[Evaluated, set[diagnostics.Note]]:
         return await _attempt(pool, lease, work)
 
     lease = await leases.resumed(pool, name, work.given, handles)
@@ -275,7 +280,7 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
 
 async def _attempt(
     pool: Any, lease: leases.Lease, work: Work
-) -> tuple[evaluation.Evaluated, set[diagnostics.Note]]:
+) -> tuple[Evaluated, set[diagnostics.Note]]:
     worker = lease.worker
     try:
         with diagnostics.noting() as noted:
@@ -290,36 +295,34 @@ async def _attempt(
         raise error.located(attempt=lease.attempt.attempt) from error
 
 
-async def _evaluate(worker: Worker, work: Work) -> evaluation.Evaluated:
+async def _evaluate(worker: Worker, work: Work) -> Evaluated:
     """Return what a plan came to on a worker, its values encoded."""
-    ran = await _evaluate_at_once(worker, work.packed) if work.at_once else None
-    if isinstance(ran, evaluation.Evaluated):
+    executor = RemoteExecutor(WorkerConnection(_OneWorker(worker)))
+
+    def stack_for(num_clients: int) -> FederatedStack:
+        return FederatedStack(
+            lambda federating: RayFederatingStrategy(
+                federating.unplaced, [executor], num_clients, work.clients_per_leaf
+            ),
+            executor,
+        )
+
+    ran: Evaluated | plans.NoKernel | None = None
+    if work.num_clients is None:
+        ran = await executor.evaluate(work.packed)
+    elif work.computation is not None:
+        ran = await stack_for(work.num_clients).fold(work.packed)
+    if isinstance(ran, Evaluated):
         return ran
     comp, arg = work.unpack()
     if ran is not None:
         comp = dataclasses.replace(comp, kernel=ran)
     await worker.call("begin")
-    connection = WorkerConnection(_OneWorker(worker))
-    found = await _evaluate_by_verbs(connection, comp, arg)
+    executors = evaluation.Executors(stack_for, executor)
+    found = await evaluation.evaluate_plan(comp, arg, executors)
     await worker.call("end")  # what comes next may have the same scope
     encoded = list(map(object_store.encode, found.values))
     return dataclasses.replace(found, values=encoded)
-
-
-async def _evaluate_at_once(
-    worker: Worker, packed: object_store.Packed
-) -> evaluation.Evaluated | plans.NoKernel:
-    """Have the worker run all of a plan in one call, which can end between clients.
-
-    Returns why a kernel has no result where it has none.
-    """
-    sources = object_store.short_lists(packed.sources)
-    found = await worker.call(
-        "evaluate", packed.work, len(sources), *sources, *packed.values
-    )
-    ran, noted = object_store.unpack_result(found)
-    diagnostics.note(noted)
-    return ran
 
 
 class _OneWorker:
@@ -335,19 +338,3 @@ class _OneWorker:
 
     async def settle(self) -> None:
         raise AssertionError("work that lost its worker does not end well")
-
-
-async def _evaluate_by_verbs(
-    connection: WorkerConnection, comp: Any, arg: Any
-) -> evaluation.Evaluated:
-    executor = RemoteExecutor(connection)
-
-    def stack_for(num_clients: int) -> Any:
-        return stacks.federated_stack(
-            lambda federating: RayFederatingStrategy(
-                federating.unplaced, [executor], num_clients, comp.clients_per_leaf
-            ),
-            executor,
-        )
-
-    return await evaluation.evaluate_plan(comp, arg, stack_for, executor)

@@ -368,10 +368,10 @@ def _local_backend(
 
 def _threaded_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
     limits = config.worker_limits
-    leaves = stacks.threaded_leaves(_count_threads(config), config.workers.client_bytes)
+    num_threads, client_bytes = _count_threads(config), config.workers.client_bytes
     return [
-        LocalRunner(leaf, f"thread {index}", fingerprint, limits)
-        for index, leaf in enumerate(leaves)
+        LocalRunner(stack, f"thread {index}", fingerprint, limits)
+        for index, stack in enumerate(stacks.threaded_stacks(num_threads, client_bytes))
     ]
 
 
@@ -387,6 +387,6 @@ def _count_threads(config: Config) -> int:
 
 
 def _debugging_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
-    leaf = stacks.leaf_stack(client_bytes=config.workers.client_bytes)
+    stack = stacks.device_stack(client_bytes=config.workers.client_bytes)
     limits = config.worker_limits
-    return [LocalRunner(leaf, "calling thread", fingerprint, limits, stepwise=True)]
+    return [LocalRunner(stack, "calling thread", fingerprint, limits, stepwise=True)]

@@ -1,7 +1,7 @@
 """What runs a subround: each an AsyncContext that is invoked with a plan.
 
     SequentialRunner    any AsyncContext of federated_language, leaf after leaf
-    LocalRunner         a leaf stack on a thread of this process
+    LocalRunner         the stack of a device, on a thread of this process
     RayRunner           a Ray task over an actor of the pool (cluster.runner)
 
 `invoke(Subround, argument)`, with the values of its clients, and
@@ -25,8 +25,9 @@ from ray_fed.language import blocks, structs
 from ray_fed.plan import diagnostics, merge_tree, outcomes, plans
 from ray_fed.plan.fingerprint import Fingerprint
 from ray_fed.values import read_limits, stored
-from ray_fed.worker import client_chunks, evaluation, stacks
-from ray_fed.worker.kernel_runs import ThreadedLeaf
+from ray_fed.worker import client_chunks, evaluation
+from ray_fed.worker.device_stack import DeviceStack, ThreadedStack
+from ray_fed.worker.evaluation import Executors
 
 flf = fl.framework
 
@@ -136,20 +137,20 @@ class _Waiting:
 
 
 class LocalRunner(flf.AsyncContext):
-    """Runs plans on a leaf stack of this process, on one thread.
+    """Runs plans on the stack of a device, in this process, on one thread.
 
     Args:
-        leaf: runs clients, merges and everything else; owned.
+        stack: runs clients, merges and everything else; owned.
         name: of the runner in reports.
         fingerprint: of this process.
         limits: of what the clients' work may read.
         stepwise: runs one client after another, and Python functions inside of graphs
-            on the thread that invokes; for a leaf without a thread of its own.
+            on the thread that invokes; for a stack without a thread of its own.
     """
 
     def __init__(
         self,
-        leaf: flf.Executor,
+        stack: DeviceStack | ThreadedStack,
         name: str,
         fingerprint: Fingerprint,
         limits: read_limits.Limits | None = None,
@@ -157,26 +158,22 @@ class LocalRunner(flf.AsyncContext):
         stepwise: bool = False,
     ) -> None:
         self._limits = limits or read_limits.Limits()
-        self._leaf = leaf
+        self._stack = stack
         self._fingerprint = fingerprint
         self._name = name
         self._gather = run_in_order if stepwise else gather_by_index
         self._callbacks = _on_calling_thread if stepwise else contextlib.nullcontext
 
     def close(self) -> None:
-        """Close the leaf stack."""
-        self._leaf.close()
+        """Close the stack."""
+        self._stack.close()
 
     @override
     async def invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
-        leaf = self._leaf
-        inner = leaf.leaf if isinstance(leaf, ThreadedLeaf) else leaf
-
-        def stack_for(num_clients: int) -> flf.Executor:
-            return stacks.local_stack(
-                num_clients, [inner], inner, comp.clients_per_leaf
-            )
-
+        stack = self._stack
+        inner = stack.stack if isinstance(stack, ThreadedStack) else stack
+        size = comp.clients_per_leaf
+        executors = Executors.of_device(inner, size, self._gather)
         waiting = _Waiting()
         try:
             with (
@@ -185,11 +182,9 @@ class LocalRunner(flf.AsyncContext):
                 read_limits.limited(self._limits),
                 read_limits.checked(waiting.check),
             ):
-                work = evaluation.evaluate_plan(
-                    comp, arg, stack_for, inner, self._gather
-                )
+                work = evaluation.evaluate_plan(comp, arg, executors)
                 # All of it there: a verb at a time, threads would wait for each other.
-                ran = leaf.run(work) if isinstance(leaf, ThreadedLeaf) else work
+                ran = stack.run(work) if isinstance(stack, ThreadedStack) else work
                 evaluated = await ran
         except errors.RayFedError:
             raise

@@ -1,9 +1,10 @@
 """The leaf of every stack: runs TensorFlow, eagerly and synchronously, and only that.
 
 It understands tensors, sequences, structures and functions; of computations,
-TensorFlow graphs and the arithmetic of `tensorflow.operators`. It knows neither
-placements nor lambdas. A value is normalised once, when it is embedded, to the form
-that `tensorflow.normal` describes; results of calls are in that form already.
+TensorFlow graphs, the arithmetic of `tensorflow.loading.operators`, and fused work
+(`plan.fused`), each as one graph. It knows neither placements nor lambdas. A value is
+normalised once, when it is embedded, to the form that `tensorflow.loading.normal`
+describes; results of calls are in that form already.
 """
 
 import hashlib
@@ -14,8 +15,10 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.executors.embedded_value import EmbeddedValue
+from ray_fed.executors.eager_value import EagerValue, FusedValue, retyped
 from ray_fed.language import blocks, structs, type_checks
+from ray_fed.plan.fused import Arguments, Fused
+from ray_fed.tensorflow.kernels.fused_graphs import FusedGraphs
 from ray_fed.tensorflow.loading import functions, normal, operators
 from ray_fed.tensorflow.loading.normal import Executable, Normal
 from ray_fed.tensorflow.tensors import specs
@@ -24,19 +27,6 @@ from ray_fed.values.lru_cache import LruCache
 
 _CACHED_FUNCTIONS = 512
 """Loaded graphs that one executor keeps; a computation of 5 kB holds about 1 MB."""
-
-
-class EagerValue(EmbeddedValue):
-    """A value embedded in an `EagerTFExecutor`, in its normal form."""
-
-    @override
-    async def compute(self) -> Any:
-        """Return numpy values in Structs; a list of elements for a sequence.
-
-        Raises:
-            ValueMismatchError: the value is a function.
-        """
-        return normal.compute(self._reference, self._type_signature)
 
 
 class EagerTFExecutor(fl.framework.Executor):
@@ -62,6 +52,7 @@ class EagerTFExecutor(fl.framework.Executor):
         self._device = device.name if device is not None else None
         self._lowers = True
         self._functions: LruCache[bytes, Executable] = LruCache(_CACHED_FUNCTIONS)
+        self._fused = FusedGraphs(self._device)
 
     @classmethod
     def of_written_graphs(cls, device: Any = None) -> Self:
@@ -77,6 +68,7 @@ class EagerTFExecutor(fl.framework.Executor):
     @override
     def close(self) -> None:
         self._functions.clear()
+        self._fused.close()
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> EagerValue:
@@ -84,7 +76,7 @@ class EagerTFExecutor(fl.framework.Executor):
 
         Args:
             value: as the type's normal form, plain form, or anything a user writes
-                for it; a computation; a `TypedObject`.
+                for it; a computation; a `TypedObject`; fused work, and its arguments.
             type_spec: may be None for what knows its type.
 
         Raises:
@@ -94,6 +86,8 @@ class EagerTFExecutor(fl.framework.Executor):
                 executor does not understand.
         """
         _check_eager()
+        if isinstance(value, Fused | Arguments):
+            return self._embed_fused(value, type_spec)
         type_spec = None if type_spec is None else specs.to_type(type_spec)
         if isinstance(value, blocks.Function):
             value = _closed_block(value)
@@ -101,7 +95,7 @@ class EagerTFExecutor(fl.framework.Executor):
         if block is not None:
             return self._embed_block(block, type_spec)
         if isinstance(value, EagerValue):
-            return self._placed(_retyped(value, type_spec or value.type_signature))
+            return self._placed(retyped(value, type_spec or value.type_signature))
         if type_spec is None and isinstance(value, fl.TypedObject):
             type_spec = value.type_signature
         if type_spec is None:
@@ -114,6 +108,12 @@ class EagerTFExecutor(fl.framework.Executor):
         ):
             return await self._embed_struct(value, type_spec)
         return self._embed_plain(value, type_spec)
+
+    def _embed_fused(self, value: Fused | Arguments, type_spec: Any) -> EagerValue:
+        if isinstance(value, Arguments):
+            return EagerValue(value, type_spec)
+        graph = self._fused.get(value)
+        return EagerValue(graph, graph.type_signature)
 
     def _embed_plain(self, value: Any, type_spec: fl.Type) -> EagerValue:
         with tf.device(self._device):
@@ -144,13 +144,13 @@ class EagerTFExecutor(fl.framework.Executor):
         type_checks.check_assignable(declared, found, "a computation")
         match block:
             case fl.framework.CompiledComputation():
-                return _retyped(EagerValue(self._load(block), found), declared)
+                return retyped(EagerValue(self._load(block), found), declared)
             case fl.framework.Intrinsic() if block.uri in operators.OPERATORS:
-                return _retyped(EagerValue(self._operate(block), found), declared)
+                return retyped(EagerValue(self._operate(block), found), declared)
             case fl.framework.Literal():
                 return self._embed_plain(block.value, declared)
             case fl.framework.Data():
-                return _retyped(self._embed_plain(block, found), declared)
+                return retyped(self._embed_plain(block, found), declared)
             case _:
                 raise errors.UnsupportedError(
                     "Expected a TensorFlow computation, found"
@@ -216,9 +216,13 @@ class EagerTFExecutor(fl.framework.Executor):
         if arg is not None:
             argument = type_checks.narrow(arg, EagerValue, "EagerTFExecutor")
         type_checks.check_argument(type_spec, argument)
+        if argument is not None and isinstance(argument.reference, Arguments):
+            graph = function.reference
+            found = graph.run(*argument.reference)
+            return FusedValue(found, type_spec.result, graph)
         if argument is None or type_spec.parameter is None:
             return EagerValue(function.reference(), type_spec.result)
-        argument = self._placed(_retyped(argument, type_spec.parameter))
+        argument = self._placed(retyped(argument, type_spec.parameter))
         return EagerValue(function.reference(argument.reference), type_spec.result)
 
     @override
@@ -277,32 +281,6 @@ def _check_device(device: Any) -> None:
         raise errors.UnsupportedError(
             f"Expected one of the devices {names}, found `{device.name}`."
         )
-
-
-def _retyped(value: EagerValue, type_spec: fl.Type) -> EagerValue:
-    """Return a value as one of a type that its own is assignable to.
-
-    So that the reference stays a normal form: names come from the type, and with them
-    the order of tensors in a dataset's elements.
-    """
-    found = value.type_signature
-    if found == type_spec:
-        return EagerValue(value.reference, type_spec)
-    type_checks.check_assignable(type_spec, found, "a value")
-    if isinstance(found, fl.FunctionType) and isinstance(type_spec, fl.FunctionType):
-        return EagerValue(_retyped_function(value, found, type_spec), type_spec)
-    return EagerValue(normal.normalise(value.reference, type_spec), type_spec)
-
-
-def _retyped_function(
-    value: EagerValue, found: fl.FunctionType, declared: fl.FunctionType
-) -> Executable:
-    def run(*args: Normal) -> Normal:
-        parameter = cast("fl.Type", found.parameter)
-        taken = [normal.normalise(arg, parameter) for arg in args]
-        return normal.normalise(value.reference(*taken), declared.result)
-
-    return Executable(run)
 
 
 def _closed_block(function: blocks.Function) -> fl.framework.ComputationBuildingBlock:

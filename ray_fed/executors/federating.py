@@ -22,6 +22,9 @@ from ray_fed.executors.closure import Closure
 from ray_fed.executors.federated_value import Deferred, FederatedValue, unplaced_value
 from ray_fed.executors.strategy import FederatingStrategy
 from ray_fed.language import blocks, structs, type_checks
+from ray_fed.language.structs import Plain
+from ray_fed.plan import plans
+from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import plain_values, stored
 
 flf = fl.framework
@@ -247,6 +250,12 @@ class FederatingExecutor(flf.Executor):
             function = await arg.reference.portable()
             return await self.unplaced.create_value(function)
         return await unplaced_value(self, arg)
+
+    async def fold(
+        self, subround: Any, arg: Plain = None
+    ) -> Evaluated | plans.NoKernel:
+        """Have the strategy fold the clients of a subround: see its `fold`."""
+        return await self.strategy.fold(subround, arg)
 
     @override
     async def create_struct(self, elements: Any) -> FederatedValue:

@@ -6,6 +6,7 @@ Neither knows the other's half:
     place    values of clients, or one value for all of them
     map      one function on each client (None: zip), results stay where they are
     reduce   accumulate leaf by leaf, merge the leaves along the tree
+    fold     map, then reduce, by one graph where the strategy has one
     close
 """
 
@@ -16,6 +17,8 @@ import federated_language as fl
 
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
+from ray_fed.plan import plans
+from ray_fed.plan.outcomes import Evaluated
 
 
 class Placed(Protocol):
@@ -92,6 +95,27 @@ class FederatingStrategy(abc.ABC):
         Returns:
             The merged U, embedded in the unplaced executor; zero for no clients.
         """
+
+    async def fold(
+        self, subround: Any, arg: Plain = None
+    ) -> Evaluated | plans.NoKernel:
+        """Fold clients into the partials of subtrees of leaves, by one graph.
+
+        It means what the computation of the subround says: `map` its work over the
+        clients of each leaf, `reduce` that, merge inside of subtrees. Whoever asks does
+        that instead where there is no such graph, as in strategies without a `fold` of
+        their own. The bits are the same.
+
+        Args:
+            subround: a `plans.Subround` with a kernel, which says what a graph does for
+                each client; or whatever the strategy takes for it.
+            arg: what the computation takes, with the values of the subround's clients.
+
+        Returns:
+            The partials, and what is kept of clients; or why there are none.
+        """
+        del subround, arg
+        return plans.NoKernel(f"{type(self).__name__} folds no clients")
 
     @abc.abstractmethod
     def close(self) -> None:

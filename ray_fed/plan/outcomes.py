@@ -7,6 +7,22 @@ from ray_fed.plan.fingerprint import Fingerprint
 
 
 @dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """What a plan came to, where it was evaluated.
+
+    Attributes:
+        values: plain, in the order that the plan asks for: of a subround the partial of
+            each of its subtrees, then for each value that is kept its clients'.
+        kernel_leaves: how many leaves one graph folded.
+        no_kernel: why others were interpreted, if a kernel was asked for.
+    """
+
+    values: list[object]
+    kernel_leaves: int = 0
+    no_kernel: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Attempt:
     """One worker's turn at a subround.
 

@@ -7,7 +7,7 @@ so a client's arithmetic, its order and its errors do not depend on where it run
 import asyncio
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import federated_language as fl
@@ -17,6 +17,7 @@ from ray_fed.language import structs
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
 from ray_fed.plan import random_keys
+from ray_fed.values import read_limits
 
 ExecutorValue = fl.framework.ExecutorValue
 
@@ -59,7 +60,7 @@ async def embed_members(
     """
     embedded: list[ExecutorValue] = []
     for client_index, value in enumerate(members, first):
-        await _let_cancel()
+        await _let_end()
         try:
             embedded.append(await executor.create_value(value, member))
         except errors.ComputationError as error:
@@ -83,7 +84,6 @@ async def map_embedded(
     function: ExecutorValue | None,
     arg: ChunkArg | None,
     clients: range,
-    check: Callable[[], None] = lambda: None,
 ) -> list[ExecutorValue]:
     """Call a function on each client of a chunk, in client order.
 
@@ -92,15 +92,13 @@ async def map_embedded(
         function: None returns the arguments, zipped to structs.
         arg: None for a function of no argument.
         clients: the chunk's place in the cohort.
-        check: called before each client; what it raises ends the chunk.
 
     Raises:
         ComputationError: the function raised, with the client's index.
     """
     results: list[ExecutorValue] = []
     for position, client_index in enumerate(clients):
-        check()
-        await _let_cancel()
+        await _let_end()
         try:
             member = None if arg is None else await _member(executor, arg, position)
             if function is not None:
@@ -151,7 +149,7 @@ async def accumulate_members(
     """
     accumulator = zero
     for client_index, member in zip(clients, members, strict=True):
-        await _let_cancel()
+        await _let_end()
         pair = await executor.create_struct([accumulator, member])
         try:
             with random_keys.at_client(client_index), random_keys.at_step("accumulate"):
@@ -163,8 +161,15 @@ async def accumulate_members(
     return accumulator
 
 
-async def _let_cancel() -> None:
-    """Let the loop cancel the call here: an executor may answer without waiting."""
+async def _let_end() -> None:
+    """End here where nobody waits, or the call was cancelled.
+
+    An executor may answer without waiting, and so without letting its loop cancel.
+
+    Raises:
+        ClusterError: nobody waits for this work; see `read_limits.checked`.
+    """
+    read_limits.check()
     await asyncio.sleep(0)
 
 

@@ -1,12 +1,10 @@
 """Evaluates what a plan says over executors: leaves, merges inside, the finish.
 
-Whoever has an executor calls this: a thread of the local backend, an actor, or a Ray
+Whoever has executors calls this: a thread of the local backend, an actor, or a Ray
 task over remote executors. So all do the same, in the same order.
 """
 
-import abc
 import dataclasses
-import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -16,23 +14,55 @@ import ray_fed.errors as errors
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.language import blocks, structs, type_checks
-from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain
-from ray_fed.plan import merge_tree, plans, random_keys
-from ray_fed.values import components, plain_values, stored
+from ray_fed.plan import fused, merge_tree, plans, random_keys
+from ray_fed.plan.outcomes import Evaluated
+from ray_fed.values import components, stored
+from ray_fed.worker.device_stack import DeviceStack
+from ray_fed.worker.device_strategy import federated_stack
+from ray_fed.worker.merging import fetch, merge_subtrees, merge_values
+from ray_fed.worker.stacks import FederatedStack
 
 flf = fl.framework
 Block: TypeAlias = flf.ComputationBuildingBlock
-
-StackFactory = Callable[[int], flf.Executor]
-"""From a number of clients to a stack over them; all share one unplaced executor."""
 
 Gather = Callable[[Iterable[Coroutine[Any, Any, Any]]], Coroutine[Any, Any, list[Any]]]
 """Runs coroutines and returns their results by index: one of `fanout`."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Executors:
+    """What a plan is evaluated over.
+
+    Attributes:
+        stack_for: returns a stack over so many clients; all share `unplaced`.
+        unplaced: runs merges, and what those stacks do not place.
+        parse: returns the block of a serialised computation.
+        gather: runs the leaves.
+    """
+
+    stack_for: Callable[[int], FederatedStack]
+    unplaced: flf.Executor
+    parse: Callable[[bytes], Block] = blocks.parse_block
+    gather: Gather = gather_by_index
+
+    @classmethod
+    def of_device(
+        cls,
+        stack: DeviceStack,
+        clients_per_leaf: int | None,
+        gather: Gather = gather_by_index,
+    ) -> "Executors":
+        """Return those of one device, for cohorts of such leaves."""
+
+        def stack_for(num_clients: int) -> FederatedStack:
+            return federated_stack(stack, num_clients, clients_per_leaf)
+
+        return cls(stack_for, stack, stack.parse, gather)
+
+
 async def _call(
-    executor: flf.Executor, function: Function | Block, args: Sequence[Any]
+    executor: flf.Executor, function: Block, args: Sequence[Any]
 ) -> ResolvedValue:
     """Call a computation with its argument, if it takes one."""
     embedded = await executor.create_value(function)
@@ -45,113 +75,30 @@ async def _call(
     return type_checks.narrow(called, ResolvedValue, "a federated stack")
 
 
-async def fetch(value: flf.ExecutorValue) -> Plain:
-    """Return an embedded value as a plain one."""
-    type_spec = value.type_signature
-    return plain_values.to_plain(await value.compute(), type_spec, "a result")
-
-
 def _at_server(value: ResolvedValue) -> flf.ExecutorValue:
     """Return a server-placed result as the unplaced executor's own value."""
     return value.reference.reference
 
 
-@dataclasses.dataclass(frozen=True)
-class Evaluated:
-    """What a plan came to.
-
-    Attributes:
-        values: plain, in the order that the plan asks for.
-        kernel_leaves: how many leaves a kernel ran.
-        no_kernel: why others were interpreted, if a kernel was asked for.
-    """
-
-    values: list[Plain]
-    kernel_leaves: int = 0
-    no_kernel: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelRan:
-    """What a kernel came to.
-
-    Attributes:
-        partials: of each of the subround's subtrees, plain.
-        kept: for each value that is kept a list over all clients, plain.
-    """
-
-    partials: list[Plain]
-    kept: list[list[Plain]]
-
-
-class KernelRunner(abc.ABC):
-    """An unplaced executor that runs graphs where it runs everything else."""
-
-    @abc.abstractmethod
-    def parse(self, serialised: bytes) -> Block:
-        """Return the block of a serialised computation, parsed when first asked for."""
-
-    @abc.abstractmethod
-    def run_at_server(self, function: bytes, argument: Any) -> Any:
-        """Return what a serialised function comes to as tensors in tuples, or None.
-
-        None where only executors can do it, or are to say what it raises.
-
-        Args:
-            function: of values at the server.
-            argument: plain, or tensors in tuples.
-        """
-
-    @abc.abstractmethod
-    def run_finish(
-        self, finish: plans.Finish, partials: Sequence[Any], before: Sequence[Any]
-    ) -> tuple[Plain] | None:
-        """Return the result of a finish, plain; or None, as `run_at_server` does."""
-
-    @abc.abstractmethod
-    async def run_kernel(
-        self,
-        subround: plans.Subround,
-        inputs: Sequence[Any],
-        data: Sequence[Sequence[Any]],
-        check: Callable[[], None] = lambda: None,
-    ) -> KernelRan | plans.NoKernel:
-        """Return the partial of each of `subround.subtrees`, and what is kept.
-
-        Args:
-            subround: with a kernel, and a merge.
-            inputs: what `server` of the kernel returned, plain or of tensors.
-            data: for each of `data` of the kernel the values of all clients of the
-                subround, in order.
-            check: called before each call; what it raises ends the run.
-        """
-
-
 async def evaluate_plan(
-    comp: plans.Subround | plans.Finish,
-    arg: Any,
-    stack_for: StackFactory,
-    unplaced: flf.Executor,
-    gather: Gather = gather_by_index,
+    comp: plans.Subround | plans.Finish, arg: Any, executors: Executors
 ) -> Evaluated:
-    """Run a subround or a finish.
+    """Run a subround, or a finish.
 
     Args:
         comp: what to run.
         arg: with the values of all its clients; for a finish, (partials, before).
-        stack_for: builds the stack over so many clients.
-        unplaced: the unplaced executor of those stacks.
-        gather: runs the leaves.
+        executors: that run it.
 
     Returns:
         What the plan asks for, in order; with a `components_type`, its components.
     """
     with random_keys.using(comp.draw):
         if isinstance(comp, plans.Subround):
-            evaluated = await evaluate_subround(comp, arg, stack_for, unplaced, gather)
+            evaluated = await evaluate_subround(comp, arg, executors)
         else:
             partials, before = arg
-            result = await evaluate_finish(comp, partials, before, stack_for, unplaced)
+            result = await evaluate_finish(comp, partials, before, executors)
             evaluated = Evaluated([result])
     if comp.components_type is None:
         return evaluated
@@ -161,20 +108,14 @@ async def evaluate_plan(
 
 
 async def evaluate_subround(
-    subround: plans.Subround,
-    arg: Any,
-    stack_for: StackFactory,
-    unplaced: flf.Executor,
-    gather: Gather = gather_by_index,
+    subround: plans.Subround, arg: Any, executors: Executors
 ) -> Evaluated:
     """Run a computation on each leaf, merge inside the largest whole subtrees.
 
     Args:
         subround: what to run.
         arg: with the values of all clients; None for a computation of no argument.
-        stack_for: builds the stack of a leaf.
-        unplaced: runs the merges; the one that the stacks share.
-        gather: runs the leaves.
+        executors: that run it.
 
     Returns:
         The partial of each of `subround.subtrees`; without a merge the result of each
@@ -183,21 +124,20 @@ async def evaluate_subround(
     Raises:
         ComputationError: client work raised; the index is the client's in the cohort.
     """
-    ran: Evaluated | plans.Kernel | plans.NoKernel | None = subround.kernel
-    if isinstance(ran, plans.Kernel) and isinstance(unplaced, KernelRunner):
-        ran = await evaluate_kernel(subround, arg, stack_for, unplaced)
+    ran = await fold(subround, arg, executors)
     if isinstance(ran, Evaluated):
         return ran
-    reason = ran.reason if isinstance(ran, plans.NoKernel) else None
-    run = _LeafRun(subround, arg, _parameter(subround, unplaced), stack_for)
-    if isinstance(ran, plans.NoKernel) and ran.leaf is not None:
+    reason = None if ran is None else ran.reason
+    parameter = _parameter(executors.parse(subround.computation))
+    run = _LeafRun(subround, arg, parameter, executors)
+    if ran is not None and ran.leaf is not None:
         # The leaf alone, first: it most likely raises, and names the client.
         await run.evaluate(subround.leaves[ran.leaf])
-    evaluated = await gather(run.evaluate(leaf) for leaf in subround.leaves)
+    evaluated = await executors.gather(run.evaluate(leaf) for leaf in subround.leaves)
     leaves: list[Any] = [result for result, _ in evaluated]
     if subround.merge is not None:
         partials = [_at_server(leaf) for leaf in leaves]
-        leaves = await merge_subtrees(subround, partials, unplaced)
+        leaves = await merge_subtrees(subround, partials, executors.unplaced)
     fetched = await gather_by_index(fetch(value) for value in leaves)
     kept = [
         [member for _, of_leaf in evaluated for member in of_leaf[index]]
@@ -206,11 +146,21 @@ async def evaluate_subround(
     return Evaluated([*fetched, *kept], no_kernel=reason)
 
 
-def _parameter(subround: plans.Subround, unplaced: flf.Executor) -> fl.Type | None:
+async def fold(
+    subround: plans.Subround, arg: Any, executors: Executors
+) -> Evaluated | plans.NoKernel | None:
+    """Have the strategy fold the clients of a subround, or say why it does not.
+
+    None where nobody asked for that.
+    """
+    if not isinstance(subround.kernel, plans.Kernel):
+        return subround.kernel
+    num_clients = sum(map(len, subround.leaves))
+    return await executors.stack_for(num_clients).fold(subround, arg)
+
+
+def _parameter(block: Block) -> fl.Type | None:
     """Return the type of what the computation of a subround takes."""
-    serialised = subround.computation
-    is_kept = isinstance(unplaced, KernelRunner)
-    block = unplaced.parse(serialised) if is_kept else blocks.parse_block(serialised)
     return type_checks.function_type(block.type_signature).parameter
 
 
@@ -222,13 +172,13 @@ class _LeafRun:
         subround: of them.
         arg: with the values of all clients.
         parameter: its type; None for a computation of no argument.
-        stack_for: builds the stack of a leaf.
+        executors: interpret them.
     """
 
     subround: plans.Subround
     arg: Any
     parameter: fl.Type | None
-    stack_for: StackFactory
+    executors: Executors
 
     async def evaluate(self, leaf: range) -> tuple[ResolvedValue, list[list[Plain]]]:
         """Return the result of a leaf, and for each value kept its clients'."""
@@ -258,9 +208,9 @@ class _LeafRun:
         first = self.subround.leaves[0].start
         inside = range(clients.start - first, clients.stop - first)
         arg = stored.slice_clients(self.arg, self.parameter, inside)
-        function = Function(self.subround.computation)
+        function = self.executors.parse(self.subround.computation)
         num_kept = self.subround.num_kept
-        stack = self.stack_for(len(clients))
+        stack = self.executors.stack_for(len(clients))
         try:
             with random_keys.at_leaf(clients.start):
                 called = await _call(stack, function, [arg])
@@ -282,96 +232,11 @@ class _LeafRun:
             raise error.located(client_index=in_cohort) from error
 
 
-async def evaluate_kernel(
-    subround: plans.Subround,
-    arg: Any,
-    stack_for: StackFactory,
-    unplaced: KernelRunner,
-    check: Callable[[], None] = lambda: None,
-) -> Evaluated | plans.NoKernel:
-    """Compute at the server what is the same for all clients, then run the kernel.
-
-    Args:
-        subround: with a kernel.
-        arg: with the values of all clients.
-        stack_for: builds the stack that computes at the server.
-        unplaced: the unplaced executor of that stack.
-        check: called now and then; what it raises ends the run.
-    """
-    inputs, data = await _read_kernel(subround, arg, stack_for, unplaced)
-    ran = await unplaced.run_kernel(subround, inputs, data, check)
-    if isinstance(ran, plans.NoKernel):
-        return ran
-    return Evaluated([*ran.partials, *ran.kept], kernel_leaves=len(subround.leaves))
-
-
-async def _read_kernel(
-    subround: plans.Subround,
-    arg: Any,
-    stack_for: StackFactory,
-    unplaced: KernelRunner,
-) -> tuple[Sequence[Any], list[Sequence[Any]]]:
-    """Return what a kernel takes: zeros and constants, and values of all clients."""
-    kernel = cast("plans.Kernel", subround.kernel)
-    shared = tuple(_part(arg, path) for path in kernel.parts)
-    inputs = unplaced.run_at_server(kernel.server, shared)
-    if inputs is None:
-        stack = stack_for(len(subround.leaves[0]))
-        called = await _call(stack, unplaced.parse(kernel.server), [shared])
-        inputs = await fetch(_at_server(called))
-    return inputs, [_part(arg, path) for path in kernel.data]
-
-
-def _part(arg: Any, path: plans.Path) -> Any:
-    return functools.reduce(lambda part, index: part[index], path, arg)
-
-
-async def merge_subtrees(
-    subround: plans.Subround,
-    partials: Sequence[flf.ExecutorValue],
-    executor: flf.Executor,
-) -> list[flf.ExecutorValue]:
-    """Return the partial of each of `subround.subtrees`.
-
-    Args:
-        subround: with a merge.
-        partials: of its leaves, embedded in the executor.
-        executor: runs the merges.
-    """
-    merge = await executor.create_value(Function(cast("bytes", subround.merge)))
-    merged: list[flf.ExecutorValue] = []
-    for start, stop in subround.subtrees:
-        inside = range(start - subround.first_leaf, stop - subround.first_leaf)
-        nodes = [(index, index + 1) for index in range(start, stop)]
-        subtree = [partials[index] for index in inside]
-        merged.append(await merge_values(executor, merge, subtree, nodes))
-    return merged
-
-
-async def merge_values(
-    executor: flf.Executor,
-    merge: flf.ExecutorValue,
-    partials: list[flf.ExecutorValue],
-    nodes: Sequence[merge_tree.Subtree],
-) -> flf.ExecutorValue:
-    """Merge adjacent subtrees, all embedded in one executor, along the tree.
-
-    Each merge draws from the key of its node, whoever runs it.
-    """
-    partials = list(partials)
-    for left, right, node in merge_tree.merge_order(nodes):
-        pair = await executor.create_struct([partials[left], partials[right]])
-        with random_keys.at_step("merge", *node):
-            partials[left] = await executor.create_call(merge, pair)
-    return partials[0]
-
-
 async def evaluate_finish(
     finish: plans.Finish,
     partials: Sequence[Any],
     before: Sequence[Any],
-    stack_for: StackFactory,
-    unplaced: flf.Executor,
+    executors: Executors,
 ) -> Plain:
     """Merge the partials of all subrounds and run what comes after.
 
@@ -380,38 +245,54 @@ async def evaluate_finish(
         partials: one for each of `finish.subtrees`, plain or stored.
         before: what an after-merge computation takes before what is merged here: the
             round's argument, if there is one, and what earlier stages merged.
-        stack_for: builds the stack that runs the after-merge computation.
-        unplaced: runs the merges; the one that the stack uses.
+        executors: that run it.
 
     Returns:
         The result of the after-merge computation; without one the merged partial.
     """
-    if finish.in_graphs and isinstance(unplaced, KernelRunner):
-        ran = unplaced.run_finish(finish, partials, before)
-        if ran is not None:
-            return ran[0]
-    merged = await _merge_partials(finish, partials, unplaced)
+    if finish.in_graphs and finish.merge is not None:
+        found = await _finish_in_graph(finish, partials, before, executors.unplaced)
+        if found is not None:
+            return found[0]
+    merged = await _merge_partials(finish, partials, executors)
     if finish.computation is None:
         return await fetch(merged)
     args = [plans.as_argument([*before, merged])]
-    stack = stack_for(finish.num_clients)
-    return await fetch(await _call(stack, _parsed(finish.computation, unplaced), args))
+    stack = executors.stack_for(finish.num_clients)
+    return await fetch(await _call(stack, executors.parse(finish.computation), args))
 
 
-def _parsed(serialised: bytes, unplaced: flf.Executor) -> Function | Block:
-    """Return a computation as executors take it, parsed where that is kept."""
-    if isinstance(unplaced, KernelRunner):
-        return unplaced.parse(serialised)
-    return Function(serialised)
+async def _finish_in_graph(
+    finish: plans.Finish,
+    partials: Sequence[Any],
+    before: Sequence[Any],
+    unplaced: flf.Executor,
+) -> tuple[Plain] | None:
+    """Return the result of a finish by one graph; None where executors are to do it."""
+    merge = fused.PartialMerge(cast("bytes", finish.merge))
+    work = fused.RoundFinish(merge, finish.computation, len(before))
+    pairs = [
+        (left, right) for left, right, _ in merge_tree.merge_order(finish.subtrees)
+    ]
+    try:
+        function = await unplaced.create_value(work)
+        parameter = type_checks.function_type(function.type_signature).parameter
+        given = fused.Arguments((before, partials, pairs))
+        argument = await unplaced.create_value(given, parameter)
+        called = await unplaced.create_call(function, argument)
+        return (await called.compute(),)
+    except Exception:  # noqa: BLE001 (the executors will say what it is)
+        return None
 
 
 async def _merge_partials(
-    finish: plans.Finish, partials: Sequence[Any], unplaced: flf.Executor
+    finish: plans.Finish, partials: Sequence[Any], executors: Executors
 ) -> flf.ExecutorValue:
     type_spec = blocks.parse_type(finish.partial_type)
+    unplaced = executors.unplaced
     if finish.merge is None:
         return await unplaced.create_value(structs.Struct([]), type_spec)
-    merge = await unplaced.create_value(_parsed(finish.merge, unplaced))
+    merge = await unplaced.create_value(executors.parse(finish.merge))
     embedded = await gather_by_index(
         unplaced.create_value(partial, type_spec) for partial in partials
     )

@@ -1,12 +1,12 @@
 """Where executors meet: the stacks that ray_fed builds, drawn.
 
-    leaf_stack                      local_stack
+    device_stack                    local_stack
 
-    LeafStack (resolves names)      ReferenceResolvingExecutor
+    DeviceStack (resolves names)    FederatedStack (resolves names)
     SequenceExecutor                FederatingExecutor --- LocalStrategy
-    EagerTFExecutor                 leaf_stack             leaf_stack, one a thread
+    EagerTFExecutor                 device_stack           device_stack, one a thread
 
-Leaves are imported inside of functions: whoever coordinates never loads TensorFlow.
+TensorFlow is imported inside of functions: whoever coordinates never loads it.
 """
 
 import contextlib
@@ -19,12 +19,13 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
-from ray_fed.executors.sequences import SequenceExecutor
 from ray_fed.executors.strategy import FederatingStrategy
 from ray_fed.executors.threads import ThreadDelegatingExecutor
 from ray_fed.language import type_checks
-from ray_fed.plan import merge_tree
-from ray_fed.worker.kernel_runs import LeafStack, ThreadedLeaf
+from ray_fed.language.structs import Plain
+from ray_fed.plan import merge_tree, plans
+from ray_fed.plan.outcomes import Evaluated
+from ray_fed.worker.device_stack import DeviceStack, ThreadedStack
 from ray_fed.worker.thread_strategy import LocalStrategy
 
 flf = fl.framework
@@ -34,8 +35,8 @@ CLIENT_BYTES = 2**30
 """Of clients' data that a stack keeps between rounds, where nobody says another."""
 
 
-def leaf_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> LeafStack:
-    """Return a stack that runs all unplaced work, and kernels of client work.
+def device_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> DeviceStack:
+    """Return a stack that runs all unplaced work.
 
     Args:
         device: a `tf.config.LogicalDevice`, or None.
@@ -43,53 +44,66 @@ def leaf_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> LeafStac
     """
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
-    name = None if device is None else device.name
-    target = SequenceExecutor(EagerTFExecutor(device))
-    return LeafStack(target, name, client_bytes)
+    return DeviceStack(EagerTFExecutor(device), client_bytes)
 
 
-def threaded_leaves(
+def threaded_stacks(
     num_threads: int, client_bytes: int = CLIENT_BYTES
-) -> list[ThreadedLeaf]:
-    """Return leaf stacks, each on a thread of its own; see `leaf_stack`."""
-    leaves: list[ThreadedLeaf] = []
+) -> list[ThreadedStack]:
+    """Return stacks of devices, each on a thread of its own; see `device_stack`."""
+    stacks: list[ThreadedStack] = []
     with contextlib.ExitStack() as failed:
         for index in range(num_threads):
-            leaf = leaf_stack(None, client_bytes)
-            leaves.append(ThreadedLeaf(leaf, f"ray_fed leaf {index}"))
-            failed.callback(leaves[-1].close)
+            stack = device_stack(None, client_bytes)
+            stacks.append(ThreadedStack(stack, f"ray_fed executor {index}"))
+            failed.callback(stacks[-1].close)
         failed.pop_all()  # who asked for them closes them
-    return leaves
+    return stacks
 
 
-def federated_stack(
-    strategy_factory: Callable[[FederatingExecutor], FederatingStrategy],
-    unplaced: flf.Executor,
-) -> ReferenceResolvingExecutor:
-    """Return a stack that runs any computation over a strategy."""
-    return ReferenceResolvingExecutor(FederatingExecutor(strategy_factory, unplaced))
+class FederatedStack(ReferenceResolvingExecutor):
+    """Runs any computation over a strategy.
+
+    Args:
+        strategy_factory: see `FederatingExecutor`.
+        unplaced: runs what is not placed; owned.
+    """
+
+    def __init__(
+        self,
+        strategy_factory: Callable[[FederatingExecutor], FederatingStrategy],
+        unplaced: flf.Executor,
+    ) -> None:
+        self._federating = FederatingExecutor(strategy_factory, unplaced)
+        super().__init__(self._federating)
+
+    async def fold(
+        self, subround: Any, arg: Plain = None
+    ) -> Evaluated | plans.NoKernel:
+        """Fold clients: see `FederatingExecutor.fold`."""
+        return await self._federating.fold(subround, arg)
 
 
 def local_stack(
     num_clients: int,
-    leaves: Sequence[flf.Executor],
+    targets: Sequence[flf.Executor],
     unplaced: flf.Executor,
     clients_per_leaf: int | None = None,
-) -> ReferenceResolvingExecutor:
+) -> FederatedStack:
     """Return a stack over executors of this process.
 
     Args:
         num_clients: size of the cohort.
-        leaves: run the clients; a contiguous run of leaves of clients each.
-        unplaced: runs everything else; may be one of `leaves`.
+        targets: run the clients; adjacent leaves of clients each.
+        unplaced: runs everything else; may be one of `targets`.
         clients_per_leaf: see `merge_tree.cut_leaves`.
     """
     cut = merge_tree.cut_leaves(num_clients, clients_per_leaf)
-    runs = merge_tree.cut_runs(len(cut), len(leaves))
+    runs = merge_tree.cut_runs(len(cut), len(targets))
     groups = [range(cut[run.start].start, cut[run.stop - 1].stop) for run in runs]
-    return federated_stack(
+    return FederatedStack(
         lambda executor: LocalStrategy(
-            executor.unplaced, leaves[: len(groups)], groups, clients_per_leaf
+            executor.unplaced, targets[: len(groups)], groups, clients_per_leaf
         ),
         unplaced,
     )
@@ -123,7 +137,7 @@ class _DebuggingFactory(flf.ExecutorFactory):
             for start in range(0, num_clients or 0, self._clients_per_thread)
         ]
         targets = [_debugging_leaf(index) for index in range(len(groups))]
-        return federated_stack(
+        return FederatedStack(
             lambda executor: LocalStrategy(executor.unplaced, targets, groups),
             _debugging_leaf(len(groups)),
         )

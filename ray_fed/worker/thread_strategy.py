@@ -7,7 +7,6 @@ from typing import Any
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.errors as errors
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.language import structs, type_checks
@@ -16,7 +15,7 @@ from ray_fed.language.structs import Plain, Struct
 from ray_fed.plan import merge_tree
 from ray_fed.values import plain_values, stored
 from ray_fed.worker import client_chunks
-from ray_fed.worker.evaluation import merge_values
+from ray_fed.worker.merging import merge_plain
 
 ExecutorValue = fl.framework.ExecutorValue
 
@@ -202,27 +201,3 @@ async def _chunk(arg: PlacedArg, group: int) -> Any:
             ]
         )
     return (await type_checks.narrow(arg, LocalPlaced, "LocalStrategy").groups())[group]
-
-
-async def merge_plain(
-    executor: fl.framework.Executor, partials: Sequence[Plain], merge: Function
-) -> ExecutorValue:
-    """Merge partials of all leaves, in order, along the tree; embed the result.
-
-    Args:
-        executor: runs `merge`.
-        partials: U of each leaf, plain, at least one.
-        merge: <U, U> -> U.
-    """
-    function = await executor.create_value(merge)
-    type_spec = function.type_signature
-    if not isinstance(type_spec, fl.FunctionType) or not isinstance(
-        type_spec.parameter, fl.StructType
-    ):
-        raise errors.ValueMismatchError(
-            f"Expected a merge of two partials, found a value of type `{type_spec}`."
-        )
-    member = type_spec.parameter[0]
-    embedded = [await executor.create_value(partial, member) for partial in partials]
-    nodes = [(index, index + 1) for index in range(len(embedded))]
-    return await merge_values(executor, function, embedded, nodes)

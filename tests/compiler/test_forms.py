@@ -476,7 +476,7 @@ BY_NUMPY: dict[str, list[Any]] = {
 @pytest.fixture(scope="module")
 def direct() -> Iterator[Callable[[Any, list[Any]], Any]]:
     """Runs a computation through a federating stack, neither compiled nor cut."""
-    leaves = stacks.threaded_leaves(2)
+    leaves = stacks.threaded_stacks(2)
     executor = stacks.local_stack(NUM_CLIENTS, leaves, leaves[0])
 
     async def call(comp: Any, args: list[Any]) -> Any:

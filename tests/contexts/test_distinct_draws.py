@@ -422,7 +422,7 @@ def calls_without_names() -> Any:
 
 
 def test_calls_without_names_draw_by_their_place() -> None:
-    leaf = stacks.leaf_stack()
+    leaf = stacks.device_stack()
 
     async def evaluate() -> Any:
         with using(DrawKey(seed=0, invocation=0)):

@@ -55,7 +55,7 @@ class RecordingRunner(LocalRunner):
 
     def __init__(self) -> None:
         fingerprint = devices.read_fingerprint()
-        super().__init__(stacks.leaf_stack(), "recording", fingerprint)
+        super().__init__(stacks.device_stack(), "recording", fingerprint)
         self.before: list[Any] = []
 
     @override

@@ -51,8 +51,8 @@ Evaluate = Callable[..., Any]
 
 
 def _local(num_leaves: int) -> Iterator[StackFor]:
-    leaves = stacks.threaded_leaves(num_leaves)
-    (unplaced,) = stacks.threaded_leaves(1)
+    leaves = stacks.threaded_stacks(num_leaves)
+    (unplaced,) = stacks.threaded_stacks(1)
     yield lambda num_clients: stacks.local_stack(num_clients, leaves, unplaced)
     for leaf in [*leaves, unplaced]:
         leaf.close()
@@ -74,7 +74,7 @@ def _debugging(clients_per_thread: int) -> Iterator[StackFor]:
 @pytest.fixture(scope="module")
 def direct() -> Iterator[StackFor]:
     """Over one leaf that runs clients and server in the caller's own thread."""
-    leaf = stacks.leaf_stack()
+    leaf = stacks.device_stack()
     yield lambda num_clients: stacks.local_stack(num_clients, [leaf], leaf)
     leaf.close()
 

@@ -379,7 +379,7 @@ def context() -> Iterator[ExecutionContext]:
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[list[Any]]:
-    built = stacks.threaded_leaves(2)
+    built = stacks.threaded_stacks(2)
     yield built
     for leaf in built:
         leaf.close()

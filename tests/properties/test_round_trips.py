@@ -185,7 +185,7 @@ def leaf() -> Iterator[fl.framework.Executor]:
 
 @pytest.fixture(scope="module")
 def federated() -> Iterator[fl.framework.Executor]:
-    leaves = stacks.threaded_leaves(2)
+    leaves = stacks.threaded_stacks(2)
     executor = stacks.local_stack(NUM_CLIENTS, leaves, leaves[0], 1)
     yield executor
     for built in (executor, *leaves):

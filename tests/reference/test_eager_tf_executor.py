@@ -176,7 +176,7 @@ def test_everything_happens_on_the_thread_of_the_caller() -> None:
 
 @pytest.mark.claim("eager_tf.25")
 def test_is_the_leaf_of_a_stack_that_knows_lambdas_and_threads() -> None:
-    leaf = stacks.threaded_leaves(1)[0]
+    leaf = stacks.threaded_stacks(1)[0]
     twice = flf.Lambda(
         "x",
         INT,
@@ -348,7 +348,7 @@ class TestExternalData:
 
     @pytest.mark.claim("semantics.38")
     def test_is_read_by_a_stack_when_it_is_needed(self, tmp_path: pathlib.Path) -> None:
-        leaf = stacks.leaf_stack()
+        leaf = stacks.device_stack()
         executor = stacks.local_stack(0, [], leaf)
         value = embed(executor, data(tmp_path / "x.npz", NAMED))
 

@@ -202,7 +202,7 @@ def test_the_compiler_understands_literals() -> None:
 @pytest.mark.claim("semantics.17")
 @pytest.mark.parametrize("verb", ["leaf", "sequences", "local"])
 def test_executors_understand_literals(verb: str) -> None:
-    leaf = stacks.leaf_stack()
+    leaf = stacks.device_stack()
     executor: flf.Executor = (
         leaf if verb != "local" else stacks.local_stack(0, [], leaf)
     )

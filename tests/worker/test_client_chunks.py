@@ -14,6 +14,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.language import structs
+from ray_fed.values import read_limits
 from ray_fed.worker import client_chunks
 
 FLOAT = fl.TensorType(np.float32)
@@ -99,13 +100,11 @@ class TestDescribeFailure:
         )
 
 
-async def map_clients(
-    comp: Any, members: list[float], chunk: range, **options: Any
-) -> list[Any]:
+async def map_clients(comp: Any, members: list[float], chunk: range) -> list[Any]:
     executor = EagerTFExecutor()
     function = await executor.create_value(comp)
     arg = await client_chunks.embed_members(executor, members, FLOAT)
-    mapped = await client_chunks.map_embedded(executor, function, arg, chunk, **options)
+    mapped = await client_chunks.map_embedded(executor, function, arg, chunk)
     return [await member.compute() for member in mapped]
 
 
@@ -121,13 +120,16 @@ class TestMapEmbedded:
 
         def check() -> None:
             checked.append(len(checked))
-            if len(checked) == 2:
+            if len(checked) == 7:  # five are embedded, the second is mapped
                 raise errors.ClusterError("freed")
 
-        with pytest.raises(errors.ClusterError, match="freed"):
-            asyncio.run(map_clients(double, [1.0] * 5, range(5), check=check))
+        with (
+            read_limits.checked(check),
+            pytest.raises(errors.ClusterError, match="freed"),
+        ):
+            asyncio.run(map_clients(double, [1.0] * 5, range(5)))
 
-        assert checked == [0, 1]
+        assert checked == list(range(7))
 
     def test_zips_without_a_function(self) -> None:
         async def act() -> Any:

@@ -102,13 +102,14 @@ Run = Callable[[plans.Subround | plans.Finish, Any], list[Any]]
 @pytest.fixture
 def run() -> Iterator[Run]:
     """Evaluates a plan over one leaf stack."""
-    leaf = stacks.threaded_leaves(1)[0]
+    leaf = stacks.threaded_stacks(1)[0]
 
     def evaluate(comp: plans.Subround | plans.Finish, arg: Any) -> list[Any]:
-        def stack_for(num_clients: int) -> flf.Executor:
+        def stack_for(num_clients: int) -> stacks.FederatedStack:
             return stacks.local_stack(num_clients, [leaf], leaf, comp.clients_per_leaf)
 
-        evaluated = asyncio.run(evaluation.evaluate_plan(comp, arg, stack_for, leaf))
+        executors = evaluation.Executors(stack_for, leaf)
+        evaluated = asyncio.run(evaluation.evaluate_plan(comp, arg, executors))
         return evaluated.values
 
     yield evaluate

@@ -14,14 +14,16 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
 from ray_fed.plan import plans, random_keys
+from ray_fed.plan.fused import ClientFold, PartialMerge
 from ray_fed.plan.random_keys import DrawKey
+from ray_fed.tensorflow.kernels import fused_graphs
 from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
-from ray_fed.worker import kernel_cache, kernel_runs, stacks
-from ray_fed.worker.kernel_cache import KernelCache, Pace
-from ray_fed.worker.kernel_runs import LeafStack
+from ray_fed.tensorflow.kernels.fused_graphs import FusedGraphs
+from ray_fed.values import read_limits
+from ray_fed.worker import client_fold, stacks
+from ray_fed.worker.device_stack import DeviceStack, Pace
 from tests.stages import kernel_of, stage_of
 
-NO_MERGE = plans.NoKernel("no merge")
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
 
 
@@ -105,64 +107,74 @@ class TestPace:
         assert pace.count(32, 5.0) == 32
 
 
-class TestKernelCache:
+class TestFusedGraphs:
     def test_same_content_is_built_once(self) -> None:
-        cache = KernelCache(None)
-        first, again = kernel_of(doubled), kernel_of(doubled)
+        graphs = FusedGraphs(None)
 
-        loaded = cache.load(first, NO_MERGE)
+        built = graphs.get(ClientFold(kernel_of(doubled), None))
 
-        assert cache.load(again, NO_MERGE) is loaded
-        cache.close()
+        assert graphs.get(ClientFold(kernel_of(doubled), None)) is built
+        graphs.close()
 
     @pytest.mark.parametrize(
         ("comp", "is_one"), [("doubled", True), ("checked", False)]
     )
     def test_threads_share_a_graph_without_state(self, comp: str, is_one: bool) -> None:
-        caches = [KernelCache(None), KernelCache(None)]
         kernel = kernel_of({"doubled": doubled, "checked": checked}[comp])
 
-        loaded: list[Any] = [cache.load(kernel, NO_MERGE) for cache in caches]
+        built = [FusedGraphs(None).get(ClientFold(kernel, None)) for _ in range(2)]
 
-        assert (loaded[0][0] is loaded[1][0]) == is_one
-        assert loaded[0][1] is not loaded[1][1]
+        assert (built[0] is built[1]) == is_one
 
     def test_least_recently_used_is_closed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(kernel_cache, "_CACHED_KERNELS", 2)
+        monkeypatch.setattr(fused_graphs, "_CACHED_GRAPHS", 2)
         closed: list[Any] = []
 
         def close(graph: ClientKernel) -> None:
             closed.append(graph)
 
         monkeypatch.setattr(ClientKernel, "close", close)
-        cache = KernelCache(None)
-        kernels = [scaled(factor) for factor in (2, 3, 4)]
-        graphs: list[Any] = [
-            cache.load(kernels[index], NO_MERGE) for index in (0, 1, 0, 2)
-        ]
+        graphs = FusedGraphs(None)
+        folds = [ClientFold(scaled(factor), None) for factor in (2, 3, 4)]
+        built = [graphs.get(folds[index]) for index in (0, 1, 0, 2)]
 
-        assert closed == [graphs[1][0]]
-        assert cache.load(kernels[0], NO_MERGE) is graphs[0]
+        assert closed == [built[1]]
+        assert graphs.get(folds[0]) is built[0]
+
+    def test_refusal_is_told_again(self) -> None:
+        graphs = FusedGraphs(None)
+        for _ in range(2):
+            with pytest.raises(errors.UnsupportedError, match="CompileError: "):
+                graphs.get(PartialMerge(b"no computation"))
+
+
+class TestStack:
+    def test_each_has_a_pace_of_its_own(self) -> None:
+        first, second = stacks.device_stack(), stacks.device_stack()
+
+        assert first.pace_of(b"fold") is first.pace_of(b"fold")
+        assert first.pace_of(b"fold") is not second.pace_of(b"fold")
+        first.close()
+        second.close()
 
 
 class TestRunKernel:
     @pytest.fixture
     def leaf(self) -> Any:
-        leaf = stacks.leaf_stack()
+        leaf = stacks.device_stack()
         yield leaf
         leaf.close()
 
-    async def run(
-        self, leaf: LeafStack, work: plans.Subround, data: Any, **options: Any
-    ) -> Any:
-        ran = await leaf.run_kernel(work, [np.int32(0)], data, **options)
+    async def run(self, leaf: DeviceStack, work: plans.Subround, data: Any) -> Any:
+        ran = await client_fold.fold(leaf, work, [np.int32(0)], data)
         if isinstance(ran, plans.NoKernel):
             return ran
-        return [list(partial) for partial in ran.partials]
+        partials: list[Any] = ran.values
+        return [list(partial) for partial in partials]
 
-    def test_partials_of_leaves_are_merged(self, leaf: LeafStack) -> None:
+    def test_partials_of_leaves_are_merged(self, leaf: DeviceStack) -> None:
         work = subround(kernel_of(doubled), [range(2), range(2, 3)])
         data = [[np.int32(value) for value in (1, 2, 3)]]
 
@@ -170,25 +182,28 @@ class TestRunKernel:
 
     @pytest.mark.parametrize("laid_bytes", [1, 8, 2**20])
     def test_clients_of_a_later_subround_are_found(
-        self, leaf: LeafStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
+        self, leaf: DeviceStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
     ) -> None:
-        monkeypatch.setattr(kernel_runs, "_LAID_BYTES", laid_bytes)
+        monkeypatch.setattr(client_fold, "_LAID_BYTES", laid_bytes)
         work = subround(kernel_of(doubled), [range(6, 8), range(8, 9)])
         data = [[np.int32(value) for value in (1, 2, 3)]]
 
         assert asyncio.run(self.run(leaf, work, data)) == [[12]]
 
-    def test_freed_scope_ends_the_run(self, leaf: LeafStack) -> None:
+    def test_freed_scope_ends_the_run(self, leaf: DeviceStack) -> None:
         def check() -> None:
             raise errors.ClusterError("Expected an open scope, found it freed.")
 
         work = subround(kernel_of(doubled), [range(1)])
 
-        with pytest.raises(errors.ClusterError, match="freed"):
-            asyncio.run(self.run(leaf, work, [[np.int32(1)]], check=check))
+        with (
+            read_limits.checked(check),
+            pytest.raises(errors.ClusterError, match="freed"),
+        ):
+            asyncio.run(self.run(leaf, work, [[np.int32(1)]]))
 
     def test_leaf_that_raises_is_told(
-        self, leaf: LeafStack, monkeypatch: pytest.MonkeyPatch
+        self, leaf: DeviceStack, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = ClientKernel.run
         calls: list[Any] = []
@@ -209,7 +224,7 @@ class TestRunKernel:
         assert ran == plans.NoKernel("RuntimeError in a kernel", 1)
 
     def test_leaf_that_raises_is_told_where_a_call_covers_several(
-        self, leaf: LeafStack
+        self, leaf: DeviceStack
     ) -> None:
         leaves = [range(1), range(1, 3), range(3, 3), range(3, 5), range(5, 6)]
         work = subround(kernel_of(checked), leaves)
@@ -221,7 +236,7 @@ class TestRunKernel:
 
     @pytest.mark.parametrize("comp", [doubled, drawn, checked])
     def test_leaves_of_one_client_have_the_bits_of_any(
-        self, leaf: LeafStack, comp: Any
+        self, leaf: DeviceStack, comp: Any
     ) -> None:
         leaves = [range(i, i + 1) for i in range(5)]
         work = subround(kernel_of(comp), leaves)
@@ -242,9 +257,9 @@ class TestRunKernel:
 
     @pytest.mark.parametrize("laid_bytes", [1, 8, 2**20], ids="{} bytes laid".format)
     def test_subtrees_are_merged_whatever_a_call_covers(
-        self, leaf: LeafStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
+        self, leaf: DeviceStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
     ) -> None:
-        monkeypatch.setattr(kernel_runs, "_LAID_BYTES", laid_bytes)
+        monkeypatch.setattr(client_fold, "_LAID_BYTES", laid_bytes)
         leaves = [range(i, i + 1) for i in range(7)]
         work = dataclasses.replace(
             subround(kernel_of(doubled), leaves),

@@ -16,12 +16,12 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
-from ray_fed.plan import diagnostics, merge_tree, plans, random_keys
+from ray_fed.plan import diagnostics, fused, merge_tree, plans, random_keys
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.tensorflow.kernels import client_kernel, shaped_clients
 from ray_fed.values import plain_values
-from ray_fed.worker import stacks
-from ray_fed.worker.kernel_runs import LeafStack
+from ray_fed.worker import client_fold, stacks
+from ray_fed.worker.device_stack import DeviceStack
 from tests.stages import kernel_of, stage_of, summed
 
 BATCH = fl.StructType(
@@ -158,8 +158,8 @@ BY_NUMPY = {
 
 
 @pytest.fixture(name="leaf")
-def leaf_fixture() -> Iterator[LeafStack]:
-    leaf = stacks.leaf_stack()
+def leaf_fixture() -> Iterator[DeviceStack]:
+    leaf = stacks.device_stack()
     yield leaf
     leaf.close()
 
@@ -209,37 +209,38 @@ def prepare(
     return Prepared(subround, work)
 
 
-def run(leaf: LeafStack, prepared: Prepared, data: Any) -> Any:
+def run(leaf: DeviceStack, prepared: Prepared, data: Any) -> Any:
     (partial,) = run_nodes(leaf, prepared, data)
     return partial
 
 
-def run_nodes(leaf: LeafStack, prepared: Prepared, data: Any) -> list[Any]:
+def run_nodes(leaf: DeviceStack, prepared: Prepared, data: Any) -> list[Any]:
     async def ran() -> list[Any]:
         clients = laid_out(data, prepared.work)
         zeros = [np.zeros(3, np.float32)]
-        told = await leaf.run_kernel(prepared.subround, zeros, [clients])
+        told = await client_fold.fold(leaf, prepared.subround, zeros, [clients])
         assert not isinstance(told, plans.NoKernel), told
-        return [np.asarray(partial[0]) for partial in told.partials]
+        partials: list[Any] = told.values
+        return [np.asarray(partial[0]) for partial in partials]
 
     with random_keys.using(prepared.subround.draw):
         return asyncio.run(ran())
 
 
-def refusals(leaf: LeafStack, prepared: Prepared) -> set[str]:
+def refusals(leaf: DeviceStack, prepared: Prepared) -> set[str]:
     subround = prepared.subround
     assert isinstance(subround.kernel, plans.Kernel)
     assert subround.merge is not None
-    merge = leaf.kernels.load_merge(subround.merge)
-    loaded = leaf.kernels.load(subround.kernel, merge)
-    assert not isinstance(loaded, plans.NoKernel)
-    return loaded[0].refusals
+    work = fused.ClientFold(subround.kernel, fused.PartialMerge(subround.merge))
+    function = asyncio.run(leaf.embed_fused(work))
+    assert not isinstance(function, plans.NoKernel)
+    return function.reference.refusals
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_results_are_those_of_one_client_at_a_time(
-    leaf: LeafStack, shaped: Shapes, case: str, way: str
+    leaf: DeviceStack, shaped: Shapes, case: str, way: str
 ) -> None:
     work, data = CASES[case]
     clients_per_leaf = max(4, len(data))
@@ -257,7 +258,7 @@ def test_results_are_those_of_one_client_at_a_time(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_bits_do_not_depend_on_how_many_clients_a_call_covers(
-    leaf: LeafStack, way: str
+    leaf: DeviceStack, way: str
 ) -> None:
     prepared = prepare(train, 8, 13, **WAYS[way])
     one_by_one = dataclasses.replace(prepared.subround, call_s=1e-9)
@@ -272,7 +273,7 @@ def test_bits_do_not_depend_on_how_many_clients_a_call_covers(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_bits_do_not_depend_on_the_leaves_beside(leaf: LeafStack, way: str) -> None:
+def test_bits_do_not_depend_on_the_leaves_beside(leaf: DeviceStack, way: str) -> None:
     data = [*batches(4), *batches(4, [4, 2]), *batches(4)]
     subround = prepare(train, 4, 12, **WAYS[way]).subround
     nodes = ((0, 1), (1, 2), (2, 3))
@@ -295,7 +296,7 @@ def test_bits_do_not_depend_on_the_leaves_beside(leaf: LeafStack, way: str) -> N
 
 @pytest.mark.parametrize("way", WAYS)
 def test_leaf_of_clients_that_differ_runs_as_others_do(
-    leaf: LeafStack, shaped: Shapes, way: str
+    leaf: DeviceStack, shaped: Shapes, way: str
 ) -> None:
     data = [*batches(2), *batches(2, [4, 4, 4])]
 
@@ -315,7 +316,7 @@ def test_leaf_of_clients_that_differ_runs_as_others_do(
     ids=["an assertion", "draws"],
 )
 def test_work_with_state_or_effects_runs_as_without(
-    leaf: LeafStack, work: Any, data: Any, reason: str, way: str
+    leaf: DeviceStack, work: Any, data: Any, reason: str, way: str
 ) -> None:
     prepared = prepare(work, 4, 4, **WAYS[way])
 
@@ -334,7 +335,7 @@ def test_work_with_state_or_effects_runs_as_without(
     ids=["strings in XLA", "a loop, vectorised"],
 )
 def test_work_that_cannot_be_is_refused_with_the_reason(
-    leaf: LeafStack, work: Any, way: str, reason: str
+    leaf: DeviceStack, work: Any, way: str, reason: str
 ) -> None:
     data = rows(4)
     prepared = prepare(work, 4, 4, **WAYS[way])
@@ -350,7 +351,7 @@ def test_work_that_cannot_be_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_leaf_of_clients_of_several_shapes_is_told_of(
-    leaf: LeafStack, way: str
+    leaf: DeviceStack, way: str
 ) -> None:
     with diagnostics.noting() as noted:
         run(leaf, prepare(total_of_rows, 4, 4, **WAYS[way]), [*rows(2), *rows(2, 7)])
@@ -403,7 +404,7 @@ def test_xla_compiles_once_wherever_clients_lie(tmp_path: pathlib.Path) -> None:
     assert len(list(tmp_path.glob("*fold_window*.before_optimizations.txt"))) == 1
 
 
-def test_several_clients_at_once_are_folded_in_their_order(leaf: LeafStack) -> None:
+def test_several_clients_at_once_are_folded_in_their_order(leaf: DeviceStack) -> None:
     data = [np.full((1, 3), value, np.float32) for value in (1e4, 1.0, 1.0, 1e-4)]
 
     found = run(leaf, prepare(total_of_rows, 4, 4, vectorised_clients=4), data)

@@ -474,7 +474,7 @@ class TestLocalStack:
         assert asyncio.run(run()) == [1.0, 2.0, 3.0]
 
     def test_may_share_one_executor_for_clients_and_server(self) -> None:
-        leaf = stack.threaded_leaves(1)[0]
+        leaf = stack.threaded_stacks(1)[0]
         executor = stack.local_stack(2, [leaf], leaf)
 
         async def run() -> Any:

@@ -23,6 +23,7 @@ from ray_fed.plan.fingerprint import Versions, WorkerDescription
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.values import components, plain_values, read_limits
 from ray_fed.worker import client_chunks, evaluation, stacks
+from ray_fed.worker.evaluation import Executors
 
 _YOUNG = 1
 """The generation of what one call makes: stacks, which refer to themselves and to
@@ -64,7 +65,7 @@ class LeafWorker:
         if gpu_fraction:
             self._missing = devices.describe_missing(_gpus(gpu_fraction))
         self._fingerprint = devices.read_fingerprint()
-        self._executor = stacks.leaf_stack(device, client_bytes)
+        self._executor = stacks.device_stack(device, client_bytes)
         self._limits = limits or read_limits.Limits()
         self._loop = asyncio.new_event_loop()
         self._scopes: dict[str, dict[int, Any]] = {}
@@ -246,9 +247,7 @@ class LeafWorker:
         held = self._values(scope)
         embedded = None if function is None else held[function]
         argument = None if arg is None else _chunk_arg(held, arg)
-        work = client_chunks.map_embedded(
-            self._executor, embedded, argument, chunk, lambda: self._check(scope)
-        )
+        work = client_chunks.map_embedded(self._executor, embedded, argument, chunk)
         with random_keys.using(draw), diagnostics.noting() as noted:
             held[key] = self._run(work, scope)
         return list(noted)
@@ -274,12 +273,11 @@ class LeafWorker:
         first = leaves[0].start
         with random_keys.using(draw), diagnostics.noting() as noted:
             for key, leaf in zip(keys, leaves, strict=True):
-                self._check(scope)
                 part = members[leaf.start - first : leaf.stop - first]
                 work = client_chunks.accumulate_members(
                     self._executor, zero, part, accumulate, leaf
                 )
-                held[key] = self._run(work)
+                held[key] = self._run(work, scope)
         return list(noted)
 
     def forget_clients(self, tokens: list[str]) -> None:
@@ -311,19 +309,12 @@ class LeafWorker:
         sources = object_store.gathered(held[:num_sources])
         comp, taken = object_store.unpack_resolved(work, held[num_sources:], sources)
 
-        def stack_for(num_clients: int) -> Any:
-            leaf = self._executor
-            return stacks.local_stack(num_clients, [leaf], leaf, comp.clients_per_leaf)
-
+        executors = Executors.of_device(self._executor, comp.clients_per_leaf)
         with random_keys.using(comp.draw), diagnostics.noting() as noted:
             if isinstance(comp, plans.Subround):
-                running = evaluation.evaluate_kernel(
-                    comp, taken, stack_for, self._executor, lambda: self._check(scope)
-                )
+                running = evaluation.fold(comp, taken, executors)
             else:
-                running = evaluation.evaluate_plan(
-                    comp, taken, stack_for, self._executor
-                )
+                running = evaluation.evaluate_plan(comp, taken, executors)
             ran: Any = self._run(running, scope)
         self._scopes.pop(scope, None)
         gc.collect(_YOUNG)

@@ -66,7 +66,7 @@ class RayExecutorFactory(flf.ExecutorFactory):
 
     def _build(self, num_clients: int) -> flf.Executor:
         workers = self.executors()
-        executor = stacks.federated_stack(
+        executor = stacks.FederatedStack(
             lambda federating: RayFederatingStrategy(
                 federating.unplaced, workers, num_clients, self._config.clients_per_leaf
             ),

@@ -10,10 +10,10 @@ import ray
 from ray_fed.cluster.store.stored_sources import StoredSource, store_run
 from ray_fed.plan import plans
 from ray_fed.plan.diagnostics import Note
+from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
-from ray_fed.worker.evaluation import Evaluated
 
 _INLINE_BYTES = 64 * 1024
 """Smaller values travel inside of a call: a trip to the object store costs more."""

@@ -21,11 +21,12 @@ from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
-from ray_fed.plan import diagnostics, merge_tree, random_keys
+from ray_fed.plan import diagnostics, merge_tree, plans, random_keys
+from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import plain_values, stored
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.stored import Stored, StoredClients
-from ray_fed.worker.evaluation import merge_values
+from ray_fed.worker.merging import merge_values
 
 flf = fl.framework
 
@@ -172,6 +173,15 @@ class RayFederatingStrategy(FederatingStrategy):
         merged = await gather_by_index(self._to_unplaced(p) for p in partials)
         nodes = [(index, index + 1) for index in range(len(merged))]
         return await merge_values(self._unplaced, function, merged, nodes)
+
+    @override
+    async def fold(
+        self, subround: object_store.Packed, arg: Plain = None
+    ) -> Evaluated | plans.NoKernel:
+        """Have the worker fold the clients of a packed subround in one call."""
+        del arg  # packed, too
+        (worker,) = self._workers
+        return await worker.evaluate(subround)
 
     async def _to_unplaced(self, partial: RemoteValue) -> flf.ExecutorValue:
         if isinstance(self._unplaced, RemoteExecutor) and self._unplaced.holds(partial):

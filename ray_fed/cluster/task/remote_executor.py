@@ -18,7 +18,8 @@ from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task.connection import Worker, WorkerConnection, has_failed
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
-from ray_fed.plan import diagnostics, random_keys
+from ray_fed.plan import diagnostics, plans, random_keys
+from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import plain_values
 from ray_fed.values.lru_cache import LruCache
 from ray_fed.values.stored import Stored, StoredComponents
@@ -194,6 +195,23 @@ class RemoteExecutor(flf.Executor):
     async def _share(self, name: Any, build: Callable[[], RemoteValue]) -> RemoteValue:
         """Return the value that is shared under a name; build it if there is none."""
         return await self._shared.get(name, build).ready()
+
+    async def evaluate(self, packed: object_store.Packed) -> Evaluated | plans.NoKernel:
+        """Have the worker run all of a plan in one call, which can end between clients.
+
+        Returns:
+            Its values, encoded; or why there is no graph that folds its clients.
+        """
+        sources = object_store.short_lists(packed.sources)
+        given = packed.work, len(sources), *sources, *packed.values
+
+        async def call(worker: Worker) -> Any:
+            return await worker.call("evaluate", *given)
+
+        found = await self._connection.run(call)
+        ran, noted = object_store.unpack_result(found)
+        diagnostics.note(noted)
+        return ran
 
     def _own(self, value: object) -> RemoteValue:
         found = type_checks.narrow(value, RemoteValue, _NAME)

@@ -151,6 +151,8 @@ class ClientKernel:
         one_a_leaf: whether each leaf is of one client, which spares the inner loop.
 
     Attributes:
+        type_signature: of the function of one leaf, beside whose accumulators and
+            constants come its clients, laid out.
         merges: whether it merges partials.
         at_once: how many clients of a leaf of one shape work at once; a call that
             covers some of a leaf covers a multiple of these.
@@ -179,6 +181,8 @@ class ClientKernel:
         self._constant_specs = specs_of(client.constants)
         given = [*client.partial.items(), *client.constants.items()]
         self._given = fl.StructType([type_spec for _, type_spec in given])
+        taken = fl.StructType([(None, client.partial), (None, client.constants)])
+        self.type_signature = fl.FunctionType(taken, client.partial)
         self._shapes = [spec.shape for spec in self._specs]
         self._jit = kernel.jit
         self._never_jit = "off" if kernel.jit == "off" else None
@@ -565,6 +569,11 @@ class ClientKernel:
             stacked: what calls of `run` kept, in order.
         """
         return self._client.kept_values(stacked)
+
+    def to_plain(self, returned: tuple[list[list[Any]], list[tf.Tensor]]) -> Any:
+        """Return the plain partials that `run` returned, and what is kept."""
+        partials, stacked = returned
+        return [self.nest(iter(partial)) for partial in partials], self.kept([stacked])
 
     @property
     def partial(self) -> fl.StructType:

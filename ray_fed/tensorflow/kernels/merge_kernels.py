@@ -1,12 +1,12 @@
 """Merges of partials as graphs: the interpreter would make many calls of each."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import federated_language as fl
 import tensorflow as tf
 
-from ray_fed.language import blocks, type_checks
+from ray_fed.language import blocks, structs, type_checks
 from ray_fed.tensorflow.kernels.client_tensors import flatten
 from ray_fed.tensorflow.kernels.client_work import parameter_of, specs_of
 from ray_fed.tensorflow.kernels.grafts import Grafts
@@ -23,7 +23,7 @@ class MergeKernel:
         device: name of the device to run on; None leaves it to TensorFlow.
 
     Attributes:
-        content: identifies the function.
+        type_signature: <U, U> -> U.
         has_state: whether it has state or effects.
         partial: type of a partial.
 
@@ -33,11 +33,12 @@ class MergeKernel:
     """
 
     def __init__(self, merge: bytes, device: str | None) -> None:
-        self.content = hashlib.sha256(merge).digest()
         self.has_state = False
         self._merge = blocks.parse_block(merge)
         self._pair = type_checks.struct_type(parameter_of(self._merge))
         self.partial = self._pair[0]
+        self.type_signature = fl.FunctionType(self._pair, self.partial)
+        self._nest = tensor_structures.nester(self.partial)
         self._device = device
         with tf.device(device):
             self._specs = specs_of(self._pair)
@@ -56,10 +57,16 @@ class MergeKernel:
         self.has_state |= grafts.has_state
         return flatten(merged)
 
-    def __call__(self, left: Sequence[Any], right: Sequence[Any]) -> list[tf.Tensor]:
+    def run(self, left: Sequence[Any], right: Sequence[Any]) -> list[tf.Tensor]:
         """Return the accumulators of two partials, tensors or arrays, merged."""
         with tf.device(self._device):
             return self._function(as_tensors([*left, *right], self._specs))
+
+    def to_plain(self, returned: Sequence[Any]) -> structs.Plain:
+        """Return the plain value of a partial's tensors, or arrays."""
+        return self._nest(
+            leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf for leaf in returned
+        )
 
 
 def merge_all(

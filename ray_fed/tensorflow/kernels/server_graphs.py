@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 import federated_language as fl
+import numpy as np
 import tensorflow as tf
 
 from ray_fed.language import blocks, structs, type_checks
@@ -40,6 +41,8 @@ class ServerGraph:
 
     Attributes:
         nest: returns the plain value of leaves of its result.
+        type_signature: of a function of what it reads, then of partials and of the
+            pairs of them to merge.
         may_be_shared: whether several threads may run it at once.
 
     Raises:
@@ -62,6 +65,7 @@ class ServerGraph:
         divided = [
             part for index, t in enumerate(taken) for part in _parts(t, (index,))
         ]
+        self.type_signature = _signature(divided, merge, result)
         signature = [spec for _, member in divided for spec in specs_of(member)]
         self._merged_from = len(signature)
         self._merge_specs = [] if merge is None else _merge_signature(merge)
@@ -91,26 +95,33 @@ class ServerGraph:
         ]
         self._pairs = functools.lru_cache(maxsize=_CACHED_PAIRS)(_make_pairs)
 
-    def __call__(
+    def run(
         self,
         given: Sequence[Any],
         partials: Sequence[Any] = (),
         pairs: Sequence[tuple[int, int]] = (),
-    ) -> list[tf.Tensor] | None:
-        """Return the tensors of the result; None where executors are to raise.
+    ) -> list[tf.Tensor]:
+        """Return the tensors of the result.
 
         Args:
             given: each part that the function takes, but for what is merged: plain, or
                 tensors in tuples; those that are not read are any.
             partials: to merge, plain.
             pairs: which of these, in order; the left one takes the sum.
+
+        Raises:
+            UnfitError: it divides by a count of zero: executors say what that is.
         """
         with tf.device(self._device):
             tensors = [*self._read(given), *self._stack(partials, pairs)]
             ran = self._run(tensors)
         if len(ran) > self._num_results and ran.pop():
-            return None
+            raise UnfitError("a mean of nothing at the server")
         return ran
+
+    def to_plain(self, returned: Sequence[tf.Tensor]) -> structs.Plain:
+        """Return the plain value of the tensors of the result."""
+        return self.nest(tensor.numpy() for tensor in returned)
 
     def _read(self, given: Sequence[Any]) -> list[tf.Tensor]:
         given_read: list[Any] = []
@@ -137,6 +148,18 @@ class ServerGraph:
         tensors = [*stacked, self._pairs(tuple(pairs))]
         first = self._merged_from
         return [t for i, t in enumerate(tensors, first) if i in self._taken]
+
+
+def _signature(
+    divided: Sequence[tuple[plans.Path, fl.Type]],
+    merge: MergeKernel | None,
+    result: fl.Type,
+) -> fl.FunctionType:
+    taken = [member for _, member in divided]
+    if merge is not None:
+        pairs = fl.TensorType(np.int32, [None, 2])
+        taken += [fl.SequenceType(merge.partial), pairs]
+    return fl.FunctionType(fl.StructType([(None, t) for t in taken]), result)
 
 
 def _make_pairs(pairs: tuple[tuple[int, int], ...]) -> tf.Tensor:

@@ -103,7 +103,7 @@ async def aggregated(executor: Any, placed: Any) -> int:
 
 def seeded(factory: RayExecutorFactory, seed: int) -> Any:
     workers = factory.executors()
-    executor = stacks.federated_stack(
+    executor = stacks.FederatedStack(
         lambda federating: RayFederatingStrategy(
             federating.unplaced, workers, NUM_CLIENTS
         ),

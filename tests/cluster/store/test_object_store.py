@@ -8,9 +8,9 @@ import pytest
 
 from ray_fed.cluster.store import object_store
 from ray_fed.plan.diagnostics import Unshaped
+from ray_fed.plan.outcomes import Evaluated
 from ray_fed.plan.plans import NoKernel
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
-from ray_fed.worker.evaluation import Evaluated
 
 COMPONENTS = StoredComponents((Stored("e"), np.float32(1), Stored("a")))
 FINISH = ((Stored("a"), Stored("b")), ((Stored("c"), (np.int32(3), Stored("a"))),))

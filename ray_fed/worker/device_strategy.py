@@ -1,0 +1,77 @@
+"""Clients of one device: by the four verbs, or folded by one graph."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import federated_language as fl
+from typing_extensions import override
+
+from ray_fed.language.structs import Plain
+from ray_fed.plan import fused, plans
+from ray_fed.plan.outcomes import Evaluated
+from ray_fed.worker import client_fold, stacks
+from ray_fed.worker.device_stack import DeviceStack
+from ray_fed.worker.merging import fetch
+from ray_fed.worker.thread_strategy import LocalStrategy
+
+
+class DeviceStrategy(LocalStrategy):
+    """Runs all clients on the stack of one device.
+
+    Args:
+        stack: of the device; runs everything that is not placed, too.
+        num_clients: size of the cohort.
+        clients_per_leaf: see `merge_tree.cut_leaves`.
+    """
+
+    def __init__(
+        self, stack: DeviceStack, num_clients: int, clients_per_leaf: int | None
+    ) -> None:
+        super().__init__(stack, [stack], [range(num_clients)], clients_per_leaf)
+        self._stack = stack
+
+    @override
+    async def fold(
+        self, subround: plans.Subround, arg: Plain = None
+    ) -> Evaluated | plans.NoKernel:
+        kernel = cast("plans.Kernel", subround.kernel)
+        inputs = await self._compute_shared(subround, kernel, arg)
+        data: list[Sequence[Any]] = [_part(arg, path) for path in kernel.data]
+        return await client_fold.fold(self._stack, subround, inputs, data)
+
+    async def _compute_shared(
+        self, subround: plans.Subround, kernel: plans.Kernel, arg: Plain
+    ) -> Sequence[Any]:
+        """Return zeros and constants: plain, or tensors in tuples."""
+        given = tuple(_part(arg, path) for path in kernel.parts)
+        graph = await self._stack.embed_fused(fused.ServerWork(kernel.server))
+        if not isinstance(graph, plans.NoKernel):
+            try:
+                found = await self._stack.call_fused(graph, [given])
+            except Exception:  # noqa: BLE001 (the executors will say what it is)
+                pass
+            else:
+                return graph.reference.nest(iter(found.reference))
+        size = len(subround.leaves[0])
+        stack = federated_stack(self._stack, size, subround.clients_per_leaf)
+        function = await stack.create_value(self._stack.parse(kernel.server))
+        parameter = cast("fl.FunctionType", function.type_signature).parameter
+        argument = None
+        if parameter is not None:
+            argument = await stack.create_value(given, parameter)
+        called = await stack.create_call(function, argument)
+        return cast("Sequence[Any]", await fetch(called.reference.reference))
+
+
+def federated_stack(
+    stack: DeviceStack, num_clients: int, clients_per_leaf: int | None
+) -> stacks.FederatedStack:
+    """Return a stack that runs any computation on one device."""
+    return stacks.FederatedStack(
+        lambda _: DeviceStrategy(stack, num_clients, clients_per_leaf), stack
+    )
+
+
+def _part(arg: Any, path: plans.Path) -> Any:
+    return functools.reduce(lambda part, index: part[index], path, arg)
