@@ -333,7 +333,7 @@ async def _merge_subtrees(
     subtrees: Sequence[merge_tree.Subtree],
     partials: Sequence[Partial],
 ) -> list[Any]:
-    """Return the plain partial of each subtree, out of those of subtrees inside of it."""
+    """Return the plain partial of each subtree, out of those that are inside of it."""
     merged: list[Any] = []
     graph: Any = merger.reference
     for subtree in subtrees:
