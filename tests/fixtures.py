@@ -162,8 +162,8 @@ def local_stack_for() -> Iterator[StackFor]:
     def build(
         num_clients: int, num_leaves: int = 2, clients_per_leaf: int | None = None
     ) -> fl.framework.Executor:
-        leaves = stacks.threaded_leaves(num_leaves)
-        unplaced = stacks.threaded_leaves(1)[0]
+        leaves = stacks.threaded_stacks(num_leaves)
+        unplaced = stacks.threaded_stacks(1)[0]
         executor = stacks.local_stack(num_clients, leaves, unplaced, clients_per_leaf)
         built.extend([executor, *leaves])
         return executor

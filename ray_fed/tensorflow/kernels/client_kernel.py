@@ -151,8 +151,6 @@ class ClientKernel:
         one_a_leaf: whether each leaf is of one client, which spares the inner loop.
 
     Attributes:
-        type_signature: of the function of one leaf, beside whose accumulators and
-            constants come its clients, laid out.
         merges: whether it merges partials.
         at_once: how many clients of a leaf of one shape work at once; a call that
             covers some of a leaf covers a multiple of these.
@@ -181,8 +179,6 @@ class ClientKernel:
         self._constant_specs = specs_of(client.constants)
         given = [*client.partial.items(), *client.constants.items()]
         self._given = fl.StructType([type_spec for _, type_spec in given])
-        taken = fl.StructType([(None, client.partial), (None, client.constants)])
-        self.type_signature = fl.FunctionType(taken, client.partial)
         self._shapes = [spec.shape for spec in self._specs]
         self._jit = kernel.jit
         self._never_jit = "off" if kernel.jit == "off" else None
@@ -569,6 +565,12 @@ class ClientKernel:
             stacked: what calls of `run` kept, in order.
         """
         return self._client.kept_values(stacked)
+
+    @functools.cached_property
+    def type_signature(self) -> fl.FunctionType:
+        """Of a leaf: beside accumulators and constants it takes clients, laid out."""
+        taken = fl.StructType([(None, self._partial), (None, self._constants)])
+        return fl.FunctionType(taken, self._partial)
 
     def to_plain(self, returned: tuple[list[list[Any]], list[tf.Tensor]]) -> Any:
         """Return the plain partials that `run` returned, and what is kept."""
