@@ -566,7 +566,7 @@ class ClientKernel:
         """
         return self._client.kept_values(stacked)
 
-    @functools.cached_property
+    @property
     def type_signature(self) -> fl.FunctionType:
         """Of a leaf: beside accumulators and constants it takes clients, laid out."""
         taken = fl.StructType([(None, self._partial), (None, self._constants)])
