@@ -137,10 +137,11 @@ class _DebuggingFactory(flf.ExecutorFactory):
             for start in range(0, num_clients or 0, self._clients_per_thread)
         ]
         targets = [_debugging_leaf(index) for index in range(len(groups))]
-        return FederatedStack(
+        federating = FederatingExecutor(
             lambda executor: LocalStrategy(executor.unplaced, targets, groups),
             _debugging_leaf(len(groups)),
         )
+        return ReferenceResolvingExecutor(federating)
 
     @override
     def clean_up_executor(self, cardinalities: Any) -> None:
