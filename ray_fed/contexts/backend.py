@@ -1,4 +1,4 @@
-"""What a context runs on: a Ray session, or threads of this process."""
+"""The seam between a context and what runs its subrounds: Ray, or threads."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,15 +16,15 @@ class Backend:
 
     Attributes:
         runners: run subrounds; closed by `close`.
-        num_workers: subrounds of a round where `Config.subrounds` leaves it open; a
-            function is asked as each round begins.
-        close: releases what the runners run on, and the runners.
+        num_workers: the number of workers, and of a round's subrounds where
+            `Config.subrounds` has none; a function is called as each round begins.
+        close: closes the runners, and what they run on.
         store: see `RoundPolicy`.
-        fetch: reads what `store`, or a runner, left in a store; passes on the rest.
-            None: nothing is left in one.
-        await_ready: from a pair (num_ready, num_workers) to the next one, once that
-            differs; from None to the present one. None: workers are threads, which are
-            always ready.
+        fetch: reads a value that `store` or a runner put in a store; returns any other
+            value as it is. None: values are never stored.
+        await_ready: takes the last known (num_ready, num_workers), waits until it
+            changes, and returns the new one; takes None, and returns the present one.
+            None: workers are threads, which are always ready.
     """
 
     runners: Sequence[fl.framework.AsyncContext]

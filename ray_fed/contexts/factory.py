@@ -51,7 +51,7 @@ class ExecutionContext(flf.SyncContext):
     Args:
         config: settings.
         backend: runs subrounds; owned: `close` closes it.
-        sinks: receive the events of all rounds, before those that subscribe.
+        sinks: receive the events of all rounds, before sinks that subscribe later.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class ExecutionContext(flf.SyncContext):
         return self._rounds.num_calls
 
     def resume_at(self, num_calls: int) -> None:
-        """Number the next call as a run that was interrupted would have.
+        """Give the next call the number that it has in an interrupted run.
 
         Args:
-            num_calls: of that run, when it saved its state; >= 0.
+            num_calls: `num_calls` of that run as it saved its state; >= 0.
 
         Raises:
             CardinalityError: it is below zero.
@@ -146,7 +146,7 @@ class ExecutionContext(flf.SyncContext):
             ComputationError: work of the computation raised.
             RetryBudgetError: workers died more often than `config.retry` allows.
             DeadlineError: they hung more often than that.
-            ResourceError: the cluster came to have no room for `workers`, or its nodes
+            ResourceError: the cluster no longer has room for `workers`, or its nodes
                 have GPUs that TensorFlow does not see.
             ContextStateError: the context was closed.
         """
@@ -172,8 +172,8 @@ class ExecutionContext(flf.SyncContext):
                 `ray_fed.values.components`: each plain or stored, for `fetch`.
 
         Returns:
-            A future of the call, with its failure. All that is given here, and
-            `fetch`, runs on ray_fed's own thread.
+            A future of the call; it raises what the call raises. `prepare`, `deliver`
+            and `fetch` run on ray_fed's own thread.
 
         Raises:
             ContextStateError: the context was closed.
@@ -261,9 +261,9 @@ def _wait_for(
 def _count_subrounds(
     config: Config, num_workers: int | Callable[[], Awaitable[int]]
 ) -> Callable[[], Awaitable[int]]:
-    """Return what is asked as a round begins: also where the settings have the answer.
+    """Return the function that counts the subrounds of a round as it begins.
 
-    Whoever counts the workers looks after them by the way.
+    Counting the workers also resizes the pool, so it is called in any case.
     """
 
     async def count() -> int:
@@ -274,9 +274,9 @@ def _count_subrounds(
 
 
 def _call_s(config: Config) -> float | None:
-    """Return how long a call of a kernel may be; None for no kernels.
+    """Return how long a call of a kernel may take; None turns kernels off.
 
-    Debugging goes through the work of one client at a time.
+    Debugging steps through the work of one client at a time, so it has none.
     """
     if config.debug or not config.kernels.enabled:
         return None
@@ -284,7 +284,7 @@ def _call_s(config: Config) -> float | None:
 
 
 class _Closed(flf.SyncContext):
-    """Stands where a closed context stood, to say so."""
+    """Takes the place of a closed default context, and says that it is closed."""
 
     @override
     def invoke(self, comp: Any, arg: Any) -> Any:

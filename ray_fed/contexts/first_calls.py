@@ -44,7 +44,7 @@ class FirstCalls:
 
     @contextlib.asynccontextmanager
     async def telling(self, comp: Computation) -> AsyncGenerator[None]:
-        """Send events while what is inside, a call of the computation, runs."""
+        """Send events while the call of the computation in the `with` block runs."""
         task = asyncio.ensure_future(self._tell())
         try:
             yield
@@ -54,7 +54,7 @@ class FirstCalls:
             await asyncio.wait([task])
 
     async def _tell(self) -> None:
-        """Send events until the task is cancelled; none where that is soon."""
+        """Send events until the task is cancelled; none if that happens soon."""
         await asyncio.sleep(_PATIENCE_S)
         try:
             if self._await_ready is not None:

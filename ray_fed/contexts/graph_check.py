@@ -20,10 +20,10 @@ name; other graphs may have them, too."""
 
 
 class ComputationChecks:
-    """Checks each computation once: walks of large ones take longer than their calls.
+    """Checks each computation once, as walking through one may take longer than a call.
 
     Args:
-        in_process: whether graphs run in this process; else in workers.
+        in_process: whether graphs run in this process; otherwise they run in workers.
     """
 
     def __init__(self, *, in_process: bool) -> None:
@@ -34,7 +34,7 @@ class ComputationChecks:
     def check(self, comp: flf.ConcreteComputation | MergeableCompForm) -> None:
         """Raise if graphs have Python functions that they cannot call.
 
-        Says once, in the log, that secure aggregation is simulated.
+        Logs a warning, once, where secure aggregation is simulated.
 
         Raises:
             UnsupportedError: a graph has Python functions, and runs in another process

@@ -80,8 +80,8 @@ def init(
 ) -> ExecutionContext:
     """Connect, build a context and make it federated_language's default here.
 
-    The default is one of each thread: call `init` again, with the same arguments, in
-    another thread to have it there too.
+    Each thread has a default of its own: call `init` again, with the same arguments, in
+    another thread to install the context there, too.
 
     Args:
         address: "local" starts a Ray of its own, "auto" or "ray://..." joins one; None
@@ -89,8 +89,8 @@ def init(
         config: settings; None reads `RAY_FED_...` variables.
 
     Returns:
-        The context, also the one that is installed already for the same arguments;
-        usable with `with`, which closes it.
+        The context; where one is installed for the same arguments, that one. A `with`
+        statement closes it.
 
     Raises:
         ContextStateError: another context is installed.

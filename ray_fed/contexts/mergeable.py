@@ -25,15 +25,15 @@ flf = fl.framework
 
 
 class MergeableCompExecutionContext(flf.SyncContext):
-    """Executes computations in mergeable form, slice by slice of their clients.
+    """Executes computations in mergeable form, one slice of the clients at a time.
 
     The cohort is cut into `num_subrounds` contiguous slices of nearly equal size, none
-    of them empty; `up_to_merge` runs on each, on whichever context is free. A context
-    that retries what fails retries that slice alone. Partials are merged along a
-    binary tree, and results of clients returned, in client order, whatever finishes
-    first. An argument without clients, or none, goes to all subrounds, whose partials
-    are merged as ever. Calls from several threads, or from a running event loop, are
-    welcome.
+    of them empty. `up_to_merge` runs on each slice, on any context that is free. A
+    context that retries a failure repeats one slice. Partials are merged along a binary
+    tree and results of clients returned in client order, in whatever order slices
+    finish. Without client values in the argument, each subround takes the whole
+    argument, and their partials are merged in the same way. Calls may come from several
+    threads at a time, and from a running event loop.
 
     Args:
         async_contexts: run the computations of a form; their `invoke` is a coroutine
@@ -43,8 +43,8 @@ class MergeableCompExecutionContext(flf.SyncContext):
         transform_args: applied to the argument of a call, first; to None where the
             call has no argument.
         transform_result: applied to its result, last.
-        num_subrounds: slices of a round, >= 1; None: one a context. More than there
-            are contexts run one after another.
+        num_subrounds: slices of a round, >= 1; None: one for each context. Slices
+            wait for a free context.
 
     Raises:
         UnsupportedError: no context was given.

@@ -22,5 +22,5 @@ def _say_what_to_do(self: object, comp: Any, arg: Any) -> NoReturn:
 
 
 def explain() -> None:
-    """Let every thread that has no context say what to do."""
+    """Make calls without a context raise an error that says what to do."""
     runtime_error_context.RuntimeErrorContext.invoke = _say_what_to_do

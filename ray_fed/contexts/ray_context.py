@@ -33,14 +33,15 @@ flf = fl.framework
 
 @dataclasses.dataclass(frozen=True)
 class _Pool:
-    """What contexts over one pool share.
+    """The pool that several contexts share, with all that belongs to it.
 
     Attributes:
         config: of the pool.
-        session: that has it.
-        thread: runs all calls: a loop of a caller's may end before leases are back.
-        numbers: of calls, in the order in which they begin.
-        checks: of what is called.
+        session: owns the pool.
+        thread: runs all calls, as a caller's event loop may end before leases are
+            given back.
+        numbers: numbers the calls in the order in which they begin.
+        checks: checks each computation before its first call.
     """
 
     config: Config
@@ -58,7 +59,7 @@ class RayExecutionContext(flf.AsyncContext):
     """Runs each computation whole, as one Ray task on one worker of a pool.
 
     A task whose worker dies runs again on another one, within `config.retry`, and draws
-    the same random numbers. Calls may come from any event loop, several at once. With
+    the same random numbers. Calls may come from any event loop, several at a time. With
     `pool_of`, several contexts use one pool:
 
         with RayExecutionContext(Config(workers=3)) as first:

@@ -1,4 +1,4 @@
-"""What runs a subround: each an AsyncContext that is invoked with a plan.
+"""Runners: AsyncContexts that are invoked with a plan and return its `Outcome`.
 
     SequentialRunner    any AsyncContext of federated_language, leaf after leaf
     LocalRunner         the stack of a device, on a thread of this process
@@ -121,7 +121,7 @@ def _on_calling_thread() -> contextlib.AbstractContextManager[None]:
 
 
 class _Waiting:
-    """Whether a caller waits for work that another thread does."""
+    """Tells a thread whether the caller still waits for its work."""
 
     def __init__(self) -> None:
         self._is_over = threading.Event()
@@ -131,7 +131,7 @@ class _Waiting:
         self._is_over.set()
 
     def check(self) -> None:
-        """Raise if nobody waits."""
+        """Raise if the caller waits no longer."""
         if self._is_over.is_set():
             raise read_limits.AbandonedError("Expected a caller who waits, found none.")
 
@@ -143,9 +143,9 @@ class LocalRunner(flf.AsyncContext):
         stack: runs clients, merges and everything else; owned.
         name: of the runner in reports.
         fingerprint: of this process.
-        limits: of what the clients' work may read.
-        stepwise: runs one client after another, and Python functions inside of graphs
-            on the thread that invokes; for a stack without a thread of its own.
+        limits: of the data that clients' work may read.
+        stepwise: run clients one after another, and Python functions of graphs on the
+            thread that calls `invoke`; for a stack without a thread of its own.
     """
 
     def __init__(

@@ -219,7 +219,7 @@ def zeros_of(type_spec: fl.Type) -> flf.Intrinsic:
 def is_aggregation(block: flf.ComputationBuildingBlock) -> bool:
     """Return whether a block is an intrinsic from values of clients to the server.
 
-    Its type decides: so an aggregation that nobody here has heard of is one, too.
+    The type decides, so this is true also of aggregations that ray_fed does not know.
     """
     match block:
         case flf.Intrinsic(

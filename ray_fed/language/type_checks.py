@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 _CACHED_TYPES = 1024
-"""Of which is kept what they hold: walking through one takes longer than a call."""
+"""How many types' answers are cached; computing one costs more than a call."""
 
 
 def is_at_clients(type_spec: fl.Type) -> bool:

@@ -1,8 +1,8 @@
-"""What work tells whoever evaluates it, beside its results: as data, as it runs.
+"""Notes that work leaves as it runs, beside its results, for the reports of its round.
 
-The executor that runs something worth knowing notes it in a context variable, which
-follows asyncio tasks and calls to other threads; whoever evaluates a subround collects
-the notes, and passes them on with the results. They become events, once a round.
+An executor adds notes to a set in a context variable, which follows asyncio tasks and
+calls to other threads. The function that evaluates a subround collects them with
+`noting` and returns them with the results. Each becomes one event of the round.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ class Unkeyed:
     """Random ops of one computation that draw anew on every attempt.
 
     Attributes:
-        computation: what an error would call it.
-        content: starts its hash.
+        computation: its name and line, as an error shows them.
+        content: the first characters of its hash.
         ops: name and kind of each.
     """
 
@@ -32,9 +32,9 @@ class Unlowered:
     """A computation that reads its sequences through tf.data, which takes longer.
 
     Attributes:
-        computation: what an error would call it.
-        content: starts its hash.
-        reason: why it cannot do without.
+        computation: its name and line, as an error shows them.
+        content: the first characters of its hash.
+        reason: why tf.data is needed, in a few words.
     """
 
     computation: str
@@ -75,7 +75,7 @@ _noted: contextvars.ContextVar[set[Note] | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def noting() -> Generator[set[Note]]:
-    """Yield a set that takes what `note` is told by the work inside."""
+    """Yield a set to which `note` adds what it is given inside the `with` block."""
     noted: set[Note] = set()
     token = _noted.set(noted)
     try:
@@ -85,12 +85,12 @@ def noting() -> Generator[set[Note]]:
 
 
 def note(told: Iterable[Note]) -> None:
-    """Tell whoever evaluates; does nothing where nobody asked."""
+    """Add notes to the innermost `noting`; outside of one, do nothing."""
     noted = _noted.get()
     if noted is not None:
         noted.update(told)
 
 
 def in_order(noted: Iterable[Note]) -> tuple[Note, ...]:
-    """Return notes in an order that depends on nothing but them."""
+    """Return notes sorted by their content."""
     return tuple(sorted(noted, key=repr))

@@ -17,7 +17,7 @@ _TENSORFLOW = ("tensorflow", "tensorflow-cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Versions:
-    """Of what must agree between a driver and its workers; None where not known.
+    """Versions that must agree between a driver and its workers; None: not known.
 
     Attributes:
         python: major and minor.
@@ -35,7 +35,7 @@ class Versions:
 
     @classmethod
     def read(cls) -> "Versions":
-        """Return those of this process, from the metadata of what is installed."""
+        """Return the versions of this process, from the metadata of its packages."""
         return cls(
             python=".".join(platform.python_version_tuple()[:2]),
             ray_fed=_version_of("ray-fed"),
@@ -47,7 +47,7 @@ class Versions:
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """What decides the bits of results, beside settings, seed and arguments.
+    """All that decides the bits of results, beside settings, seed and arguments.
 
     Attributes:
         tensorflow: its version.
@@ -82,7 +82,7 @@ class WorkerDescription:
         node: Ray's id of its node.
         versions: of what it has installed.
         fingerprint: of its results.
-        missing: what it was given and cannot use, in words; empty: nothing.
+        missing: the devices that it was given and cannot use, in words; empty: none.
     """
 
     pid: int
@@ -96,11 +96,11 @@ class WorkerDescription:
 def describe_difference(
     found: WorkerDescription, driver: Versions, fingerprint: Fingerprint | None
 ) -> str | None:
-    """Return in what a worker differs from the driver and the other workers, in words.
+    """Describe how a worker differs from the driver and from the other workers.
 
     Args:
         found: the worker.
-        driver: what the driver has.
+        driver: the driver's versions.
         fingerprint: of the other workers; None where there are none.
 
     Returns:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 _LEAVES = 16
-"""A cohort has as many, or a multiple: each of so many workers, or of half as many and
-so on, has one subtree then."""
+"""The number of leaves of a large cohort, or a divisor of it: with sixteen, eight, four
+or two workers, the leaves of each worker are then one subtree."""
 
 
 MAX_CLIENTS_PER_LEAF = 64
@@ -22,8 +22,8 @@ class Merge(NamedTuple):
 
     Attributes:
         left: position of the left partial; the merged partial takes its place.
-        right: position of the right partial, which is used no more.
-        subtree: whose partial the merge makes.
+        right: position of the right partial, which is not needed after the merge.
+        subtree: the subtree that the merged partial covers.
     """
 
     left: int
@@ -34,8 +34,9 @@ class Merge(NamedTuple):
 def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
     """Cut a cohort into leaves of contiguous clients; an empty cohort is one leaf.
 
-    By default each holds a sixteenth of the cohort, as near as can be, or of a part of
-    it, where that is large; of small cohorts each client is one.
+    By default a cohort of fewer than 32 clients has one leaf for each client. A larger
+    one has sixteen leaves, or the least multiple of sixteen that keeps each leaf at
+    `MAX_CLIENTS_PER_LEAF` clients or fewer; their sizes differ by one at most.
 
     Args:
         num_clients: size of the cohort, >= 0.
@@ -54,8 +55,8 @@ def cut_leaves(num_clients: int, clients_per_leaf: int | None) -> list[range]:
 def cut_runs(num_items: int, num_runs: int) -> list[range]:
     """Cut items into at most `num_runs` contiguous runs, none of them empty.
 
-    Each takes ceil(remaining items / remaining runs), as the documentation of
-    MergeableCompExecutionContext has it.
+    Each run takes ceil(remaining items / remaining runs), as the documentation of
+    MergeableCompExecutionContext says.
     """
     runs: list[range] = []
     start = 0
@@ -80,7 +81,7 @@ def subtrees(first: int, stop: int, tree: Subtree) -> list[Subtree]:
     Args:
         first: of the leaves to cover.
         stop: one past the last of them.
-        tree: the whole one, or a subtree; what lies outside of it is left out.
+        tree: the whole tree, or a subtree; leaves outside of it are ignored.
     """
     start, end = tree
     if stop <= start or end <= first:
@@ -104,7 +105,7 @@ def merge_order(trees: Sequence[Subtree]) -> list[Merge]:
 
 
 def _merge(tree: Subtree, positions: Mapping[Subtree, int], order: list[Merge]) -> int:
-    """Append the merges of a tree, and return where its partial is then."""
+    """Append the merges of a tree, and return the position of its partial."""
     if tree in positions:
         return positions[tree]
     left, right = (_merge(half, positions, order) for half in _halves(tree))

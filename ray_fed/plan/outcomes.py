@@ -33,9 +33,9 @@ class Attempt:
         node: address of the machine.
         started_s: when the worker was leased, in seconds since the subround first asked
             for one.
-        seconds: that it was leased.
-        ended: "crash", "preemption", "memory" or "hang", by which it was lost;
-            "slower", where a copy of the same work was there first.
+        seconds: how long the worker was leased.
+        ended: "crash", "preemption", "memory" or "hang", where the worker was lost;
+            "slower", where a copy of the same work finished first.
         detail: what happened, in words.
         fingerprint: of the worker's process.
     """
@@ -53,19 +53,20 @@ class Attempt:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a runner gives back for a subround or a finish.
+    """What a runner returns for a subround or a finish.
 
     Attributes:
         values: plain or stored, in the order that the plan asks for.
         attempts: 1 where nothing failed.
-        worker: name of what ran the clients.
+        worker: name of the worker that ran the clients.
         worker_pid: its process.
         coordinator_pid: the process that drove it.
         node: address of the machine.
-        notes: what the work told, in order.
+        notes: of the work, in order; see `diagnostics`.
         kernel_leaves: how many leaves a kernel ran.
-        no_kernel: why others were interpreted, if a kernel was asked for.
-        lost: the attempts that came to nothing, in order.
+        no_kernel: why the other leaves were interpreted; None where none was, or where
+            kernels are turned off.
+        lost: the attempts that failed or were slower, in order.
         value_bytes: of the arrays in each value that left a worker's node; empty where
             values stay in this process.
         fingerprint: of the process that ran the clients, where it is known.

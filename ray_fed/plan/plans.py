@@ -56,8 +56,10 @@ class Kernel:
         accumulate: serialised; starts at the zeros, ends as the leaf's partial.
         parts: in the argument, what `server` takes.
         data: in the argument, the values of clients.
-        num_aggregations: length of zeros and accumulators, and of values but for:
-        num_kept: the last of the values, which are returned for each client instead.
+        num_aggregations: the number of zeros, of accumulators, and of values that are
+            accumulated.
+        num_kept: the number of further values, last, which are returned for each
+            client instead.
         jit: whether XLA compiles leaves whose clients are all of one shape; "auto":
             where `ray_fed.tensorflow.kernels.jit` says so.
         vectorised_clients: how many of such a leaf's clients work at once.
@@ -75,14 +77,14 @@ class Kernel:
 
     @functools.cached_property
     def content(self) -> bytes:
-        """What identifies the functions of a client, and how they run."""
+        """A hash of the client's functions and of the options that they run with."""
         options = f"{self.jit} {self.vectorised_clients} ".encode()
         return hashlib.sha256(options + self.work + self.accumulate).digest()
 
 
 @dataclasses.dataclass(frozen=True)
 class NoKernel:
-    """Why leaves are interpreted instead.
+    """Why there is no kernel, so that leaves are interpreted.
 
     Attributes:
         reason: a few words, for an event.
@@ -103,18 +105,19 @@ class Subround:
         merge: serialised merge of two partials; None: results are not merged.
         clients_per_leaf: of the largest leaf of the whole cohort.
         first_leaf: index among all leaves of the first of this run.
-        leaves: the clients of each leaf of this run, by index in the cohort; those that
-            `draw.dropped` names are not counted.
+        leaves: the clients of each leaf of this run, by index in the cohort; clients
+            in `draw.dropped` are not counted.
         draw: key of the random numbers of this call.
         subtrees: the subtrees to return, by index among all leaves; empty without
             `merge`, where every leaf's result is returned as it is.
         components_type: see `Finish`; of every leaf's result.
-        kernel: does the work of `computation` on all leaves at once; or why there is
-            none; None where nobody asked for one.
+        kernel: runs the work of `computation` for many clients; or why there is
+            none; None where kernels are turned off.
         call_s: seconds of clients that one call of the kernel may cover, about.
-        num_kept: how many values at clients `computation` returns behind what is
-            merged: each is returned, a list over all clients, after the partials.
-        names_failures: whether an error is to name all clients of its leaf that fail.
+        num_kept: how many values at clients `computation` returns behind the
+            value that is merged: each is returned after the partials, as a list with
+            one element for each client.
+        names_failures: whether an error names all failing clients of its leaf.
     """
 
     computation: bytes

@@ -42,18 +42,18 @@ Step: TypeAlias = tuple[str | int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class DrawKey:
-    """Where work runs, as far as its random numbers care.
+    """All that the random numbers of some work depend on, beside the op that draws.
 
     Attributes:
         seed: of the configuration.
         invocation: calls of the context before this one.
-        first_client: index in the cohort of the first client of what is evaluated.
+        first_client: index in the cohort of the first client that is evaluated.
         client: index in the cohort; None for work without clients.
         path: names of the locals that are being evaluated, outermost first.
         steps: the function that is called, and which of its calls this is, for each
             function that is called more than once for a client; outermost first.
-        dropped: clients of the cohort that take no part, in order: what is evaluated
-            counts the others only.
+        dropped: clients of the cohort that take no part, in order; the indices
+            of evaluated clients count the others only.
     """
 
     seed: int
@@ -65,7 +65,7 @@ class DrawKey:
     steps: tuple[Step, ...] = ()
 
     def in_cohort(self, client: int) -> int:
-        """Return the index in the cohort of a client that is counted without some."""
+        """Return the cohort index of a client whose index skips dropped clients."""
         for dropped in self.dropped:
             client += dropped <= client
         return client
@@ -83,22 +83,22 @@ _current: contextvars.ContextVar[DrawKey | None] = contextvars.ContextVar(
 
 
 def current() -> DrawKey | None:
-    """Return the key of the work that runs; None where nobody set one."""
+    """Return the key of the work that runs; None where there is none."""
     return _current.get()
 
 
 def may_draw(computation: bytes) -> bool:
     """Return whether a serialised computation may draw random numbers.
 
-    True also where a computation draws nothing and has such a name in it.
+    May be true of a computation that draws nothing but contains the name of such an op.
     """
     return any(name in computation for name in _IN_NAMES)
 
 
 def pinned() -> DrawKey:
-    """Return the key of the work that runs; a random one where nobody set one.
+    """Return the key of the work that runs; a random one where there is none.
 
-    For work that may be run again and must draw the same then.
+    For work that may be repeated and must then draw the same numbers.
     """
     return current() or DrawKey(int.from_bytes(os.urandom(8)), 0)
 

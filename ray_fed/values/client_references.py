@@ -1,12 +1,12 @@
-"""Clients by reference: a name for what each has, read where the work is.
+"""Clients by reference: names of their values, which are read where the work is.
 
-    ClientSource    knows what every client has: arrays, or a function of the client
+    ClientSource    has every client's value: arrays, or a function of the client
     ClientMember    one client of a source; stands for its value
-    ClientReference the same in a user's hands, with what is known of the client
+    ClientReference the same for users, with the client's weight
     ClientRun       some of them, in order; stands for a value placed at clients
 
-None of these is read on its way: a run is cut by slicing, and whoever embeds a member
-asks its source.
+None of these is read on its way: a run is cut by slicing, and the executor that embeds
+a member reads it from its source.
 """
 
 import abc
@@ -25,15 +25,14 @@ from ray_fed.values.stored import ClientSequence
 
 
 class ClientSource(abc.ABC):
-    """What all clients of one kind have, by position.
+    """The values of all clients of one kind, by position.
 
     Attributes:
-        token: names the source; those of one token give the same values.
-        is_resident: whether reading costs nothing, so that nobody need keep what was
-            read.
-        opens_once: whether the first read opens a way to all, so that whoever reads
-            should keep the source itself.
-        num_bytes: of the arrays that are at hand.
+        token: names the source; sources with the same token give the same values.
+        is_resident: whether reading costs nothing, so that caching is of no use.
+        opens_once: whether the first read opens what all further reads need, so that a
+            reader should keep the source.
+        num_bytes: of the arrays in this process.
     """
 
     token: str

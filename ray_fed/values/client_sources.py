@@ -1,4 +1,4 @@
-"""Sources of what clients have: values at hand, or a function that reads them."""
+"""Sources of clients' values: values in this process, or a function that reads them."""
 
 import threading
 import traceback
@@ -16,7 +16,7 @@ from ray_fed.values.client_references import ClientSource
 
 
 class HeldSource(ClientSource):
-    """Values at hand in this process.
+    """Values in this process.
 
     Args:
         held: plain, by position.
@@ -35,12 +35,12 @@ class HeldSource(ClientSource):
 
 
 class FunctionSource(ClientSource):
-    """What a function returns for a client, wherever the function is called.
+    """Values that a function returns, one for each client, in any process.
 
     Args:
-        load: returns what the client of an id has; the same each time.
-        ids: by position.
-        type_spec: of what it returns.
+        load: returns the value of the client with an id; the same each time.
+        ids: of the clients, by position.
+        type_spec: of what `load` returns.
     """
 
     is_resident = False

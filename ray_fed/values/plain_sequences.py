@@ -18,19 +18,19 @@ ToPlain: TypeAlias = Callable[[object, fl.Type, str], Plain]
 """From a value, its type and its name in errors to the plain value."""
 
 _STEP_ELEMENTS = 4096
-"""Elements of an iterable that are read at once, at most."""
+"""The most elements of an iterable that are read at once."""
 
 _UNKNOWN_ELEMENTS = 64
 """Elements of a dataset of unknown length that are read at once: each may take long."""
 
 _AT_ONCE_BYTES = 2**24
-"""Of a dataset of known size that is read in one step."""
+"""The most bytes of a dataset of known size that is read in one step."""
 
 _INFINITE = -1
-"""What TensorFlow says of the size of a dataset without end."""
+"""The size that TensorFlow gives for a dataset without end."""
 
 _ALL = 2**62
-"""Elements of a batch that holds all there are."""
+"""The size of a batch that holds all elements."""
 
 
 def to_plain_sequence(
@@ -66,7 +66,7 @@ def to_plain_sequence(
 
 
 def _iterate(value: object) -> Iterator[Any] | None:
-    """Return an iterator over what lists values; None for what does not."""
+    """Return an iterator over an object that lists values; None for any other."""
     if not is_listed(value):
         return None
     try:
@@ -120,10 +120,11 @@ def _lay(elements: Sequence[Plain], element: fl.Type) -> list[columnar_sequence.
 def _read_stacked(
     dataset: Any, element: fl.Type, label: str
 ) -> columnar_sequence.ColumnarSequence | None:
-    """Return the rows of a dataset as TensorFlow stacks them, or None.
+    """Return the columns of a dataset as TensorFlow stacks its elements, or None.
 
-    None where it does not (elements of many shapes, or none) or where they are not of
-    their type: whoever reads them one by one, a tenth as fast, says which is not.
+    None where TensorFlow does not stack them (elements of different shapes, or no
+    elements), and where one is not of the type: `_read_elements`, ten times slower,
+    then raises an error that names the element.
     """
     length = _length_of(dataset, label)
     try:
@@ -132,7 +133,7 @@ def _read_stacked(
             return None
         size = _step_size(specs, length)
         batches = iter(dataset.batch(size)) if size else iter([_all_of(dataset)])
-    except Exception:  # noqa: BLE001 (who reads one by one will say what it is)
+    except Exception:  # noqa: BLE001 (`_read_elements` will say what it is)
         return None
     runs: list[list[columnar_sequence.Column]] = []
     meter = read_limits.Meter(label)
@@ -190,7 +191,7 @@ def _read_batches(
             leaves = [
                 (t, leaf.numpy()) for t, leaf in _tensors_of(stacked, element, label)
             ]
-        except Exception:  # noqa: BLE001 (who reads one by one will say what it is)
+        except Exception:  # noqa: BLE001 (`_read_elements` will say what it is)
             yield None
             return
         columns = [_column_of(stacked, leaf_type) for leaf_type, stacked in leaves]

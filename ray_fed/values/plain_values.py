@@ -39,7 +39,7 @@ from ray_fed.values.tensor_structures import unflatten
 def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Plain:
     """Check a Python value against its type and return the plain value.
 
-    What is stored already (`Stored` and its kin) is passed on unread.
+    `Stored`, `StoredComponents`, `External` and `ClientMember` are returned unread.
 
     Args:
         value: what a caller gave: numbers, numpy arrays, eager tensors, datasets,

@@ -1,9 +1,9 @@
-"""Bounds on what is read of clients' data: data without end become an error.
+"""Bounds on reading clients' data, so that data without end become an error.
 
-Sequences are read in steps. After each step a `Meter` asks whether somebody still waits
-for the value, and whether the sequence is larger than it may be. Whoever starts the
-work sets both in context variables, which follow asyncio tasks and calls to other
-threads.
+Sequences are read in steps. After each step a `Meter` checks that the caller still
+waits for the value, and that the sequence is not larger than its limit. The function
+that starts the work sets both in context variables, which follow asyncio tasks and
+calls to other threads.
 """
 
 import contextlib
@@ -14,16 +14,16 @@ from collections.abc import Callable, Generator
 import ray_fed.errors as errors
 
 STEP_BYTES = 2**20
-"""Of a step, where the size of the elements is known."""
+"""The size of a step, where the size of the elements is known."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What may be read.
+    """How much may be read, and from which file systems.
 
     Attributes:
         num_bytes: of the tensors of one sequence, > 0.
-        advice: what a user does who needs more.
+        advice: what a user can do who needs more; ends the error.
         protocols: of URIs, beside those of local files and "memory".
     """
 
@@ -33,7 +33,7 @@ class Limits:
 
 
 class AbandonedError(errors.ClusterError):
-    """Nobody waits any longer for what is read."""
+    """The caller no longer waits for the value that is read."""
 
 
 _NO_CONFIG = Limits()
@@ -76,7 +76,7 @@ def checked(checking: Callable[[], None]) -> Generator[None]:
 
 
 def check() -> None:
-    """Raise if nobody waits any longer for what is read; see `checked`."""
+    """Raise if the caller no longer waits for the value; see `checked`."""
     _check.get()()
 
 
@@ -92,11 +92,11 @@ class Meter:
         self._num_bytes = 0
 
     def add(self, num_bytes: int) -> None:
-        """Count a step.
+        """Count the bytes of a step.
 
         Raises:
             ValueMismatchError: the sequence is larger than it may be.
-            ClusterError: nobody waits for it any longer.
+            ClusterError: the caller no longer waits for the value.
         """
         check()
         limit = limits()
@@ -110,12 +110,12 @@ class Meter:
 
 
 def next_step(count: int, num_bytes: int, largest: int) -> int:
-    """Return how many elements to read next: at most twice as many, within a step.
+    """Return how many elements the next step reads: at most twice as many as the last.
 
     Args:
-        count: elements of the step before, > 0.
-        num_bytes: of that step.
-        largest: elements of any step, > 0.
+        count: elements of the last step, > 0.
+        num_bytes: of the last step.
+        largest: the most elements of any step, > 0.
     """
     fitting = count * STEP_BYTES // max(1, num_bytes)
     return max(1, min(2 * count, fitting, largest))

@@ -27,8 +27,8 @@ class Stored:
     """Stands for a plain value that lives in an object store.
 
     Attributes:
-        reference: whatever the store gave for it; opaque here.
-        num_bytes: of the value's arrays, about; 0 where nobody counted.
+        reference: the store's own reference to it; opaque here.
+        num_bytes: of the value's arrays, about; 0 where it is not known.
     """
 
     reference: object
@@ -60,7 +60,7 @@ class External:
 
 
 class ClientSequence(Sequence[Any]):
-    """Base of what stands for a list with a value for each client."""
+    """Base of objects that stand for a list with one value for each client."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class StoredClients(ClientSequence):
     """A contiguous run of client values that lives in an object store as one list.
 
     Attributes:
-        reference: whatever the store gave for the list; opaque here.
+        reference: the store's own reference to the list; opaque here.
         start: index in that list of the first client of this run.
         stop: one past the last.
     """
@@ -97,8 +97,8 @@ def map_placed(
 ) -> Any:
     """Apply `fn` to each placed or unplaced part of an argument.
 
-    Structures that hold federated types are taken apart to tuples; every other part
-    is handed whole to `fn(type, part)`.
+    Structures that hold federated types become tuples of what `fn` returns; each other
+    part goes whole to `fn(type, part)`.
     """
     if is_placed_struct(type_spec):
         pairs = list(struct_type(type_spec).items())
