@@ -70,7 +70,9 @@ class _Fold:
         store: ClientStore,
     ) -> Any:
         """Return the data of clients, by index in the cohort, as graphs take it."""
-        return self._graph.lay(_lay(self._graph, kernel, data, store), clients)
+        with_shapes = self._graph.refuse_shapes(self._leaf_size) is None
+        laid = _lay(self._graph, kernel, data, store, with_shapes=with_shapes)
+        return self._graph.lay(laid, clients)
 
     async def leaves(
         self, leaves: Sequence[range], first_leaf: int, laid: Any
@@ -294,17 +296,23 @@ async def _run_groups(
 
 
 def _lay(
-    graph: Any, kernel: plans.Kernel, data: Sequence[Sequence[Any]], store: ClientStore
+    graph: Any,
+    kernel: plans.Kernel,
+    data: Sequence[Sequence[Any]],
+    store: ClientStore,
+    *,
+    with_shapes: bool,
 ) -> Sequence[Any]:
     """Return the values of clients as tensors; those that were laid before are kept."""
 
     def make() -> Sequence[Any]:
-        return graph.lay_values([store.read_all(members) for members in data])
+        read = [store.read_all(members) for members in data]
+        return graph.lay_values(read, with_shapes=with_shapes)
 
     runs = [members for members in data if isinstance(members, ClientRun)]
     if not runs or len(runs) < len(data):
         return make()
-    key = (kernel.content, *(run.key for run in runs))
+    key = (kernel.content, with_shapes, *(run.key for run in runs))
     tokens = frozenset(run.source.token for run in runs)
     return store.keep(key, tokens, make, graph.count_bytes)
 

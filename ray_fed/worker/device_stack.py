@@ -80,6 +80,9 @@ class DeviceStack(ReferenceResolvingExecutor):
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
+        if isinstance(value, Fused | Arguments):
+            embedded = await self._eager.create_value(value, type_spec)
+            return ResolvedValue(embedded, embedded.type_signature)
         if isinstance(value, ClientMember):
             value = self.clients.read(value)
         if isinstance(value, stored.StoredComponents):

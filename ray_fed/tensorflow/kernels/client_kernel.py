@@ -343,15 +343,30 @@ class ClientKernel:
             for spec in specs_of(self._client.kept)
         ]
 
-    def lay_values(self, data: Sequence[Sequence[Any]]) -> LaidData:
+    def refuse_shapes(self, leaf_size: int) -> str | None:
+        """Return why the shapes of clients are of no interest; None where they are.
+
+        Args:
+            leaf_size: how many clients the leaves of the cohort have.
+        """
+        if self.at_once > 1:
+            return None
+        if self._never_jit is not None or self._jit == "on":
+            return self._never_jit
+        return jit.refuse_window(Window.of(leaf_size).size)
+
+    def lay_values(
+        self, data: Sequence[Sequence[Any]], *, with_shapes: bool
+    ) -> LaidData:
         """Return some clients' data as tensors, to be used in any round.
 
         Args:
             data: of each of `plans.Kernel.data` the clients' plain values, in order.
+            with_shapes: whether `shape_of` is to know the shapes of the clients.
         """
         with tf.device(self._device):
             tensors = self._layout.lay(list(zip(*data, strict=True)))
-            if self._never_jit is None or self.at_once > 1:
+            if with_shapes:
                 return LaidData(tensors, *self._layout.shapes(tensors))
             return LaidData(tensors, [], np.empty(0, np.intp))
 
@@ -381,7 +396,8 @@ class ClientKernel:
         of_clients = laid.data.shapes[kinds[0]] if len(kinds) else None
         if of_clients is None:
             if leaf:
-                self._note_off(self._never_jit or "data without one shape")
+                refused = self.refuse_shapes(leaf_size)
+                self._note_off(refused or "data without one shape")
             return None
         shape = UniformShape(of_clients, Window.of(leaf_size))
         with self._lock:  # other threads may run this kernel, too

@@ -124,6 +124,15 @@ def refuse_ops(ops: Iterable[str], device: str | None) -> str | None:
     return None if not unknown else f"{unknown[0]}, not known to gain"
 
 
+def refuse_window(window: int) -> str | None:
+    """Return why leaves of cohorts are not compiled, whatever their data is, if so.
+
+    Args:
+        window: clients of a leaf that XLA compiles for.
+    """
+    return "few clients in a leaf" if window < _LEAST_WINDOW else None
+
+
 def refuse_sizes(
     ops: Iterable[str], window: int, shapes: Iterable[Sequence[int | None] | None]
 ) -> str | None:
@@ -134,8 +143,9 @@ def refuse_sizes(
         window: clients of a leaf that XLA compiles for.
         shapes: of all tensors that a client has, takes or adds to; None: of any.
     """
-    if window < _LEAST_WINDOW:
-        return "few clients in a leaf"
+    few = refuse_window(window)
+    if few is not None:
+        return few
     found = [(shape is None or len(shape) == 1, _count(shape)) for shape in shapes]
     slow = sorted(_SLOW.intersection(ops))
     if slow and any(number > _MOST_OF_SLOW for _, number in found):
