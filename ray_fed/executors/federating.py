@@ -5,8 +5,8 @@ r"""Handles federated types and intrinsics; delegates clients and server to othe
     FederatingStrategy       unplaced executor
     values at clients        values at the server, and everything unplaced
 
-Intrinsics are interpreted in one place (`interpretation`); which of them exist does
-not depend on the strategy.
+The strategy says which placements and intrinsics it implements, and how. What an
+intrinsic means by the strategy's verbs stands in one place (`interpretation`).
 """
 
 import asyncio
@@ -123,7 +123,7 @@ class FederatingExecutor(flf.Executor):
         declared = type_spec or block.type_signature
         match block:
             case flf.Intrinsic():
-                _check_known(block.uri)
+                self._check_known(block.uri)
                 return FederatedValue(block, declared)
             case flf.Lambda():
                 return FederatedValue(block, declared)
@@ -150,12 +150,13 @@ class FederatingExecutor(flf.Executor):
                 declared = type_spec.member
             type_checks.check_assignable(declared, value.type_signature, "a value")
         if isinstance(type_spec, fl.FederatedType):
+            if type_spec.placement not in self.strategy.placements:
+                names = sorted(p.name for p in self.strategy.placements)
+                raise errors.UnsupportedError(
+                    f"Expected a value placed at one of {names}, found `{type_spec}`."
+                )
             if type_spec.placement == fl.CLIENTS:
                 return await self._embed_at_clients(value, type_spec)
-            if type_spec.placement != fl.SERVER:
-                raise errors.UnsupportedError(
-                    f"Expected a value at clients or the server, found `{type_spec}`."
-                )
             embedded = await self._embed_unplaced(value, type_spec.member)
             return FederatedValue(embedded, type_spec)
         if type_checks.is_placed_struct(type_spec):
@@ -214,14 +215,9 @@ class FederatingExecutor(flf.Executor):
         _check_all_equal(function, argument)
         type_checks.check_argument(type_spec, argument)
         match function.reference:
-            case flf.Intrinsic() if _is_federated(function.reference.uri):
-                handler = interpretation.HANDLERS.get(function.reference.uri)
-                if handler is None:
-                    raise errors.MissingIntrinsicError(
-                        f"Expected one of {sorted(interpretation.HANDLERS)}, found"
-                        f" the intrinsic `{function.reference.uri}`."
-                    )
-                return await handler(self, argument, type_spec)
+            case flf.Intrinsic() if self._is_federated(function.reference.uri):
+                uri = function.reference.uri
+                return await self._call_intrinsic(uri, argument, type_spec)
             case flf.Intrinsic() | flf.CompiledComputation() | flf.ExecutorValue():
                 return await self._call_unplaced(function, argument, type_spec.result)
             case _:
@@ -230,6 +226,36 @@ class FederatingExecutor(flf.Executor):
                     f" the lambda `{type_spec}`: put a ReferenceResolvingExecutor above"
                     " this executor."
                 )
+
+    @property
+    def _implemented(self) -> list[str]:
+        own = self.strategy.intrinsics
+        found = {*interpretation.HANDLERS, *own}
+        return sorted(uri for uri in found if own.get(uri, uri) is not None)
+
+    def _is_federated(self, uri: str) -> bool:
+        return uri.startswith("federated_") or uri in self.strategy.intrinsics
+
+    def _check_known(self, uri: str) -> None:
+        is_unplaced = uri.startswith(_UNPLACED_INTRINSICS)
+        if uri not in self._implemented and not is_unplaced:
+            raise errors.UnsupportedError(
+                f"Expected one of {self._implemented}, or an intrinsic of sequences or"
+                f" arithmetic, found the intrinsic `{uri}`."
+            )
+
+    async def _call_intrinsic(
+        self, uri: str, arg: FederatedValue | None, type_spec: fl.FunctionType
+    ) -> FederatedValue:
+        if uri not in self._implemented:
+            raise errors.MissingIntrinsicError(
+                f"Expected one of {self._implemented}, found the intrinsic `{uri}`."
+            )
+        own = self.strategy.intrinsics.get(uri)
+        if own is None:
+            return await interpretation.HANDLERS[uri](self, arg, type_spec)
+        found = await own(None if arg is None else await _held(arg), type_spec)
+        return FederatedValue(found, type_spec.result)
 
     async def _call_unplaced(
         self, function: FederatedValue, arg: FederatedValue | None, result: fl.Type
@@ -299,8 +325,18 @@ class FederatingExecutor(flf.Executor):
         return FederatedValue(selected, type_spec[position])
 
 
-def _is_federated(uri: str) -> bool:
-    return uri.startswith("federated_")
+async def _held(value: FederatedValue) -> Any:
+    """Return what the strategy and the unplaced executor hold of a value."""
+    match value.reference:
+        case structs.Struct():
+            pairs = list(structs.iter_elements(value.reference))
+            held = [await _held(member) for _, member in pairs]
+            names = [name for name, _ in pairs]
+            return structs.Struct(zip(names, held, strict=True))
+        case Deferred():
+            return await value.reference.get()
+        case _:
+            return value.reference
 
 
 def _check_all_equal(function: FederatedValue, argument: FederatedValue | None) -> None:
@@ -317,14 +353,6 @@ def _check_all_equal(function: FederatedValue, argument: FederatedValue | None) 
             )
         case _:
             pass
-
-
-def _check_known(uri: str) -> None:
-    if uri not in interpretation.HANDLERS and not uri.startswith(_UNPLACED_INTRINSICS):
-        raise errors.UnsupportedError(
-            f"Expected one of {sorted(interpretation.HANDLERS)}, or an intrinsic of"
-            f" sequences or arithmetic, found the intrinsic `{uri}`."
-        )
 
 
 def _function_type(function: Closure | blocks.Function) -> fl.Type:

@@ -11,6 +11,9 @@ Neither knows the other's half:
 """
 
 import abc
+import types
+from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, TypeAlias
 
 import federated_language as fl
@@ -38,14 +41,29 @@ PlacedArg: TypeAlias = Placed | Struct[Any]
 """What one function takes from each client: a placed value, or a struct of them."""
 
 
+StrategyIntrinsic: TypeAlias = Callable[[Any, fl.FunctionType], Awaitable[Any]]
+"""What an intrinsic of a strategy's own does: (argument, type of the call) -> result.
+
+Both are what the strategy and the unplaced executor hold: a `Placed` value at clients,
+an executor's value at the server and without placement, a Struct of these for a struct.
+"""
+
+
 class FederatingStrategy(abc.ABC):
     """How values are placed at clients and work is delegated to them.
 
     Attributes:
         num_clients: size of the cohort, >= 0.
+        placements: that values may have.
+        intrinsics: by uri, those that the strategy implements itself; None refuses one.
+            All others have the meaning that every strategy gives them by its verbs.
     """
 
     num_clients: int
+    placements: AbstractSet[fl.framework.PlacementLiteral] = frozenset(
+        {fl.CLIENTS, fl.SERVER}
+    )
+    intrinsics: Mapping[str, StrategyIntrinsic | None] = types.MappingProxyType({})
 
     @abc.abstractmethod
     async def place(self, value: object, type_spec: fl.FederatedType) -> Placed:

@@ -1,0 +1,157 @@
+"""A strategy says which placements and intrinsics it implements, and how."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.executors.federating import FederatingExecutor
+from ray_fed.executors.references import ReferenceResolvingExecutor
+from ray_fed.executors.strategy import FederatingStrategy
+from ray_fed.worker import stacks
+from ray_fed.worker.thread_strategy import LocalStrategy
+
+flf = fl.framework
+federated_computation = cast("Callable[..., Any]", fl.federated_computation)
+AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
+AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
+CLIENTS = [8.0, 1.0, 3.0, 2.0, 100.0]
+MEDIAN = flf.Intrinsic("federated_median", fl.FunctionType(AT_CLIENTS, AT_SERVER))
+QUANTILE = flf.Intrinsic(
+    "federated_quantile", fl.FunctionType([AT_CLIENTS, AT_SERVER], AT_SERVER)
+)
+
+
+class WithMedian(LocalStrategy):
+    """Adds two intrinsics, replaces one, refuses one."""
+
+    def __init__(self, executor: FederatingExecutor, targets: list[Any]) -> None:
+        groups = [range(3), range(3, 5)]
+        super().__init__(executor.unplaced, targets, groups)
+        self._server = executor.unplaced
+        self.intrinsics = {
+            "federated_median": self.median,
+            "federated_quantile": self.quantile,
+            flf.FEDERATED_MAX.uri: self.median,
+            flf.FEDERATED_SUM.uri: None,
+        }
+
+    async def median(self, values: Any, type_spec: fl.FunctionType) -> Any:
+        found = np.median(np.array(await values.compute()))
+        return await self._embed(found, type_spec)
+
+    async def quantile(self, arg: Any, type_spec: fl.FunctionType) -> Any:
+        values, level = arg
+        found = np.quantile(np.array(await values.compute()), await level.compute())
+        return await self._embed(found, type_spec)
+
+    async def _embed(self, value: Any, type_spec: fl.FunctionType) -> Any:
+        result: Any = type_spec.result
+        return await self._server.create_value(np.float32(value), result.member)
+
+
+@pytest.fixture
+def executor() -> Iterator[flf.Executor]:
+    targets = stacks.threaded_stacks(3)
+    federating = FederatingExecutor(
+        lambda executor: WithMedian(executor, targets[:2]), targets[2]
+    )
+    stack = ReferenceResolvingExecutor(federating)
+    yield stack
+    stack.close()
+
+
+def invoke(executor: flf.Executor, comp: Any, arg: Any) -> Any:
+    async def run() -> Any:
+        function = await executor.create_value(comp)
+        parameter: Any = function.type_signature
+        embedded = await executor.create_value(arg, parameter.parameter)
+        return await (await executor.create_call(function, embedded)).compute()
+
+    return asyncio.run(run())
+
+
+@rtf.computation(np.float32)
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+def test_intrinsic_of_its_own_is_computed(executor: flf.Executor) -> None:
+    assert invoke(executor, MEDIAN, CLIENTS) == 3.0
+
+
+def test_takes_what_other_intrinsics_make_and_gives_them_what_it_makes(
+    executor: flf.Executor,
+) -> None:
+    arg = flf.Reference("arg", AT_CLIENTS)
+    doubling = double.to_building_block()
+    mapped = flf.create_federated_map_or_apply(doubling, arg)
+    found = flf.create_federated_map_or_apply(doubling, flf.Call(MEDIAN, mapped))
+
+    assert invoke(executor, flf.Lambda("arg", AT_CLIENTS, found), CLIENTS) == 12.0
+
+
+def test_of_a_struct_is_given_each_element(executor: flf.Executor) -> None:
+    assert invoke(executor, QUANTILE, [CLIENTS, 1.0]) == 100.0
+
+
+def test_replaces_the_meaning_that_all_strategies_share(
+    executor: flf.Executor,
+) -> None:
+    @federated_computation(AT_CLIENTS)
+    def largest(values: Any) -> Any:
+        return fl.federated_max(values)
+
+    assert invoke(executor, largest.to_building_block(), CLIENTS) == 3.0
+
+
+def test_all_others_keep_it(executor: flf.Executor) -> None:
+    @federated_computation(AT_CLIENTS)
+    def mean(values: Any) -> Any:
+        return fl.federated_mean(values)
+
+    found = invoke(executor, mean.to_building_block(), CLIENTS)
+
+    assert found == np.float32(22.8)
+
+
+def test_refused_one_is_an_error_that_names_what_there_is(
+    executor: flf.Executor,
+) -> None:
+    @federated_computation(AT_CLIENTS)
+    def total(values: Any) -> Any:
+        return fl.federated_sum(values)
+
+    with pytest.raises(errors.UnsupportedError, match="federated_sum") as raised:
+        invoke(executor, total.to_building_block(), CLIENTS)
+
+    listed = str(raised.value).partition("found")[0]
+    assert "'federated_median'" in listed
+    assert "'federated_sum'" not in listed
+
+
+def test_unknown_one_is_an_error_without_a_strategy_that_adds_it() -> None:
+    (leaf,) = stacks.threaded_stacks(1)
+    with pytest.raises(errors.UnsupportedError, match="`federated_median`"):
+        invoke(stacks.local_stack(5, [leaf], leaf), MEDIAN, CLIENTS)
+    leaf.close()
+
+
+def test_placement_that_it_lacks_is_an_error(executor: flf.Executor) -> None:
+    class AtServer(LocalStrategy):
+        placements = frozenset({fl.SERVER})
+
+    def factory(executor: FederatingExecutor) -> FederatingStrategy:
+        return AtServer(executor.unplaced, [], [])
+
+    (leaf,) = stacks.threaded_stacks(1)
+    federating = FederatingExecutor(factory, leaf)
+
+    with pytest.raises(errors.UnsupportedError, match=r"\['SERVER'\]"):
+        asyncio.run(federating.create_value([1.0], AT_CLIENTS))
+    federating.close()
