@@ -223,7 +223,8 @@ def test_another_placement_is_refused(
     at_edge: fl.Type = fl.FederatedType(np.int32, elsewhere)
     type_spec = fl.StructType([at_edge]) if is_inside else at_edge
 
-    with pytest.raises(ValueError, match="at clients or the server, found `int32@EDGE"):
+    found = r"at one of \['CLIENTS', 'SERVER'\], found `int32@EDGE"
+    with pytest.raises(ValueError, match=found):
         embed(executor, [1] if is_inside else 1, type_spec)
 
 
