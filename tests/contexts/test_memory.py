@@ -73,6 +73,22 @@ def test_rounds_leave_nothing_in_the_object_store(
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("subrounds", [1, 2])
+def test_workers_hold_nothing_of_the_object_store(
+    ray_contexts: ContextFactory, ray_memory: Any, subrounds: int
+) -> None:
+    context = ray_contexts(workers=2, subrounds=subrounds)
+    process = wide_process()
+
+    state = context.invoke(process.initialize)
+    for round_index in range(12):
+        state, _ = context.invoke(process.next, (state, pick_cohort(round_index)))
+    del state
+
+    assert ray_memory.settle(ray_memory.stored_bytes, 0) == 0
+
+
+@pytest.mark.ray
 def test_report_counts_the_bytes_that_move(ray_contexts: ContextFactory) -> None:
     context = ray_contexts(workers=2, subrounds=2)
     clients = [np.full(7_500, index, np.float32) for index in range(5)]
@@ -150,6 +166,17 @@ def run_program(context: ExecutionContext, process: LearningProcess) -> Iterator
             yield round_index
 
 
+def wide_process() -> LearningProcess:
+    """Return one whose weights, of more than 100 kB, Ray stores."""
+    dense = [keras.layers.Dense(size) for size in (500, 1)]
+    model = Model.from_keras(
+        keras.Sequential([keras.Input((100,)), *dense]),
+        loss=keras.losses.MeanSquaredError(),
+        label_type=fl.TensorType(np.float32, [None, 1]),
+    )
+    return build_fed_avg(model, keras.optimizers.SGD(0.01))
+
+
 def pick_cohort(round_index: int) -> list[Any]:
     """Return clients of 5 to 40 examples, a few more or less each round."""
     random = np.random.default_rng(round_index)
@@ -189,13 +216,7 @@ def pids_of(context: ExecutionContext) -> set[int]:
 def test_memory_of_200_rounds_is_that_of_50(
     ray_contexts: ContextFactory, ray_memory: Any, run: Any
 ) -> None:
-    dense = [keras.layers.Dense(size) for size in (500, 1)]
-    model = Model.from_keras(
-        keras.Sequential([keras.Input((100,)), *dense]),
-        loss=keras.losses.MeanSquaredError(),
-        label_type=fl.TensorType(np.float32, [None, 1]),
-    )
-    process = build_fed_avg(model, keras.optimizers.SGD(0.01))
+    process = wide_process()
     context = ray_contexts(workers=2, subrounds=2)
     measured: list[dict[int, int]] = []
     pids: set[int] = set()

@@ -1,5 +1,6 @@
 """The graphs of fused work, by content: those without state are shared by threads."""
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -42,6 +43,13 @@ class FusedGraph(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
+class _Refusal:
+    """Why fused work cannot be one graph."""
+
+    reason: str
+
+
 class _SharedGraphs:
     """Graphs without state: one for all threads of a process, and for its contexts."""
 
@@ -72,7 +80,9 @@ class FusedGraphs:
 
     def __init__(self, device: str | None) -> None:
         self._device = device
-        self._graphs: LruCache[bytes, FusedGraph | errors.UnsupportedError]
+        # A refusal by its reason: an error keeps each frame that it was raised through,
+        # and with those the arguments of a call.
+        self._graphs: LruCache[bytes, FusedGraph | _Refusal]
         self._graphs = LruCache(_CACHED_GRAPHS, _close)
 
     def get(self, work: Fused) -> FusedGraph:
@@ -82,19 +92,19 @@ class FusedGraphs:
             UnsupportedError: it cannot be one graph; why, in a few words.
         """
         found = self._graphs.get(work.content, lambda: self._try_build(work))
-        if isinstance(found, errors.UnsupportedError):
-            raise found.with_traceback(None)
+        if isinstance(found, _Refusal):
+            raise errors.UnsupportedError(found.reason)
         return found
 
-    def _try_build(self, work: Fused) -> FusedGraph | errors.UnsupportedError:
+    def _try_build(self, work: Fused) -> FusedGraph | _Refusal:
         key = repr(self._device).encode() + work.content
         try:
             return _SHARED.get(key, lambda: self._build(work))
         except (UnfitError, errors.UnsupportedError) as error:
-            return errors.UnsupportedError(str(error))
+            return _Refusal(str(error))
         except Exception as error:  # noqa: BLE001 (what TensorFlow refuses to trace)
             first_line = str(error).partition("\n")[0]
-            return errors.UnsupportedError(f"{type(error).__name__}: {first_line}")
+            return _Refusal(f"{type(error).__name__}: {first_line}")
 
     def _build(self, work: Fused) -> FusedGraph:
         match work:
@@ -124,6 +134,6 @@ class FusedGraphs:
         self._graphs.clear()
 
 
-def _close(graph: FusedGraph | errors.UnsupportedError) -> None:
+def _close(graph: FusedGraph | _Refusal) -> None:
     if isinstance(graph, ClientKernel):
         graph.close()
