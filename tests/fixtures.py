@@ -114,6 +114,7 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
             session.store,
             session.fetch,
             session.await_ready,
+            spreads_subrounds=True,
         )
         latest.append(ExecutionContext(config, backend))
         return latest[0]

@@ -25,6 +25,7 @@ class Backend:
         await_ready: takes the last known (num_ready, num_workers), waits until it
             changes, and returns the new one; takes None, and returns the present one.
             None: workers are threads, which are always ready.
+        spreads_subrounds: whether a runner may use several workers for one subround.
     """
 
     runners: Sequence[fl.framework.AsyncContext]
@@ -33,3 +34,4 @@ class Backend:
     store: Callable[[Any], tuple[Any, int]] = RoundPolicy.store
     fetch: Callable[[Any], Awaitable[Any]] | None = None
     await_ready: AwaitReady | None = None
+    spreads_subrounds: bool = False

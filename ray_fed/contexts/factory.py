@@ -71,7 +71,9 @@ class ExecutionContext(flf.SyncContext):
             backend.runners,
             RoundPolicy(
                 cut_leaves=lambda n: merge_tree.cut_leaves(n, config.clients_per_leaf),
-                count_subrounds=_count_subrounds(config, backend.num_workers),
+                num_subrounds=config.subrounds.count,
+                count_workers=_count_workers(backend),
+                spreads_subrounds=backend.spreads_subrounds,
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
                 store=backend.store,
@@ -258,17 +260,15 @@ def _wait_for(
     return wait_for(thread, coroutine)
 
 
-def _count_subrounds(
-    config: Config, num_workers: int | Callable[[], Awaitable[int]]
-) -> Callable[[], Awaitable[int]]:
-    """Return the function that counts the subrounds of a round as it begins.
+def _count_workers(backend: Backend) -> Callable[[], Awaitable[int]]:
+    """Return the function that counts the workers of a round as it begins.
 
-    Counting the workers also resizes the pool, so it is called in any case.
+    Counting them also resizes the pool.
     """
+    num_workers = backend.num_workers
 
     async def count() -> int:
-        found = num_workers if isinstance(num_workers, int) else await num_workers()
-        return config.subrounds.count or found
+        return num_workers if isinstance(num_workers, int) else await num_workers()
 
     return count
 
@@ -327,6 +327,7 @@ def _ray_backend(
         session.store,
         session.fetch,
         session.await_ready,
+        spreads_subrounds=True,
     )
 
 

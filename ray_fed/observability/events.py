@@ -61,6 +61,7 @@ class SubroundFinished:
         bytes_sliced: of its clients' values, which it alone is given.
         bytes_returned: of its partials and of what is kept, or of its result.
         fingerprint: of the worker, where it is known.
+        num_workers: how many workers ran its clients, `worker` among them.
     """
 
     round_index: int
@@ -79,6 +80,7 @@ class SubroundFinished:
     bytes_sliced: int = 0
     bytes_returned: int = 0
     fingerprint: Fingerprint | None = None
+    num_workers: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

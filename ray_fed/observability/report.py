@@ -33,6 +33,7 @@ class SubroundReport(pydantic.BaseModel):
     bytes_sliced: int = 0
     bytes_returned: int = 0
     fingerprint: Fingerprint | None = None
+    num_workers: int = 1
 
 
 class RoundReport(pydantic.BaseModel):

@@ -70,6 +70,7 @@ class Outcome:
         value_bytes: of the arrays in each value that left a worker's node; empty where
             values stay in this process.
         fingerprint: of the process that ran the clients, where it is known.
+        num_workers: how many workers ran the clients, `worker` among them.
     """
 
     values: tuple[object, ...]
@@ -84,3 +85,4 @@ class Outcome:
     lost: tuple[Attempt, ...] = ()
     value_bytes: tuple[int, ...] = ()
     fingerprint: Fingerprint | None = None
+    num_workers: int = 1

@@ -118,6 +118,11 @@ class Subround:
             value that is merged: each is returned after the partials, as a list with
             one element for each client.
         names_failures: whether an error names all failing clients of its leaf.
+        chunks: contiguous runs of its leaves, by index among all leaves, of which each
+            may run on a worker of its own; every one of `subtrees` lies in one chunk.
+            Empty: the leaves stay together.
+        num_workers: how many workers may run the subround together, >= 1. With one
+            leaf, each runs some of its clients; else each runs some of the chunks.
     """
 
     computation: bytes
@@ -132,6 +137,25 @@ class Subround:
     call_s: float = 5.0
     num_kept: int = 0
     names_failures: bool = False
+    chunks: tuple[range, ...] = ()
+    num_workers: int = 1
+
+    def of_leaves(self, run: range) -> "Subround":
+        """Return the plan for some of the leaves, by index among all, on one worker.
+
+        Args:
+            run: whole chunks, side by side.
+        """
+        return dataclasses.replace(
+            self,
+            first_leaf=run.start,
+            leaves=self.leaves[
+                run.start - self.first_leaf : run.stop - self.first_leaf
+            ],
+            subtrees=tuple(t for t in self.subtrees if t[0] in run),
+            chunks=(),
+            num_workers=1,
+        )
 
     @property
     def places(self) -> list[range]:

@@ -109,12 +109,16 @@ class Rounds:
         )
         policy = await self._policy.at_round()
         cut = CohortCut.of(num_clients, policy, parameter)
-        whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,))
+        one = (range(1),)
+        whole = CohortCut((range(num_clients),), one, cut.size, (0,), (one,))
+        num_workers = policy.workers_of(1, len(cut.leaves))
         async with self._round(spec, num_clients, whole) as call:
             call.take_argument(arg, parameter)
             call.keeps = [False]
             components_type = spec.components_type(comp.type_signature.result)
-            (held,) = await self._run_leaves(comp, None, call, components_type)
+            (held,) = await self._run_leaves(
+                comp, None, call, components_type, num_workers=num_workers
+            )
             return held[0] if components_type is None else held
 
     @contextlib.asynccontextmanager
@@ -174,8 +178,18 @@ class Rounds:
         call: Call,
         components_type: bytes | None = None,
         keeping: KeepingStage | None = None,
+        num_workers: int = 1,
     ) -> list[tuple[object, ...]]:
-        """Return what each subround returned, in order, but for what is kept."""
+        """Return what each subround returned, in order, but for what is kept.
+
+        Args:
+            comp: of a leaf.
+            merge: of the results of two leaves; None leaves them as they are.
+            call: that they belong to.
+            components_type: see `plans.Finish`.
+            keeping: what to keep of clients for later stages, where runs keep it.
+            num_workers: that a subround of one leaf may use.
+        """
         merging = None if merge is None else self._serialised.get(merge)
         first = call.take_indices(len(call.cut.runs))
 
@@ -190,7 +204,7 @@ class Rounds:
                     raise _StageAgainError
 
         async def run_once(index: int, leaves: range) -> tuple[object, ...]:
-            whole = call.cut.subtrees_of(leaves)
+            chunks = call.cut.chunks[index]
             kept = keeping if call.keeps[index] else None
             work = comp if kept is None else kept.computation
             subround = plans.Subround(
@@ -200,12 +214,14 @@ class Rounds:
                 leaves.start,
                 call.leaves(index),
                 self._draw(call, call.dropped_of(index)),
-                () if merge is None else tuple(whole),
+                () if merge is None else tuple(call.cut.subtrees_of(index)),
                 components_type,
                 None if merge is None else self._fuse(work),
                 self._policy.call_s or 0.0,
                 0 if kept is None else len(kept.emits),
                 call.max_dropped > 0,
+                chunks,
+                max(num_workers, len(chunks)),
             )
             arg = call.run_arg(index, () if kept is None else kept.takes)
             num_bytes = call.bytes_sliced[index]
@@ -373,6 +389,7 @@ class Rounds:
                 bytes_sliced=bytes_sliced,
                 bytes_returned=sum(outcome.value_bytes),
                 fingerprint=outcome.fingerprint,
+                num_workers=outcome.num_workers,
             )
         )
         return outcome

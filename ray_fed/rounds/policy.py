@@ -21,8 +21,11 @@ class RoundPolicy:
 
     Attributes:
         cut_leaves: from the size of the cohort to its leaves; never empty.
-        num_subrounds: at most so many runs of leaves.
-        count_subrounds: asked for that number as each round begins; None: it stays.
+        num_subrounds: at most so many runs of leaves; None: as many as workers.
+        num_workers: that the subrounds of a round have between them.
+        count_workers: asked for that number as each round begins; None: it stays.
+        spreads_subrounds: whether one subround may run on several workers, where there
+            are more workers than subrounds.
         default_num_clients: the cohort of a call without client arguments.
         replicas: leaves of such a call, each with the whole argument; None: as many
             as its cohort is cut into.
@@ -41,8 +44,10 @@ class RoundPolicy:
     """
 
     cut_leaves: Callable[[int], Sequence[range]]
-    num_subrounds: int = 1
-    count_subrounds: Callable[[], Awaitable[int]] | None = None
+    num_subrounds: int | None = None
+    num_workers: int = 1
+    count_workers: Callable[[], Awaitable[int]] | None = None
+    spreads_subrounds: bool = False
     default_num_clients: int = 0
     replicas: int | None = None
     seed: int = 0
@@ -57,10 +62,15 @@ class RoundPolicy:
 
     async def at_round(self) -> "RoundPolicy":
         """Return what holds for a round that begins now."""
-        if self.count_subrounds is None:
+        if self.count_workers is None:
             return self
-        num_subrounds = await self.count_subrounds()
-        return dataclasses.replace(self, num_subrounds=num_subrounds)
+        return dataclasses.replace(self, num_workers=await self.count_workers())
+
+    def workers_of(self, num_subrounds: int, num_leaves: int) -> int:
+        """Return how many workers one of some subrounds may use, by its leaves."""
+        if not self.spreads_subrounds:
+            return 1
+        return max(1, min(self.num_workers // num_subrounds, num_leaves))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +104,14 @@ class CohortCut:
         runs: the leaves of each subround.
         size: clients of the largest leaf.
         heaviest_first: indices of the runs, in the order to begin them.
+        chunks: of each run, the leaves of each worker that it may have.
     """
 
     leaves: tuple[range, ...]
     runs: tuple[range, ...]
     size: int
     heaviest_first: tuple[int, ...]
+    chunks: tuple[tuple[range, ...], ...]
 
     @classmethod
     def of(
@@ -120,17 +132,20 @@ class CohortCut:
         leaves = tuple(policy.cut_leaves(num_clients))
         if policy.replicas is not None and not _has_clients(parameter):
             leaves = (range(num_clients),) * policy.replicas
-        if weights is None:
-            runs = merge_tree.cut_runs(len(leaves), policy.num_subrounds)
-            sums = [float(len(run)) for run in runs]
-        else:
+        of_leaf = None
+        if weights is not None:
             starts = [leaf.start for leaf in leaves]
-            of_leaf: list[float] = np.add.reduceat(weights, starts).tolist()
-            runs = partition.cut_by_weight(of_leaf, policy.num_subrounds)
-            sums = [sum(of_leaf[run.start : run.stop]) for run in runs]
+            of_leaf = np.add.reduceat(weights, starts).tolist()
+        whole = range(len(leaves))
+        runs = _cut(whole, of_leaf, policy.num_subrounds or policy.num_workers)
+        sums = [_weigh(run, of_leaf) for run in runs]
         order = sorted(range(len(runs)), key=lambda run: -sums[run])
         size = max(1, *(len(leaf) for leaf in leaves), 1)
-        return cls(leaves, tuple(runs), size, tuple(order))
+        chunks = tuple(
+            tuple(_cut(run, of_leaf, policy.workers_of(len(runs), len(run))))
+            for run in runs
+        )
+        return cls(leaves, tuple(runs), size, tuple(order), chunks)
 
     def first_runs(self, num_bytes: int, member_bytes: int) -> list[bool]:
         """Return which runs, from the first on, fit into so many bytes together.
@@ -142,14 +157,33 @@ class CohortCut:
         ends = [self.leaves[run[-1]].stop for run in self.runs]
         return [end * member_bytes <= num_bytes for end in ends]
 
-    def subtrees_of(self, run: range) -> list[merge_tree.Subtree]:
-        """Return the subtrees of a run of leaves, in order."""
-        return merge_tree.subtrees(run.start, run.stop, (0, len(self.leaves)))
+    def subtrees_of(self, run: int) -> list[merge_tree.Subtree]:
+        """Return the subtrees of the chunks of a run, in order."""
+        tree = (0, len(self.leaves))
+        return [
+            subtree
+            for chunk in self.chunks[run]
+            for subtree in merge_tree.subtrees(chunk.start, chunk.stop, tree)
+        ]
 
     @property
     def subtrees(self) -> list[merge_tree.Subtree]:
         """The subtrees of all runs, in order."""
-        return [tree for run in self.runs for tree in self.subtrees_of(run)]
+        return [tree for run in range(len(self.runs)) for tree in self.subtrees_of(run)]
+
+
+def _cut(leaves: range, weights: Sequence[float] | None, count: int) -> list[range]:
+    """Cut contiguous leaves into at most so many runs, even by weight or by number."""
+    if weights is None:
+        found = merge_tree.cut_runs(len(leaves), count)
+    else:
+        found = partition.cut_by_weight(weights[leaves.start : leaves.stop], count)
+    first = leaves.start
+    return [range(first + run.start, first + run.stop) for run in found]
+
+
+def _weigh(run: range, weights: Sequence[float] | None) -> float:
+    return float(len(run)) if weights is None else sum(weights[run.start : run.stop])
 
 
 def _has_clients(parameter: fl.Type | None) -> bool:

@@ -209,6 +209,49 @@ def test_heaviest_run_is_begun_first() -> None:
     assert cut.heaviest_first == (1, 2, 0)
 
 
+def cut_for(num_workers: int, num_subrounds: int | None, *, spreads: bool) -> CohortCut:
+    policy = RoundPolicy(
+        cut_leaves=lambda n: merge_tree.cut_leaves(n, 1),
+        num_subrounds=num_subrounds,
+        num_workers=num_workers,
+        spreads_subrounds=spreads,
+    )
+    return CohortCut.of(8, policy, DATA)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_subrounds", "num_chunks"),
+    [
+        pytest.param(4, 1, [4], id="one subround"),
+        pytest.param(4, 2, [2, 2], id="two"),
+        pytest.param(4, 3, [1, 1, 1], id="too few for all"),
+        pytest.param(4, None, [1, 1, 1, 1], id="as many as workers"),
+        pytest.param(20, 1, [8], id="more workers than leaves"),
+    ],
+)
+def test_subrounds_are_cut_for_the_workers_that_they_may_have(
+    num_workers: int, num_subrounds: int | None, num_chunks: list[int]
+) -> None:
+    cut = cut_for(num_workers, num_subrounds, spreads=True)
+
+    assert [len(chunks) for chunks in cut.chunks] == num_chunks
+    for run, chunks in zip(cut.runs, cut.chunks, strict=True):
+        assert [leaf for chunk in chunks for leaf in chunk] == list(run)
+
+
+def test_subrounds_that_do_not_spread_are_one_chunk() -> None:
+    cut = cut_for(4, 2, spreads=False)
+
+    assert cut.chunks == ((range(4),), (range(4, 8),))
+
+
+def test_partials_are_those_of_chunks() -> None:
+    cut = cut_for(3, 1, spreads=True)
+
+    assert cut.chunks == ((range(3), range(3, 6), range(6, 8)),)
+    assert cut.subtrees_of(0) == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 8)]
+
+
 def test_left_out_clients_keep_their_number() -> None:
     found = partition.without_clients(([1, 2], (7, [3, 4])), NESTED)
 

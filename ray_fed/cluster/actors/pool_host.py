@@ -19,7 +19,7 @@ from ray_fed.cluster import failures
 from ray_fed.cluster.pool import actions
 from ray_fed.cluster.pool.actions import Failure
 from ray_fed.cluster.pool.attempts import AttemptLog
-from ray_fed.cluster.pool.decisions import COPY, LOOK_S, Pool
+from ray_fed.cluster.pool.decisions import COPY, FURTHER, LOOK_S, Pool
 from ray_fed.cluster.pool.placement import Node
 from ray_fed.cluster.pool.stragglers import Stragglers
 from ray_fed.config import Config
@@ -178,7 +178,8 @@ class PoolHost:
             self._pool.failed(subround, "crash", detail)
             self._abandon(subround, Failure("crash", detail))
         self._withdraw(subround + COPY)
-        self._abandon(subround + COPY, None)
+        for scope in (subround + COPY, *self._further(subround)):
+            self._abandon(scope, None)
         self._log.asked(subround, time.monotonic())
         ticket = self._pool.ask(subround, timeout_s or math.inf, siblings, prefers)
         begun, handle, lost = await self._wait(subround, ticket)
@@ -197,6 +198,53 @@ class PoolHost:
         ticket = self._pool.ask_spare(subround, timeout_s or math.inf)
         return await self._wait(subround + COPY, ticket)
 
+    async def lease_further(
+        self,
+        subround: str,
+        count: int,
+        timeout_s: float | None = None,
+        known: Collection[str] = (),
+    ) -> list[tuple[str, outcomes.Attempt, Any]]:
+        """Return workers beside the one that a subround has: those that are idle now.
+
+        Args:
+            subround: its name.
+            count: at most so many; there may be none.
+            timeout_s: see `lease`.
+            known: workers whose handles the caller has.
+
+        Returns:
+            For each, the name of its lease, the attempt that begins on it, and its
+            handle; None for one that the caller has.
+        """
+        if subround not in self._leased:
+            return []
+        now_s = time.monotonic()
+        deadline_s = now_s + (timeout_s or math.inf)
+        found: list[tuple[str, outcomes.Attempt, Any]] = []
+        for worker in self._pool.lease_idle(subround, count, deadline_s):
+            scope = f"{subround}{FURTHER}{len(found) + 2}"
+            self._leased[scope] = worker
+            attempt = self._attempt(worker, 1)
+            begun = self._log.granted(subround, attempt, now_s)
+            handle = None if worker in known else self._handles[worker]
+            found.append((scope, begun, handle))
+        self._act()
+        return found
+
+    async def release_further(self, subround: str) -> None:
+        """Take back the further workers of a subround, which have done their work."""
+        for scope in self._further(subround):
+            worker = self._leased.pop(scope)
+            if worker in self._handles:
+                self._log.done(worker)
+                self._pool.give_back(worker)
+        self._act()
+
+    def _further(self, subround: str) -> list[str]:
+        """Return the names of a subround's further leases."""
+        return [scope for scope in self._leased if scope.startswith(subround + FURTHER)]
+
     async def _wait(self, subround: str, ticket: int) -> _Lease:
         future: asyncio.Future[_Lease] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = (subround, future)
@@ -208,22 +256,30 @@ class PoolHost:
             self._pool.withdraw(ticket)
 
     async def lost(
-        self, subround: str, failure: Failure, used_ago_s: float = math.inf
+        self, scope: str, failure: Failure, used_ago_s: float = math.inf
     ) -> None:
-        """Take note that the worker of a subround died, or is to be replaced.
+        """Take note that a worker of a subround died, or is to be replaced.
+
+        What its other workers have done is lost with it: they are taken back.
 
         Args:
-            subround: its name.
+            scope: name of the lease.
             failure: of the worker.
             used_ago_s: how long ago a lease that was kept came to be used again: the
                 subround is not to blame where its worker was lost before.
         """
-        worker = self._leased.pop(subround, None)
-        if self._log.lost_at_s(subround) < time.monotonic() - used_ago_s:
+        subround = scope.partition(FURTHER)[0]
+        worker = self._leased.pop(scope, None)
+        if scope == subround and (
+            self._log.lost_at_s(subround) < time.monotonic() - used_ago_s
+        ):
             self._pool.forget(subround)
             self._log.forget(subround)
         elif worker is not None:
             await self._lose(worker, failure)
+        others = [] if scope.endswith(COPY) else [subround, *self._further(subround)]
+        for other in others:
+            self._abandon(other, None)
 
     async def release(self, subround: str, scope: str) -> None:
         """Take back the worker that brought the result of a subround, and forget that.
@@ -281,7 +337,7 @@ class PoolHost:
     async def end(self, subround: str) -> None:
         """Take back what a subround still has, for good, and forget it."""
         self._ended.append(subround)
-        for name in (subround, subround + COPY):
+        for name in (subround, subround + COPY, *self._further(subround)):
             self._withdraw(name)
             self._abandon(name, None, for_good=True)
         self._pool.forget(subround)
@@ -411,16 +467,17 @@ class PoolHost:
             return
         # Noted here, so that whoever ends the subround finds what it was given.
         self._leased[subround] = worker = action.worker
-        name, found = subround.removesuffix(COPY), self._described[worker]
-        attempt = outcomes.Attempt(
-            action.attempt,
-            worker,
-            found.pid,
-            found.address,
-            fingerprint=found.fingerprint,
-        )
+        name = subround.removesuffix(COPY)
+        attempt = self._attempt(worker, action.attempt)
         begun = self._log.granted(name, attempt, time.monotonic())
         future.set_result((begun, self._handles[worker], self._log.lost_of(name)))
+
+    def _attempt(self, worker: str, attempt: int) -> outcomes.Attempt:
+        """Return the attempt of that number on a worker, which has not begun."""
+        found = self._described[worker]
+        return outcomes.Attempt(
+            attempt, worker, found.pid, found.address, fingerprint=found.fingerprint
+        )
 
     def _refuse(self, action: actions.Refuse) -> None:
         subround, future = self._waiting.get(action.ticket, ("", None))

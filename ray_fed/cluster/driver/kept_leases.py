@@ -19,8 +19,8 @@ from typing import Any
 import ray.exceptions
 
 from ray_fed.cluster.pool.actions import UseBegan, UseEnded
+from ray_fed.cluster.task.driving import Driven
 from ray_fed.cluster.task.leases import Terms
-from ray_fed.cluster.workers import Driven
 from ray_fed.plan import outcomes
 
 _KEPT_S = 0.5
@@ -109,6 +109,8 @@ class KeptLeases:
             return None
         kept = (preferred or self._kept)[0]
         self._kept.remove(kept)
+        if terms.num_workers > 1:  # it asks the pool for what is idle there
+            self.give_back()
         begun_s, found = time.monotonic(), kept.outcome
         lent = Lent(
             kept.name,

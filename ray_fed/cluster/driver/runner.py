@@ -23,8 +23,9 @@ from ray_fed.cluster import failures, workers
 from ray_fed.cluster.driver.holders import Holders, name_clients
 from ray_fed.cluster.driver.kept_leases import KeptLeases
 from ray_fed.cluster.store import object_store
-from ray_fed.cluster.task import leases
+from ray_fed.cluster.task import driving, leases
 from ray_fed.cluster.task.leases import Terms
+from ray_fed.cluster.task.work import Work
 from ray_fed.config import Config
 from ray_fed.language import blocks
 from ray_fed.plan import outcomes, plans
@@ -79,7 +80,7 @@ class RayRunner(fl.framework.AsyncContext):
             name = f"{self._prefix}-{next(self._names)}" if lent is None else lent.name
             given = None if lent is None else lent.attempt
             try:
-                work = workers.Work.of(name, terms, comp, arg, given)
+                work = Work.of(name, terms, comp, arg, given)
                 driven, results = await self._dispatch(work, comp)
             except BaseException as error:  # noqa: BLE001 (what ends a call is told)
                 self._kept.end(name)
@@ -108,13 +109,18 @@ class RayRunner(fl.framework.AsyncContext):
     def _terms(self, comp: Any, prefers: str) -> Terms:
         timeout_s = self._config.subrounds.timeout_s
         stragglers = self._config.stragglers
-        if not isinstance(comp, plans.Subround) or not stragglers.enabled:
+        if not isinstance(comp, plans.Subround):
             return Terms(timeout_s, prefers=prefers)
+        terms = Terms(timeout_s, prefers=prefers, num_workers=comp.num_workers)
+        if not stragglers.enabled:
+            return terms
         content = zlib.crc32(comp.computation)
         siblings = f"{comp.draw.invocation}-{content}"
-        return Terms(timeout_s, siblings, stragglers.min_s, prefers)
+        return dataclasses.replace(
+            terms, siblings=siblings, spare_after_s=stragglers.min_s
+        )
 
-    async def _dispatch(self, work: workers.Work, comp: Any) -> Any:
+    async def _dispatch(self, work: Work, comp: Any) -> Any:
         """Run a plan; return what it came to, and encoded values or references."""
         if comp.components_type is not None:
             return await self._repeat(work, comp)
@@ -122,7 +128,7 @@ class RayRunner(fl.framework.AsyncContext):
             return await self._run(work, comp, self._max_retries)
         return await self._drive(work)
 
-    async def _run(self, work: workers.Work, comp: Any, max_retries: int) -> Any:
+    async def _run(self, work: Work, comp: Any, max_retries: int) -> Any:
         """Run the task of a plan; return what it came to and references to values."""
         kind = type(comp).__name__.lower()
         task = _task(kind, 1 + _num_values(comp), max_retries)
@@ -136,11 +142,11 @@ class RayRunner(fl.framework.AsyncContext):
                 _read_once_done(refs.pop())
             raise
 
-    async def _drive(self, work: workers.Work) -> Any:
+    async def _drive(self, work: Work) -> Any:
         """Drive a plan from this process; return what it came to and its values."""
         while True:
             try:
-                driven, *results = await workers.drive_plan(
+                driven, *results = await driving.drive_plan(
                     self._pool, work, self._handles
                 )
             except errors.WorkerLost:  # the pool counts these, and has the last word
@@ -148,7 +154,7 @@ class RayRunner(fl.framework.AsyncContext):
                 continue
             return driven, results
 
-    async def _repeat(self, work: workers.Work, comp: Any) -> Any:
+    async def _repeat(self, work: Work, comp: Any) -> Any:
         """Run the task of a plan until its worker lives to the end."""
         num_lost = 0
         while True:

@@ -37,6 +37,9 @@ from ray_fed.cluster.pool.stragglers import Stragglers
 COPY = " copy"
 """Ends the name under which a straggler has its second worker."""
 
+FURTHER = " worker "
+"""Stands between a subround's name and a number in the names of its further leases."""
+
 MAX_FAILED_STARTS = 3
 """Starts that fail one after another before everyone who waits is refused."""
 
@@ -128,6 +131,22 @@ class Pool:
         ticket = next(self._ids)
         self._spares[ticket] = _Ticket(subround, timeout_s)
         return ticket
+
+    def lease_idle(self, subround: str, count: int, deadline_s: float) -> list[str]:
+        """Lease workers that are idle now to a subround that has one; return them.
+
+        Losing one of them counts as a failure of the subround. Nobody waits for these:
+        there may be none, and there are none while a ticket waits.
+
+        Args:
+            subround: its name.
+            count: at most so many.
+            deadline_s: when they count as hung; see `decide`.
+        """
+        found = [] if self._tickets else self._idle()[:count]
+        for worker in found:
+            self._hand_out(worker, subround, deadline_s)
+        return found
 
     def finish(self, subround: str, now_s: float) -> None:
         """Note that a subround has its result."""

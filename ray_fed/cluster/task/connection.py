@@ -29,12 +29,14 @@ class LostWorkerError(errors.ClusterError):
     """A worker is gone; whoever leased it reports it to the pool.
 
     Attributes:
+        scope: of the use that lost it.
         error: what Ray said.
         detail: which worker on which node, and what Ray said, in words.
     """
 
     def __init__(self, worker: "Worker", error: BaseException) -> None:
         super().__init__(f"Expected `{worker.name}` to answer, found it gone.")
+        self.scope = worker.scope
         self.error = error
         self.detail = (
             f"`{worker.name}` on node {worker.node}: {failures.describe(error)}"
@@ -49,6 +51,9 @@ class Worker:
         scope: names the values of this use on the actor; unique.
         name: for errors.
         node: for errors.
+
+    Attributes:
+        found_no_memory: whether work of this use did not find the memory that it needs.
     """
 
     def __init__(self, handle: Any, scope: str, name: str, node: str) -> None:
@@ -56,6 +61,7 @@ class Worker:
         self.scope = scope
         self.name = name
         self.node = node
+        self.found_no_memory = False
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of the actor, in this scope, and return its result.
@@ -72,6 +78,7 @@ class Worker:
             cause = failures.unwrap(error) if is_task else error
             if failures.is_loss(cause):
                 raise LostWorkerError(self, cause) from error
+            self.found_no_memory = isinstance(cause, errors.WorkerMemoryError)
             raise cause from None
 
 

@@ -46,12 +46,14 @@ class Terms:
         siblings: names subrounds that take about as long; empty: there are none.
         spare_after_s: seconds before a second worker is thought of; None: never.
         prefers: name of the worker to have, where that is free; empty: any will do.
+        num_workers: how many it can use together, >= 1; it may get fewer.
     """
 
     timeout_s: float | None = None
     siblings: str = ""
     spare_after_s: float | None = None
     prefers: str = ""
+    num_workers: int = 1
 
 
 class Handles:
@@ -133,6 +135,34 @@ async def lease(
     return found
 
 
+async def lease_further(
+    pool: Any, name: str, terms: Terms, handles: Handles
+) -> list[Lease]:
+    """Lease workers beside the first of a subround: at once, those that are idle.
+
+    Args:
+        pool: handle of the `PoolHost`.
+        name: under which the subround has its first one.
+        terms: of the subround; with `num_workers` of one the pool is not asked.
+        handles: of workers that were leased before.
+
+    Raises:
+        ClusterError: the pool is gone.
+    """
+    count = terms.num_workers - 1
+    if not count:
+        return []
+    known = handles.of(pool)
+    reply = pool.lease_further.remote(name, count, terms.timeout_s, tuple(known))
+    further: list[Lease] = []
+    for scope, attempt, handle in await _answer(reply):
+        found = known[attempt.worker] if handle is None else handle
+        handles.keep(pool, attempt.worker, found)
+        worker = Worker(found, scope, attempt.worker, attempt.node)
+        further.append(Lease(worker, attempt))
+    return further
+
+
 async def lease_spare(pool: Any, name: str, terms: Terms) -> Lease:
     """Lease a second worker for a subround, if ever it straggles.
 
@@ -173,19 +203,16 @@ async def _answer(reply: Any) -> Any:
         ) from error
 
 
-async def report(
-    pool: Any, name: str, loss: LostWorkerError, used_s: float = -math.inf
-) -> None:
-    """Tell the pool of the loss of a worker that is leased under a name.
+async def report(pool: Any, loss: LostWorkerError, used_s: float = -math.inf) -> None:
+    """Tell the pool of the loss of a leased worker.
 
     Args:
         pool: handle of the `PoolHost`.
-        name: of the lease.
-        loss: of its worker.
+        loss: of the worker; its scope is the name of the lease.
         used_s: see `Lease`.
     """
     failure = actions.Failure(failures.classify(loss.error), loss.detail)
-    await pool.lost.remote(name, failure, time.monotonic() - used_s)
+    await pool.lost.remote(loss.scope, failure, time.monotonic() - used_s)
 
 
 async def report_memory(
@@ -222,7 +249,7 @@ class PooledWorker:
         """Return a worker, after the loss of the one before; see `WorkerSource`."""
         while True:
             if loss is not None:
-                await report(self._pool, self._name, loss)
+                await report(self._pool, loss)
             found = await lease(self._pool, self._name)
             try:
                 await found.worker.call("begin")

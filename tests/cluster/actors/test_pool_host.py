@@ -288,6 +288,75 @@ def test_loss_of_a_kept_worker_counts_only_while_it_is_used(
     assert asyncio.run(lose_in_between(size, used_ago_s)) == expected
 
 
+THREE = Size(3, 3, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+
+async def started_host(num_workers: int) -> PoolHost:
+    """Return the host of a pool whose workers are all ready."""
+    host = PoolHost(ray_fed.Config(), THREE, DRIVER, Played(room=num_workers + 1))
+    await host.begin_round()
+    ready = await host.await_ready(None)
+    while ready[0] < num_workers:
+        ready = await host.await_ready(ready)
+    return host
+
+
+def test_further_workers_are_those_that_are_idle() -> None:
+    async def run() -> tuple[list[str], list[str], list[str]]:
+        host = await started_host(3)
+        first, _, _ = await host.lease("a")
+        all_idle = await host.lease_further("a", 5)
+        nobody = await host.lease_further("a", 5)
+        await host.release_further("a")
+        one = await host.lease_further("a", 1)
+        names = [first.worker, *(attempt.worker for _, attempt, _ in all_idle)]
+        return sorted(names), [s for s, *_ in nobody], [s for s, *_ in one]
+
+    workers, nobody, one = asyncio.run(run())
+
+    assert workers == ["worker 0", "worker 1", "worker 2"]
+    assert nobody == []
+    assert one == ["a worker 2"]
+
+
+def test_subround_without_a_worker_gets_no_further_ones() -> None:
+    async def run() -> list[Any]:
+        host = await started_host(3)
+        return await host.lease_further("ended", 2)
+
+    assert asyncio.run(run()) == []
+
+
+@pytest.mark.usefixtures("_nobody_dies")
+@pytest.mark.parametrize("lost", ["a", "a worker 3"], ids=["first", "further"])
+def test_loss_of_one_worker_counts_once_and_gives_the_others_back(lost: str) -> None:
+    async def run() -> tuple[int, int, int]:
+        host = await started_host(3)
+        await host.lease("a")
+        await host.lease_further("a", 2)
+        await host.lost(lost, Failure("crash", "it died"))
+        again, _, attempts = await host.lease("a")
+        others = [(await host.lease(name))[0].worker for name in ("b", "c")]
+        return again.attempt, len(attempts), len({again.worker, *others})
+
+    attempt, num_lost, num_workers = asyncio.run(run())
+
+    assert (attempt, num_lost) == (2, 1)
+    assert num_workers == 3
+
+
+def test_end_takes_all_workers_back() -> None:
+    async def run() -> int:
+        host = await started_host(3)
+        await host.lease("a")
+        await host.lease_further("a", 2)
+        await host.end("a")
+        leased = [await host.lease(name) for name in ("b", "c", "d")]
+        return len({attempt.worker for attempt, _, _ in leased})
+
+    assert asyncio.run(run()) == 3
+
+
 async def watch_who_waits(size: Size) -> list[bool]:
     """Return what a pool of one worker tells of three subrounds, one after another."""
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=1))

@@ -11,8 +11,8 @@ import pytest
 from ray_fed.cluster.driver import kept_leases
 from ray_fed.cluster.driver.kept_leases import KeptLeases, Lent
 from ray_fed.cluster.pool.actions import UseBegan, UseEnded
+from ray_fed.cluster.task.driving import Driven
 from ray_fed.cluster.task.leases import Terms
-from ray_fed.cluster.workers import Driven
 from ray_fed.plan import outcomes
 
 

@@ -148,6 +148,39 @@ def test_second_answer_of_a_leased_worker_does_not_free_it() -> None:
     assert pool.decide(1.0) == []
 
 
+def test_idle_workers_are_leased_at_once() -> None:
+    pool = _started(3)
+    first = _lease(pool, "a").worker
+
+    further = pool.lease_idle("a", 5, math.inf)
+
+    assert sorted([first, *further]) == ["worker 0", "worker 1", "worker 2"]
+    assert pool.lease_idle("a", 5, math.inf) == []
+
+
+def test_idle_workers_are_left_to_who_waits() -> None:
+    pool = _pool(2)
+    pool.decide(0.0)
+    pool.ask("b")
+    pool.ready("worker 0", "a")
+
+    assert pool.lease_idle("a", 1, math.inf) == []
+
+
+def test_further_worker_that_hangs_counts_against_its_subround() -> None:
+    pool = _started(2)
+    _lease(pool, "a")
+    (further,) = pool.lease_idle("a", 1, 7.0)
+
+    actions = pool.decide(7.0)
+
+    assert [a.worker for a in actions if isinstance(a, Stop)] == [further]
+    for _ in range(BUDGETS["hang"]):
+        pool.failed("a", "hang", "again")
+    pool.ask("a")
+    assert len(_refusals(pool.decide(7.0))) == 1
+
+
 def test_withdrawn_ticket_is_not_granted() -> None:
     pool = _started(1)
     withdrawn, kept = pool.ask("a"), pool.ask("b")

@@ -1,4 +1,4 @@
-"""A subround of a kernel, or a finish, is one call of its worker."""
+"""A subround of a kernel, or a finish, is one call of each of its workers."""
 
 # pyright: reportPrivateUsage=false
 
@@ -13,14 +13,16 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster import workers
 from ray_fed.cluster.store import object_store
+from ray_fed.cluster.task import driving
 from ray_fed.cluster.task.connection import LostWorkerError, Worker
 from ray_fed.cluster.task.leases import Terms
+from ray_fed.cluster.task.work import Work
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.language import blocks, type_checks
 from ray_fed.plan import plans
+from ray_fed.plan.outcomes import Evaluated
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.values import plain_values, stored
 from tests.cluster.conftest import FakeHandle
@@ -81,8 +83,8 @@ def subround_of(comp: Any) -> plans.Subround:
 
 def work(handle: Any, comp: Any, arg: Any) -> Any:
     worker = Worker(handle, "scope", "worker 0", "10.0.0.1")
-    packed = workers.Work.of("scope", Terms(), comp, arg)
-    return asyncio.run(workers._evaluate(worker, packed))
+    packed = Work.of("scope", Terms(), comp, arg)
+    return asyncio.run(driving._evaluate([worker], packed))
 
 
 def decoded(found: Any) -> list[Any]:
@@ -166,12 +168,124 @@ def test_scope_freed_for_good_begins_no_run(handle: FakeHandle, comp: Any) -> No
         work(handle, subround_of(comp), DATA)
 
 
+@pytest.fixture
+def handles() -> Iterator[list[FakeHandle]]:
+    found = [FakeHandle() for _ in range(2)]
+    yield found
+    for handle in found:
+        handle.close()
+
+
+SEVEN = stored.StoredClients(tuple(np.int32(10**n) for n in range(9)), 1, 8)
+DIGITS = plain_values.to_plain([[1, 2], [30], [], [400], [5], [60, 6], [7]], SEQUENCES)
+
+
+def in_chunks(comp: Any, *chunks: range) -> plans.Subround:
+    """Return a subround of seven clients, two a leaf, in chunks of leaves."""
+    last = chunks[-1].stop
+    leaves = tuple(range(2 * leaf, min(7, 2 * leaf + 2)) for leaf in range(last))
+    return dataclasses.replace(
+        subround_of(comp),
+        leaves=leaves,
+        subtrees=tuple((leaf, leaf + 1) for leaf in range(last)),
+        chunks=chunks,
+        num_workers=len(chunks),
+    )
+
+
+def share(handles: list[FakeHandle], comp: Any, arg: Any) -> Any:
+    """Run a plan on several workers."""
+    team = [
+        Worker(handle, f"scope {index}", f"worker {index}", "10.0.0.1")
+        for index, handle in enumerate(handles)
+    ]
+    packed = Work.of("scope", Terms(num_workers=len(team)), comp, arg)
+    return asyncio.run(driving._evaluate(team, packed))
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param((range(2), range(2, 4)), id="a chunk each"),
+        pytest.param((range(1), range(1, 3), range(3, 4)), id="two for one"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("comp", "arg"),
+    [
+        pytest.param(doubled, SEVEN, id="kernel"),
+        pytest.param(without_kernel, DIGITS, id="none"),
+    ],
+)
+def test_chunks_of_several_workers_are_joined_in_order(
+    handles: list[FakeHandle], comp: Any, arg: Any, chunks: tuple[range, ...]
+) -> None:
+    subround = in_chunks(comp, *chunks)
+
+    found = share(handles, subround, arg)
+
+    alone = share(handles[:1], subround, arg)
+    assert decoded(found) == decoded(alone)
+    assert len(decoded(found)) == 4
+    assert (found.kernel_leaves, found.no_kernel) == (
+        alone.kernel_leaves,
+        alone.no_kernel,
+    )
+    for handle in handles:
+        assert handle.calls[0] == "evaluate"
+        assert ("begin" in handle.calls[:2]) == (comp is without_kernel)
+
+
+def test_what_is_kept_of_clients_is_joined_in_order() -> None:
+    parts = [
+        Evaluated([object_store.encode(value) for value in values], kernel_leaves=1)
+        for values in (["left", [1, 2], ["a", "b"]], ["right", [3], ["c"]])
+    ]
+
+    joined = driving._join(parts, num_kept=2)
+
+    assert decoded(joined) == ["left", "right", [1, 2, 3], ["a", "b", "c"]]
+    assert joined.kernel_leaves == 2
+
+
+def test_computation_that_is_not_cut_has_clients_on_all_workers(
+    handles: list[FakeHandle],
+) -> None:
+    comp = in_chunks(without_kernel, range(1))
+    whole = dataclasses.replace(
+        comp,
+        computation=blocks.serialize_computation(without_kernel),
+        merge=None,
+        leaves=(range(7),),
+        subtrees=(),
+        kernel=None,
+        chunks=(),
+        num_workers=2,
+    )
+
+    found = share(handles, whole, DIGITS)
+
+    assert decoded(found) == [np.int32(511)]
+    for handle in handles:
+        assert "map" in handle.calls
+        assert handle.calls[-1] == "end"
+
+
+def test_loss_names_the_worker_that_was_lost(handles: list[FakeHandle]) -> None:
+    handles[1].dies_at = "evaluate"
+
+    with pytest.raises(LostWorkerError) as raised:
+        share(handles, in_chunks(doubled, range(2), range(2, 4)), SEVEN)
+
+    assert raised.value.scope == "scope 1"
+
+
 @pytest.mark.parametrize("comp", [doubled, without_kernel], ids=["kernel", "none"])
 def test_work_travels_as_arguments_of_a_task(comp: Any) -> None:
     subround = dataclasses.replace(subround_of(comp), computation=b"interpreted")
-    sent = workers.Work.of("a subround", Terms(3.0), subround, DATA)
+    sent = Work.of("a subround", Terms(3.0), subround, DATA)
 
-    found = workers.Work.from_arguments(*sent.as_arguments())
+    found = Work.from_arguments(*sent.as_arguments())
 
     assert found == sent
     assert found.unpack() == (subround, DATA)
