@@ -19,8 +19,9 @@ from ray_fed.cluster import failures
 from ray_fed.cluster.pool import actions
 from ray_fed.cluster.pool.actions import Failure
 from ray_fed.cluster.pool.attempts import AttemptLog
-from ray_fed.cluster.pool.decisions import COPY, FURTHER, LOOK_S, Pool
+from ray_fed.cluster.pool.decisions import COPY, FURTHER, Pool
 from ray_fed.cluster.pool.placement import Node
+from ray_fed.cluster.pool.shortage import LOOK_S
 from ray_fed.cluster.pool.stragglers import Stragglers
 from ray_fed.config import Config
 from ray_fed.plan import outcomes

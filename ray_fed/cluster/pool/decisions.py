@@ -17,7 +17,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 from ray_fed.cluster.pool.actions import (
     SHORTAGE,
@@ -31,7 +30,11 @@ from ray_fed.cluster.pool.actions import (
     Start,
     Stop,
 )
+from ray_fed.cluster.pool.budgets import Budgets
 from ray_fed.cluster.pool.placement import Node, Placement
+from ray_fed.cluster.pool.roster import Roster
+from ray_fed.cluster.pool.shortage import Shortage
+from ray_fed.cluster.pool.starts import FailedStarts
 from ray_fed.cluster.pool.stragglers import Stragglers
 
 COPY = " copy"
@@ -39,25 +42,6 @@ COPY = " copy"
 
 FURTHER = " worker "
 """Stands between a subround's name and a number in the names of its further leases."""
-
-MAX_FAILED_STARTS = 3
-"""Starts that fail one after another before everyone who waits is refused."""
-
-START_PAUSE_S = 30.0
-"""Seconds after so many failures until starts are tried again, while others work."""
-
-
-LOOK_S = 1.0
-"""How often to look at the cluster while a round waits for workers to be there, or
-while there is nothing to hope for from it."""
-
-
-@dataclasses.dataclass
-class _Worker:
-    state: Literal["starting", "idle", "leased"]
-    deadline_s: float
-    node: str | None
-    subround: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,21 +72,16 @@ class Pool:
         self._size = size
         self._placement = Placement()
         self._requested = 0
-        self._short_since_s: float | None = None
-        self._look_at_s = 0.0
-        self._budgets = budgets
+        self._shortage = Shortage(size)
+        self._budgets = Budgets(budgets)
         self._start_timeout_s = start_timeout_s
-        self._workers: dict[str, _Worker] = {}
+        self._roster = Roster(self._placement)
         self._tickets: dict[int, _Ticket] = {}
         self._spares: dict[int, _Ticket] = {}
         self._stragglers = stragglers or Stragglers(math.inf, math.inf)
         self._names = itertools.count()
         self._ids = itertools.count()
-        self._attempts: collections.Counter[str] = collections.Counter()
-        self._failures: collections.Counter[tuple[str, str]] = collections.Counter()
-        self._last_failure: dict[str, tuple[FailureClass, str]] = {}
-        self._failed_starts: list[str] = []
-        self._paused_until_s: float | None = None
+        self._failed_starts = FailedStarts()
 
     def ask(
         self,
@@ -143,9 +122,9 @@ class Pool:
             count: at most so many.
             deadline_s: when they count as hung; see `decide`.
         """
-        found = [] if self._tickets else self._idle()[:count]
+        found = [] if self._tickets else self._roster.idle()[:count]
         for worker in found:
-            self._hand_out(worker, subround, deadline_s)
+            self._roster.lease(worker, subround, deadline_s)
         return found
 
     def finish(self, subround: str, now_s: float) -> None:
@@ -159,26 +138,24 @@ class Pool:
 
     def survey(self, nodes: Sequence[Node]) -> None:
         """Take note of what the cluster has: all nodes that are alive."""
-        holding = (w.node for w in self._workers.values() if w.state != "starting")
-        self._placement.survey(nodes, _count(holding))
+        self._placement.survey(nodes, _count(self._roster.nodes()))
 
     def ready(self, worker: str, node: str) -> None:
         """Note that a worker answered, and from which node."""
-        found = self._workers.get(worker)
-        if found is not None and found.state == "starting":
+        found = self._roster.starting(worker)
+        if found is not None:
             found.state, found.node = "idle", node
             self._placement.trust(node)
             self._failed_starts.clear()
-            self._paused_until_s = None
 
     def bar(self, worker: str, node: str, why: str) -> None:
         """Note that a worker answered that must not be used, nor others of its node."""
-        if self._workers.pop(worker, None) is not None:
+        if self._roster.remove(worker) is not None:
             self._placement.bar(node, why)
 
     def give_back(self, worker: str) -> None:
         """Note that a subround is done with its worker."""
-        found = self._leased(worker)
+        found = self._roster.leased(worker)
         if found is not None:
             found.state, found.subround = "idle", None
 
@@ -193,7 +170,7 @@ class Pool:
             timeout_s: see `ask`; from then on.
             siblings: see `ask`.
         """
-        found = self._leased(worker)
+        found = self._roster.leased(worker)
         if found is None or found.subround is None:
             return
         found.deadline_s = begun_s + timeout_s
@@ -203,7 +180,7 @@ class Pool:
 
     def end_use(self, worker: str, ended_s: float) -> None:
         """Note that a leased worker is done, and is kept by who leased it."""
-        found = self._leased(worker)
+        found = self._roster.leased(worker)
         if found is None or found.subround is None:
             return
         found.deadline_s = math.inf
@@ -214,7 +191,7 @@ class Pool:
 
         It stays leased until it is given back; if it is not by then, it is ended.
         """
-        found = self._leased(worker)
+        found = self._roster.leased(worker)
         if found is not None:
             found.subround, found.deadline_s = None, until_s
 
@@ -231,30 +208,26 @@ class Pool:
         Returns:
             The class that it counts against.
         """
-        found = self._workers.pop(worker, None)
+        found = self._roster.remove(worker)
         if found is None:
             return failure_class
         if failure_class == "crash" and self._placement.is_draining(found.node):
             failure_class = "preemption"
         self._placement.suspect(found.node)
         if found.state == "starting":
-            self._failed_starts.append(detail)
+            self._failed_starts.note(detail)
         elif found.subround is not None:
             self.failed(found.subround, failure_class, detail)
         return failure_class
 
     def failed(self, subround: str, failure_class: FailureClass, detail: str) -> None:
         """Count a failure of a subround that is no worker's."""
-        self._failures[subround, failure_class] += 1
-        self._last_failure[subround] = (failure_class, detail)
+        self._budgets.fail(subround, failure_class, detail)
 
     def forget(self, subround: str) -> None:
         """Drop what is counted for a subround that ended."""
         self._stragglers.forget(subround)
-        self._attempts.pop(subround, None)
-        self._last_failure.pop(subround, None)
-        for failure_class in self._budgets:
-            self._failures.pop((subround, failure_class), None)
+        self._budgets.forget(subround)
 
     def decide(self, now_s: float) -> list[Action]:
         """Return what is to be done now, in order; the pool takes it as done.
@@ -264,42 +237,25 @@ class Pool:
         """
         actions: list[Action] = [*self._expire(now_s), *self._end_hung(now_s)]
         actions += [*self._refuse_spent(), *self._retire()]
-        if self._may_start(now_s):
+        is_short = self.num_ready < self._size.least
+        if self._failed_starts.allow(now_s, is_short=is_short):
             actions += self._replace(now_s)
-        elif self.num_ready < self._size.least:
+        elif is_short:
             actions += self._refuse_failed()
         # Those that start count: nobody waits for a replacement while one worker lives.
         if self.num_workers >= self._size.least:
             actions += [*self._grant(now_s), *self._grant_spares(now_s)]
         return [*actions, *self._wait(now_s), *self._request()]
 
-    def _may_start(self, now_s: float) -> bool:
-        """Return whether to start workers: not for a while after too many failures."""
-        if len(self._failed_starts) < MAX_FAILED_STARTS:
-            return True
-        if self._paused_until_s is None:
-            self._paused_until_s = now_s + START_PAUSE_S
-        if self.num_ready < self._size.least or now_s < self._paused_until_s:
-            return False
-        self._failed_starts.clear()
-        self._paused_until_s = None
-        return True
-
     def next_deadline_s(self) -> float | None:
         """Return when `decide` is to be called again if nothing happens before."""
-        deadlines = [
-            worker.deadline_s
-            for worker in self._workers.values()
-            if worker.state != "idle" and worker.deadline_s < math.inf
-        ]
-        if self._paused_until_s is not None:
-            deadlines.append(self._paused_until_s)
-        if self._idle():
-            dues = [self._stragglers.due_s(s.subround) for s in self._spares.values()]
-            deadlines += [due_s for due_s in dues if due_s is not None]
-        if self._short_since_s is not None:
-            ends_s = self._short_since_s + self._size.wait_timeout_s
-            deadlines.append(min(ends_s, self._look_at_s))
+        deadlines = self._roster.deadlines_s()
+        others = [self._failed_starts.paused_until_s, self._shortage.next_deadline_s()]
+        if self._roster.idle():
+            others += [
+                self._stragglers.due_s(s.subround) for s in self._spares.values()
+            ]
+        deadlines += [other_s for other_s in others if other_s is not None]
         return min(deadlines, default=None)
 
     @property
@@ -313,47 +269,30 @@ class Pool:
 
         And none on a node that goes.
         """
-        return self._size.most <= self.num_workers == len(self._workers)
+        return self._size.most <= self.num_workers == len(self._roster)
 
     @property
     def num_ready(self) -> int:
         """Workers that are idle or leased, on nodes that stay."""
-        return sum(worker.state != "starting" for worker in self._staying())
+        return sum(worker.state != "starting" for worker in self._roster.staying())
 
     @property
     def num_workers(self) -> int:
         """Workers that are ready or start, on nodes that stay."""
-        return len(self._staying())
-
-    def _staying(self) -> list[_Worker]:
-        workers = self._workers.values()
-        return [w for w in workers if not self._placement.is_leaving(w.node)]
+        return len(self._roster.staying())
 
     def _refuse_spent(self) -> list[Action]:
         refused: list[Action] = []
         for ticket, asked in list(self._tickets.items()):
-            subround = asked.subround
-            failure_class, detail = self._last_failure.get(subround, (None, ""))
-            if failure_class is None:
-                continue
-            failures = self._failures[subround, failure_class]
-            budget = self._budgets[failure_class]
-            if failures > budget:
+            spent = self._budgets.find_spent(asked.subround)
+            if spent is not None:
                 del self._tickets[ticket]
-                message = (
-                    f"Expected at most {budget} failures of {failure_class}"
-                    f" in one subround (`retry.{failure_class}`), found {failures}."
-                    f" The last: {detail}"
-                )
+                failure_class, message = spent
                 refused.append(Refuse(ticket, message, failure_class))
         return refused
 
     def _expire(self, now_s: float) -> list[Action]:
-        expired = [
-            name
-            for name, worker in self._workers.items()
-            if worker.state == "starting" and worker.deadline_s <= now_s
-        ]
+        expired = self._roster.overdue("starting", now_s)
         detail = (
             f"it was not ready within {self._start_timeout_s:.0f} s"
             " (`workers.start_timeout_s`); is the cluster short of what `workers` asks"
@@ -364,11 +303,7 @@ class Pool:
         return [Stop(name, detail) for name in expired]
 
     def _end_hung(self, now_s: float) -> list[Action]:
-        hung = [
-            name
-            for name, worker in self._workers.items()
-            if worker.state == "leased" and worker.deadline_s <= now_s
-        ]
+        hung = self._roster.overdue("leased", now_s)
         stops: list[Action] = []
         for name in hung:
             detail = (
@@ -380,30 +315,21 @@ class Pool:
         return stops
 
     def _refuse_failed(self) -> list[Action]:
-        detail = self._failed_starts[-1]
-        count = len(self._failed_starts)
+        message = self._failed_starts.describe()
         self._failed_starts.clear()
-        self._paused_until_s = None
-        return self._refuse_all(
-            f"Expected workers to start, found {count} failures. The last: {detail}",
-            "fatal",
-        )
+        return self._refuse_all(message, "fatal")
 
     def _refuse_all(self, message: str, failure_class: str) -> list[Action]:
         tickets = list(self._tickets)
         self._tickets.clear()
-        self._short_since_s = None
+        self._shortage.end()
         return [Refuse(ticket, message, failure_class) for ticket in tickets]
 
     def _retire(self) -> list[Action]:
         """End workers on nodes that go, but for those that are leased."""
-        leaving = [
-            name
-            for name, worker in self._workers.items()
-            if worker.state != "leased" and self._placement.is_leaving(worker.node)
-        ]
+        leaving = self._roster.leaving()
         for name in leaving:
-            del self._workers[name]
+            self._roster.remove(name)
         return [Stop(name, "its node goes") for name in leaving]
 
     def _replace(self, now_s: float) -> list[Action]:
@@ -414,12 +340,12 @@ class Pool:
                 break
             name = f"worker {next(self._names)}"
             deadline_s = now_s + self._start_timeout_s
-            self._workers[name] = _Worker("starting", deadline_s, node)
+            self._roster.start(name, deadline_s, node)
             started.append(Start(name, node))
         return started
 
     def _find_node(self) -> str | None:
-        return self._placement.choose(_count(w.node for w in self._staying()))
+        return self._placement.choose(_count(w.node for w in self._roster.staying()))
 
     def _may_queue(self) -> bool:
         capacity = self._placement.capacity()
@@ -431,18 +357,12 @@ class Pool:
         Workers that start have a time limit of their own.
         """
         if not self._tickets or self.num_workers >= self._size.least:
-            self._short_since_s = None
+            self._shortage.end()
             return []
-        if self._short_since_s is None:
-            self._short_since_s, self._look_at_s = now_s, now_s + LOOK_S
-        ends_s = self._short_since_s + self._size.wait_timeout_s
-        if now_s >= ends_s or self._is_barred():
-            message = self._describe_shortage(now_s - self._short_since_s)
-            return self._refuse_all(message, SHORTAGE)
-        if now_s < self._look_at_s:
-            return []
-        self._look_at_s = now_s + LOOK_S
-        return [Look()]
+        waited_s = self._shortage.wait(now_s)
+        if self._shortage.is_over(now_s) or self._is_barred():
+            return self._refuse_all(self._describe_shortage(waited_s), SHORTAGE)
+        return [Look()] if self._shortage.look(now_s) else []
 
     def _is_barred(self) -> bool:
         """Return whether only nodes are left whose workers were refused."""
@@ -450,8 +370,8 @@ class Pool:
         return is_full and bool(self._placement.barred)
 
     def _describe_shortage(self, waited_s: float) -> str:
-        failed = self._failed_starts
-        last = f" The last start failed: {failed[-1]}." if failed else ""
+        failed = self._failed_starts.last
+        last = "" if failed is None else f" The last start failed: {failed}."
         return (
             f"Expected at least {self._size.least} workers (`workers.count`), each with"
             f" {self._size.each}, found {self.num_ready} after {waited_s:.0f} s"
@@ -477,17 +397,17 @@ class Pool:
 
     def _grant(self, now_s: float) -> list[Action]:
         granted: list[Action] = []
-        idle = self._idle()
+        idle = self._roster.idle()
         for ticket, asked in list(self._tickets.items())[: len(idle)]:
             name = asked.prefers if asked.prefers in idle else idle[0]
             idle.remove(name)
             subround = asked.subround
-            self._hand_out(name, subround, now_s + asked.timeout_s)
-            self._attempts[subround] += 1
+            self._roster.lease(name, subround, now_s + asked.timeout_s)
+            attempt = self._budgets.begin_attempt(subround)
             if asked.siblings:
                 self._stragglers.begin(subround, asked.siblings, now_s)
             del self._tickets[ticket]
-            granted.append(Grant(ticket, name, self._attempts[subround]))
+            granted.append(Grant(ticket, name, attempt))
         return granted
 
     def _grant_spares(self, now_s: float) -> list[Action]:
@@ -498,27 +418,11 @@ class Pool:
             due_s = self._stragglers.due_s(asked.subround)
             if due_s is not None and due_s <= now_s:
                 due.append((due_s, ticket))
-        for (_, ticket), name in zip(sorted(due), self._idle(), strict=False):
+        for (_, ticket), name in zip(sorted(due), self._roster.idle(), strict=False):
             asked = self._spares.pop(ticket)
-            self._hand_out(name, None, now_s + asked.timeout_s)
-            granted.append(Grant(ticket, name, self._attempts[asked.subround]))
+            self._roster.lease(name, None, now_s + asked.timeout_s)
+            granted.append(Grant(ticket, name, self._budgets.attempts(asked.subround)))
         return granted
-
-    def _idle(self) -> list[str]:
-        """Return the idle workers: on nodes that stay, as others were ended."""
-        return [name for name, found in self._workers.items() if found.state == "idle"]
-
-    def _leased(self, worker: str) -> _Worker | None:
-        found = self._workers.get(worker)
-        return found if found is not None and found.state == "leased" else None
-
-    def _hand_out(self, name: str, subround: str | None, deadline_s: float) -> None:
-        worker = self._workers[name]
-        worker.state, worker.subround, worker.deadline_s = (
-            "leased",
-            subround,
-            deadline_s,
-        )
 
 
 def _count(nodes: Iterable[str | None]) -> Mapping[str, int]:

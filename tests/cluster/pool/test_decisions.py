@@ -13,8 +13,9 @@ from ray_fed.cluster.pool.actions import (
     Start,
     Stop,
 )
-from ray_fed.cluster.pool.decisions import MAX_FAILED_STARTS, START_PAUSE_S, Pool
+from ray_fed.cluster.pool.decisions import Pool
 from ray_fed.cluster.pool.placement import Node
+from ray_fed.cluster.pool.starts import MAX_FAILED_STARTS, START_PAUSE_S
 from ray_fed.cluster.pool.stragglers import Stragglers
 
 START_TIMEOUT_S = 10.0

@@ -14,8 +14,9 @@ from ray_fed.cluster.pool.actions import (
     Start,
     Stop,
 )
-from ray_fed.cluster.pool.decisions import LOOK_S, Pool
+from ray_fed.cluster.pool.decisions import Pool
 from ray_fed.cluster.pool.placement import Node
+from ray_fed.cluster.pool.shortage import LOOK_S
 
 BUDGETS: dict[FailureClass, int] = {"crash": 0, "preemption": 1, "memory": 0, "hang": 0}
 WAIT_TIMEOUT_S = 30.0

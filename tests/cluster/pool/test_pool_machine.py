@@ -16,8 +16,9 @@ from ray_fed.cluster.pool.actions import (
     Start,
     Stop,
 )
-from ray_fed.cluster.pool.decisions import MAX_FAILED_STARTS, Pool
+from ray_fed.cluster.pool.decisions import Pool
 from ray_fed.cluster.pool.placement import Node
+from ray_fed.cluster.pool.starts import MAX_FAILED_STARTS
 
 LEAST, MOST = 2, 4
 BUDGETS: dict[FailureClass, int] = {"crash": 3, "preemption": 3, "memory": 1, "hang": 1}
