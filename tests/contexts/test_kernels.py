@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from ray_fed import errors
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.kernels import client_kernel, shaped_clients
+from ray_fed.tensorflow.kernels import shaped_clients, shaped_graphs
 
 ContextFactory = Callable[..., ExecutionContext]
 stats: Any = importlib.import_module("scipy.stats")
@@ -521,7 +521,7 @@ def test_settings_of_kernels_reach_them(
             asked.append((options["jit"], options["at_once"]))
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(client_kernel, "ShapedClients", Noting)
+    monkeypatch.setattr(shaped_graphs, "ShapedClients", Noting)
     settings = {"jit": "on", "vectorised_clients": 2}
     context = local_contexts(workers=1, clients_per_leaf=7, kernels=settings)
 

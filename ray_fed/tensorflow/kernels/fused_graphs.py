@@ -11,7 +11,7 @@ import ray_fed.errors as errors
 from ray_fed.plan import fused
 from ray_fed.plan.fused import Fused
 from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
-from ray_fed.tensorflow.kernels.client_tensors import UnfitError
+from ray_fed.tensorflow.kernels.graph_values import UnfitError
 from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel
 from ray_fed.tensorflow.kernels.server_graphs import ServerGraph
 from ray_fed.values.lru_cache import LruCache
