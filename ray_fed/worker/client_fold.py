@@ -54,6 +54,8 @@ async def fold(
         raise
     except Exception as error:  # noqa: BLE001 (the interpreter will say what it is)
         cause = error.__cause__ if isinstance(error, FailedLeafError) else error
+        if cause is not None and errors.is_defect(cause):
+            raise cause from None
         leaf = getattr(error, "leaf", None)
         return plans.NoKernel(f"{type(cause).__name__} in a kernel", leaf)
     if isinstance(merger, plans.NoKernel):

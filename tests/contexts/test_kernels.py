@@ -14,7 +14,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.kernels import shaped_clients, shaped_graphs
+from ray_fed.tensorflow.kernels import server_graphs, shaped_clients, shaped_graphs
 
 ContextFactory = Callable[..., ExecutionContext]
 stats: Any = importlib.import_module("scipy.stats")
@@ -528,6 +528,26 @@ def test_settings_of_kernels_reach_them(
     call(context, summed(sum_of_powers), (vectors(),))
 
     assert asked == [(True, 2)]
+
+
+def test_server_work_whose_graph_raises_is_interpreted_and_told_of(
+    local_contexts: ContextFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("refused\nin many words")
+
+    context = local_contexts(workers=1, clients_per_leaf=7)
+    expected = call(context, summed(scale), (vectors(),))
+    monkeypatch.setattr(server_graphs.ServerGraph, "run", refuse)
+
+    found = call(context, summed(scale), (vectors(),))
+
+    assert found == expected
+    report = context.last_report
+    assert report is not None
+    assert kernel_leaves(context) == 1
+    work = "zeros and constants at the server"
+    assert f"{work}: ValueError: refused" in report.interpreted
 
 
 def test_work_that_xla_is_not_to_compile_is_told_of(

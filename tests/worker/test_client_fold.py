@@ -13,10 +13,10 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
-from ray_fed.plan import plans, random_keys
+from ray_fed.plan import diagnostics, plans, random_keys
 from ray_fed.plan.fused import ClientFold, PartialMerge
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.tensorflow.kernels import fused_graphs
+from ray_fed.tensorflow.kernels import client_work, fused_graphs
 from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
 from ray_fed.tensorflow.kernels.fused_graphs import FusedGraphs
 from ray_fed.values import read_limits
@@ -125,6 +125,32 @@ class TestFusedGraphs:
         for _ in range(2):
             with pytest.raises(errors.UnsupportedError, match="CompileError: "):
                 graphs.get(PartialMerge(b"no computation"))
+
+    def test_error_of_tensorflow_is_noted_whenever_the_refusal_is_told(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise ValueError("TensorFlow has no such graph.")
+
+        monkeypatch.setattr(tf, "while_loop", refuse)
+        graphs, work = FusedGraphs(None), ClientFold(scaled(5), None)
+        reason = "ValueError: TensorFlow has no such graph."
+        for _ in range(2):
+            with (
+                diagnostics.noting() as noted,
+                pytest.raises(errors.UnsupportedError, match=reason),
+            ):
+                graphs.get(work)
+
+            assert noted == {diagnostics.Interpreted("the work of clients", reason)}
+
+    def test_mistake_of_ray_fed_is_no_refusal(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(client_work.ClientWork, "fold")
+
+        with pytest.raises(AttributeError, match="fold"):
+            FusedGraphs(None).get(ClientFold(scaled(6), None))
 
 
 class TestRunKernel:

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import ray_fed.errors as errors
 from ray_fed.plan import diagnostics, plans
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.client_work import ClientWork
@@ -203,10 +204,10 @@ class ShapedGraphs:
         except UnfitError as error:  # TensorFlow may put a traceback before its text
             told = str(error).rpartition(f"{UnfitError.__name__}: ")[2]
             return self._refuse(told.strip())
-        except Exception as error:  # noqa: BLE001 (what TensorFlow does not vectorise)
-            first = _first_of(error)
-            first_line = str(first).partition("\n")[0]
-            return self._refuse(f"{type(first).__name__}: {first_line}")
+        except Exception as error:
+            if errors.is_defect(error):
+                raise
+            return self._refuse(errors.first_line(_first_of(error)))
 
 
 def _first_of(error: BaseException) -> BaseException:
