@@ -11,7 +11,7 @@ Importing this package loads neither TensorFlow nor a cluster.
 
 import ray_fed.errors as errors
 from ray_fed.config import Config, Retry, Subrounds, Workers
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.installation import create_context, init, shutdown
 from ray_fed.observability.report import RoundReport
 

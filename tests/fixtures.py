@@ -15,7 +15,7 @@ import ray_fed
 from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.cluster.driver.session import Session
 from ray_fed.contexts.backend import Backend
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.tensorflow.tensors import devices
 from ray_fed.worker import stacks
 

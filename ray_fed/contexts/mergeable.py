@@ -14,7 +14,7 @@ from ray_fed.compiler.form import (
     function_type_of,
 )
 from ray_fed.contexts.runners import SequentialRunner
-from ray_fed.executors.threads import LoopThread, wait_for
+from ray_fed.executors.loops import LoopThread, wait_for
 from ray_fed.language import structs, type_checks
 from ray_fed.plan import merge_tree
 from ray_fed.rounds.computation_cache import ComputationCache

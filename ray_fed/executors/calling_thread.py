@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import ray_fed.errors as errors
 from ray_fed.executors import loops
-from ray_fed.executors.threads import closed_under_a_call
+from ray_fed.executors.loops import closed_under_a_call
 
 _T = TypeVar("_T")
 

@@ -9,7 +9,6 @@ The strategy says which placements and intrinsics it implements, and how. What a
 intrinsic means by the strategy's verbs stands in one place (`interpretation`).
 """
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -19,18 +18,16 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.executors import interpretation
 from ray_fed.executors.closure import Closure
+from ray_fed.executors.embedding import Embedder
 from ray_fed.executors.federated_value import Deferred, FederatedValue, unplaced_value
 from ray_fed.executors.strategy import FederatingStrategy
-from ray_fed.language import blocks, structs, type_checks
+from ray_fed.language import structs, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.plan import plans
 from ray_fed.plan.outcomes import Evaluated
-from ray_fed.values import plain_values, stored
 
 flf = fl.framework
 _NAME = "FederatingExecutor"
-_UNPLACED_INTRINSICS = ("generic_", "sequence_", "ray_fed_")
-"""Starts of the uris that the unplaced executor is asked to know."""
 
 
 class FederatingExecutor(flf.Executor):
@@ -52,6 +49,7 @@ class FederatingExecutor(flf.Executor):
     ) -> None:
         self.unplaced = unplaced_executor
         self.strategy = strategy_factory(self)
+        self._embedder = Embedder(self.strategy, self.unplaced)
 
     @override
     def close(self) -> None:
@@ -79,115 +77,7 @@ class FederatingExecutor(flf.Executor):
             KindMismatchError: both of these: a Python value without a type, or at the
                 type of a function.
         """
-        type_spec = None if type_spec is None else fl.to_type(type_spec)
-        match value:
-            case flf.IntrinsicDef():
-                return _embed_intrinsic(value, type_spec)
-            case flf.PlacementLiteral():
-                return _as_declared(value, fl.PlacementType(), type_spec)
-            case Closure() | blocks.Function():
-                return _as_declared(value, _function_type(value), type_spec)
-            case FederatedValue():
-                return _embedded_already(value, type_spec)
-            case _:
-                return await self._embed(value, type_spec)
-
-    async def _embed(self, value: Any, type_spec: fl.Type | None) -> FederatedValue:
-        block = blocks.to_block(value)
-        if isinstance(block, flf.Data):
-            declared = type_spec or block.type_signature
-            return await self._embed_value(
-                plain_values.to_plain(block, declared), declared
-            )
-        if block is not None:
-            return await self._embed_block(block, type_spec)
-        if type_spec is None:
-            raise errors.KindMismatchError(
-                f"Expected a type for {structs.show(value)}, found none: pass"
-                " `type_spec`."
-            )
-        if isinstance(type_spec, fl.FunctionType):
-            raise errors.KindMismatchError(
-                f"Expected a computation of type `{type_spec}`, found"
-                f" {structs.show(value)}."
-            )
-        return await self._embed_value(value, type_spec)
-
-    async def _embed_block(
-        self, block: flf.ComputationBuildingBlock, type_spec: fl.Type | None
-    ) -> FederatedValue:
-        if type_spec is not None:
-            type_checks.check_assignable(
-                type_spec, block.type_signature, "a computation"
-            )
-        declared = type_spec or block.type_signature
-        match block:
-            case flf.Intrinsic():
-                self._check_known(block.uri)
-                return FederatedValue(block, declared)
-            case flf.Lambda():
-                return FederatedValue(block, declared)
-            case flf.CompiledComputation() if blocks.is_tensorflow(block):
-                return FederatedValue(block, declared)
-            case flf.Placement():
-                literal = flf.uri_to_placement_literal(block.uri)
-                return FederatedValue(literal, declared)
-            case flf.Literal():
-                embedded = await self.unplaced.create_value(block, declared)
-                return FederatedValue(embedded, declared)
-            case _:
-                raise errors.UnsupportedError(
-                    "Expected an intrinsic, lambda, TensorFlow computation, placement,"
-                    " literal or data, found"
-                    f" `{blocks.show_block(block)}`: put a ReferenceResolvingExecutor"
-                    " above this executor."
-                )
-
-    async def _embed_value(self, value: Any, type_spec: fl.Type) -> FederatedValue:
-        if isinstance(value, flf.ExecutorValue):  # of the unplaced executor
-            declared = type_spec
-            if isinstance(type_spec, fl.FederatedType):
-                declared = type_spec.member
-            type_checks.check_assignable(declared, value.type_signature, "a value")
-        if isinstance(type_spec, fl.FederatedType):
-            if type_spec.placement not in self.strategy.placements:
-                names = sorted(p.name for p in self.strategy.placements)
-                raise errors.UnsupportedError(
-                    f"Expected a value placed at one of {names}, found `{type_spec}`."
-                )
-            if type_spec.placement == fl.CLIENTS:
-                return await self._embed_at_clients(value, type_spec)
-            embedded = await self._embed_unplaced(value, type_spec.member)
-            return FederatedValue(embedded, type_spec)
-        if type_checks.is_placed_struct(type_spec):
-            struct = type_checks.struct_type(type_spec)
-            elements = structs.struct_elements(value, struct)
-            members = await asyncio.gather(
-                *(self.create_value(member, t) for t, _, member in elements)
-            )
-            names = [name for name, _ in struct.items()]
-            return FederatedValue(
-                structs.Struct(zip(names, members, strict=True)), type_spec
-            )
-        if isinstance(value, stored.External):  # may be large, and never needed
-            read = self.unplaced.create_value
-            return FederatedValue(Deferred(lambda: read(value, type_spec)), type_spec)
-        embedded = await self._embed_unplaced(value, type_spec)
-        return FederatedValue(embedded, type_spec)
-
-    async def _embed_at_clients(
-        self, value: Any, type_spec: fl.FederatedType
-    ) -> FederatedValue:
-        placed = await self.strategy.place(value, type_spec)
-        if not type_spec.all_equal:
-            return FederatedValue(placed, type_spec)
-        equal = Deferred(lambda: self._embed_unplaced(value, type_spec.member))
-        return FederatedValue(placed, type_spec, equal)
-
-    async def _embed_unplaced(self, value: Any, type_spec: fl.Type) -> Any:
-        if isinstance(value, flf.ExecutorValue):
-            return value
-        return await self.unplaced.create_value(value, type_spec)
+        return await self._embedder.embed(value, type_spec)
 
     @override
     async def create_call(
@@ -227,29 +117,16 @@ class FederatingExecutor(flf.Executor):
                     " this executor."
                 )
 
-    @property
-    def _implemented(self) -> list[str]:
-        own = self.strategy.intrinsics
-        found = {*interpretation.HANDLERS, *own}
-        return sorted(uri for uri in found if own.get(uri, uri) is not None)
-
     def _is_federated(self, uri: str) -> bool:
         return uri.startswith("federated_") or uri in self.strategy.intrinsics
-
-    def _check_known(self, uri: str) -> None:
-        is_unplaced = uri.startswith(_UNPLACED_INTRINSICS)
-        if uri not in self._implemented and not is_unplaced:
-            raise errors.UnsupportedError(
-                f"Expected one of {self._implemented}, or an intrinsic of sequences or"
-                f" arithmetic, found the intrinsic `{uri}`."
-            )
 
     async def _call_intrinsic(
         self, uri: str, arg: FederatedValue | None, type_spec: fl.FunctionType
     ) -> FederatedValue:
-        if uri not in self._implemented:
+        if uri not in self._embedder.implemented:
             raise errors.MissingIntrinsicError(
-                f"Expected one of {self._implemented}, found the intrinsic `{uri}`."
+                f"Expected one of {self._embedder.implemented}, found the intrinsic"
+                f" `{uri}`."
             )
         own = self.strategy.intrinsics.get(uri)
         if own is None:
@@ -353,44 +230,3 @@ def _check_all_equal(function: FederatedValue, argument: FederatedValue | None) 
             )
         case _:
             pass
-
-
-def _function_type(function: Closure | blocks.Function) -> fl.Type:
-    if isinstance(function, Closure):
-        return function.block.type_signature
-    return function.building_block().type_signature
-
-
-def _as_declared(
-    reference: Any, found: fl.Type, type_spec: fl.Type | None
-) -> FederatedValue:
-    """Return what knows its type as a value of the type that was declared for it."""
-    declared = found if type_spec is None else type_spec
-    type_checks.check_assignable(declared, found, "a value")
-    return FederatedValue(reference, declared)
-
-
-def _embedded_already(
-    value: FederatedValue, type_spec: fl.Type | None
-) -> FederatedValue:
-    found = value.type_signature
-    if type_spec is not None and not type_spec.is_equivalent_to(found):
-        raise errors.ValueMismatchError(
-            f"Expected a value of type `{type_spec}`, found one that is embedded as"
-            f" `{found}`: compute it, and embed what that returns."
-        )
-    return value
-
-
-def _embed_intrinsic(
-    definition: flf.IntrinsicDef, type_spec: fl.Type | None
-) -> FederatedValue:
-    if type_spec is None or flf.type_contains(
-        type_spec, lambda t: isinstance(t, fl.AbstractType)
-    ):
-        raise errors.ValueMismatchError(
-            f"Expected a concrete type for the intrinsic `{definition.uri}`, found"
-            f" `{type_spec}`."
-        )
-    flf.check_concrete_instance_of(type_spec, definition.type_signature)
-    return FederatedValue(flf.Intrinsic(definition.uri, type_spec), type_spec)

@@ -1,10 +1,266 @@
-"""Event loops: leaving no task behind on one that goes on."""
+"""Event loops: one on a thread of its own, and one that runs for a single coroutine."""
 
 import asyncio
-from collections.abc import Coroutine
+import concurrent.futures
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
+import ray_fed.errors as errors
+
 _T = TypeVar("_T")
+_JOIN_TIMEOUT_S = 10.0
+
+
+class LoopThread:
+    """An event loop on a daemon thread: started here, stopped by `close`.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._is_closed = False
+        # Nothing is handed over after `_cancel_all`, which ends what was before. It may
+        # be entered again: by a signal's handler that closes.
+        self._lock = threading.RLock()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are as many as the system allows
+            self._loop.close()
+            raise
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        while True:
+            try:
+                self._loop.run_forever()
+                break
+            except (KeyboardInterrupt, SystemExit):  # raised by a task, which has it
+                continue
+        self._loop.close()
+
+    def submit(
+        self, coroutine: Coroutine[Any, Any, _T]
+    ) -> concurrent.futures.Future[_T]:
+        """Start a coroutine on the thread and return its future.
+
+        Where the thread is closed before the coroutine ends, the future has a
+        ContextStateError.
+
+        Raises:
+            ContextStateError: the thread was closed.
+        """
+        with self._open_for(coroutine):
+            return asyncio.run_coroutine_threadsafe(
+                _UntilClosed(coroutine, self.was_closed), self._loop
+            )
+
+    async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine on the thread and return its result, to another event loop.
+
+        Quicker than a future of `submit` that is wrapped, which is two futures. Who is
+        cancelled here cancels it there.
+
+        Raises:
+            ContextStateError: the thread was closed, now or before the end.
+            Exception: what the coroutine raised.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_T] = loop.create_future()
+        tell = functools.partial(_tell, loop, answer)
+        tasks: list[asyncio.Task[_T]] = []
+        with self._open_for(coroutine):
+            self._loop.call_soon_threadsafe(self._start, coroutine, tell, tasks)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self._call_soon(lambda: [task.cancel() for task in tasks])
+            raise
+        except BaseException:
+            tasks.clear()  # what is raised refers to this frame, and these to that
+            raise
+        finally:
+            del answer, tell
+
+    def _start(
+        self,
+        coroutine: Coroutine[Any, Any, _T],
+        tell: "Callable[[asyncio.Task[_T]], object]",
+        tasks: "list[asyncio.Task[_T]]",
+    ) -> None:
+        """Start a coroutine, on the thread; its task goes to a list."""
+        task = self._loop.create_task(_UntilClosed(coroutine, self.was_closed))
+        task.add_done_callback(tell)
+        tasks.append(task)
+
+    @contextlib.contextmanager
+    def _open_for(self, coroutine: Coroutine[Any, Any, Any]) -> Generator[None]:
+        """Let a coroutine be handed over: inside, the thread does not begin to end."""
+        with self._lock:
+            if self._is_open:
+                yield
+                return
+        coroutine.close()
+        raise errors.ContextStateError(
+            f"Expected the thread `{self._thread.name}` to run, found it closed."
+        )
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._is_closed and self._thread.is_alive()  # not after a fork
+
+    def was_closed(self) -> bool:
+        """Return whether `close` was called."""
+        return self._is_closed
+
+    def _call_soon(self, call: Callable[[], object]) -> None:
+        with self._lock:
+            if self._is_open:  # or all is cancelled anyway
+                self._loop.call_soon_threadsafe(call)
+
+    def cancel(self, task: "asyncio.Task[Any] | None") -> None:
+        """Cancel a task of the thread's loop, without waiting for its end."""
+        if task is not None:
+            self._call_soon(task.cancel)
+
+    def close(self) -> None:
+        """Cancel what still runs, stop the loop and join the thread.
+
+        What was cancelled so ends with a ContextStateError. A call from the thread
+        itself does not wait for its end.
+        """
+        with self._lock:
+            if self._is_open:
+                self._is_closed = True
+                asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_TIMEOUT_S)
+
+
+class _UntilClosed(Coroutine[Any, Any, _T]):
+    """A coroutine that says so where it is cancelled because its thread is closed.
+
+    It is no wrapper of `async def`: one that is cancelled before it begins would leave
+    what it wraps without an end.
+
+    Args:
+        coroutine: does the work.
+        was_closed: whether the thread was closed.
+    """
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, _T], was_closed: Callable[[], bool]
+    ) -> None:
+        self._coroutine = coroutine
+        self._was_closed = was_closed
+
+    @override
+    def send(self, value: Any) -> Any:
+        return self._step(self._coroutine.send, value)
+
+    @override
+    def throw(self, *error: Any) -> Any:
+        return self._step(self._coroutine.throw, *error)
+
+    @override
+    def close(self) -> None:
+        self._coroutine.close()
+
+    @override
+    def __await__(self) -> Generator[Any, Any, _T]:
+        return self._coroutine.__await__()
+
+    def _step(self, step: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return step(*args)
+        except asyncio.CancelledError as error:
+            if not self._was_closed():
+                raise
+            raise closed_under_a_call() from error
+
+
+def closed_under_a_call() -> errors.ContextStateError:
+    """Return the error of a call that was cancelled because its context is closed."""
+    return errors.ContextStateError(
+        "Expected calls to end before `close` or `shutdown`, found one that still ran:"
+        " it was cancelled."
+    )
+
+
+def _tell(
+    loop: asyncio.AbstractEventLoop,
+    answer: "asyncio.Future[_T]",
+    task: "asyncio.Task[_T]",
+) -> None:
+    """Let a loop's future end as a task of another loop did."""
+    if not task.cancelled():
+        task.exception()  # seen, also where nobody waits for it any more
+    with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
+        loop.call_soon_threadsafe(_end_as, answer, task)
+
+
+def _end_as(answer: "asyncio.Future[_T]", task: "asyncio.Task[_T]") -> None:
+    if task.cancelled():
+        answer.cancel()
+        return
+    error = task.exception()
+    if answer.cancelled():
+        return
+    if error is None:
+        answer.set_result(task.result())
+    else:
+        answer.set_exception(error)
+
+
+async def _cancel_all() -> None:
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    loop.call_soon(loop.stop)  # after what tells of tasks that have just ended
+
+
+def wait_for(thread: LoopThread, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a coroutine on a thread and wait; an interrupt here cancels it there.
+
+    Raises:
+        KeyboardInterrupt: once the coroutine has ended, or ten seconds after.
+        Exception: what the coroutine raised.
+    """
+    ended, abandoned = threading.Event(), threading.Event()
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def run() -> _T:
+        tasks.append(asyncio.current_task())
+        try:
+            if abandoned.is_set():
+                coroutine.close()
+                raise asyncio.CancelledError
+            return await coroutine
+        finally:
+            ended.set()
+
+    try:
+        return thread.submit(run()).result()
+    except BaseException:
+        # The interrupt may have come before there was a future to cancel.
+        abandoned.set()
+        if not tasks:
+            coroutine.close()
+        elif not ended.is_set():
+            thread.cancel(tasks[0])
+            ended.wait(_JOIN_TIMEOUT_S)
+        raise
+    finally:
+        tasks.clear()  # what is raised refers to this frame, and a task to that
 
 
 def run_alone(

@@ -169,6 +169,23 @@ class JitDecided:
 
 
 @dataclasses.dataclass(frozen=True)
+class WorkInterpreted:
+    """Executors did some work step by step, because its graph raised an error.
+
+    They come once a round for each such error, before its `RoundFinished`.
+
+    Attributes:
+        round_index: of the round.
+        work: what the graph was to do, in a few words.
+        reason: the class of the error, and the first line of its message.
+    """
+
+    round_index: int
+    work: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundFinished:
     """A call returned.
 
@@ -194,6 +211,7 @@ Event = (
     | ComputationUnlowered
     | WorkUnshaped
     | JitDecided
+    | WorkInterpreted
     | RoundFinished
 )
 
@@ -209,6 +227,8 @@ def of_note(note: diagnostics.Note, round_index: int) -> Event:
             return WorkUnshaped(round_index, note.reason)
         case diagnostics.JitDecision():
             return JitDecided(round_index, note)
+        case diagnostics.Interpreted():
+            return WorkInterpreted(round_index, note.work, note.reason)
 
 
 class EventSink(Protocol):

@@ -57,6 +57,8 @@ class RoundReport(pydantic.BaseModel):
             what their work or data raised. They count in `num_clients`.
         jit_decisions: which way leaves of kernels ran with `kernels={"jit": "auto"}`,
             and why: each once. Empty with "on" and "off".
+        interpreted: work that executors did step by step because its graph raised an
+            error, and that error: each once. The result is the same; it took longer.
 
     Bytes are those of arrays that leave a process: no computation, nothing that a
     worker reads from files, no second attempt; none on the local backend.
@@ -75,6 +77,7 @@ class RoundReport(pydantic.BaseModel):
     bytes_sliced: int = 0
     dropped_clients: dict[int, str] = {}
     jit_decisions: tuple[diagnostics.JitDecision, ...] = ()
+    interpreted: tuple[str, ...] = ()
 
     @property
     def bytes_returned(self) -> int:
@@ -157,6 +160,10 @@ class RoundReport(pydantic.BaseModel):
                 f"XLA is {'on' if found.jit else 'off'}: {found.reason}"
                 for found in self.jit_decisions
             ),
+            *(
+                f"interpreted, as its graph raised: {found}"
+                for found in self.interpreted
+            ),
         ]
         return report_table.draw_table(str(self), rows, remarks, self.seconds)
 
@@ -216,6 +223,8 @@ class _OpenRound:
         default_factory=list[diagnostics.JitDecision]
     )
 
+    interpreted: list[str] = dataclasses.field(default_factory=list[str])
+
     def add(self, event: events.Event) -> None:
         """Add an event of the round."""
         match event:
@@ -231,6 +240,8 @@ class _OpenRound:
                 self.unkeyed.append(f"{event.computation}: {', '.join(event.ops)}")
             case events.ComputationUnlowered():
                 self.unlowered.append(f"{event.computation}: {event.reason}")
+            case events.WorkInterpreted():
+                self.interpreted.append(f"{event.work}: {event.reason}")
             case _:
                 pass
 
@@ -249,4 +260,5 @@ class _OpenRound:
             bytes_sliced=finished.bytes_sliced,
             dropped_clients=dict(sorted(self.dropped.items())),
             jit_decisions=tuple(self.decisions),
+            interpreted=tuple(self.interpreted),
         )

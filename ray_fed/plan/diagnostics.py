@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Generator, Iterable
 from typing import TypeAlias
 
+import ray_fed.errors as errors
+
 
 @dataclasses.dataclass(frozen=True)
 class Unkeyed:
@@ -66,7 +68,31 @@ class JitDecision:
     reason: str
 
 
-Note: TypeAlias = Unkeyed | Unlowered | Unshaped | JitDecision
+@dataclasses.dataclass(frozen=True)
+class Interpreted:
+    """Work that executors did step by step, because its graph raised an error.
+
+    Attributes:
+        work: what the graph was to do, in a few words.
+        reason: the class of the error, and the first line of its message.
+    """
+
+    work: str
+    reason: str
+
+    @classmethod
+    def of(cls, work: str, error: BaseException) -> "Interpreted":
+        """Return the note about work whose graph raised an error.
+
+        Raises:
+            Exception: the error itself, where it tells of a mistake in ray_fed.
+        """
+        if errors.is_defect(error):
+            raise error
+        return cls(work, errors.first_line(error))
+
+
+Note: TypeAlias = Unkeyed | Unlowered | Unshaped | JitDecision | Interpreted
 
 _noted: contextvars.ContextVar[set[Note] | None] = contextvars.ContextVar(
     "ray_fed_notes", default=None

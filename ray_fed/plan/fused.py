@@ -11,7 +11,7 @@ done computation by computation, with the same bits.
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -19,7 +19,13 @@ from ray_fed.plan import plans
 
 
 class Fused(abc.ABC):
-    """Work that is one graph."""
+    """Work that is one graph.
+
+    Attributes:
+        label: what the graph is to do, in a few words.
+    """
+
+    label: ClassVar[str]
 
     @property
     @abc.abstractmethod
@@ -35,6 +41,7 @@ class PartialMerge(Fused):
         merge: serialised <U, U> -> U.
     """
 
+    label = "the merge of two partials"
     merge: bytes
 
     @property
@@ -51,6 +58,7 @@ class ServerWork(Fused):
         function: serialised.
     """
 
+    label = "zeros and constants at the server"
     function: bytes
 
     @property
@@ -69,6 +77,7 @@ class RoundFinish(Fused):
         num_others: how many parts `computation` takes before what was merged.
     """
 
+    label = "the finish of a round"
     merge: PartialMerge
     computation: bytes | None
     num_others: int
@@ -91,6 +100,7 @@ class ClientFold(Fused):
         one_a_leaf: whether each of the leaves that are to run has one client.
     """
 
+    label = "the work of clients"
     kernel: plans.Kernel
     merge: PartialMerge | None
     one_a_leaf: bool = False

@@ -23,7 +23,7 @@ import ray_fed.errors as errors
 import ray_fed.program.call_arguments as call_arguments
 from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import function_type_of
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.installation import create_context
 from ray_fed.language import type_checks
 from ray_fed.program.value_references import RayValueReference

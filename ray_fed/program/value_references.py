@@ -9,7 +9,7 @@ import federated_language as fl
 import numpy as np
 from typing_extensions import override
 
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.values import plain_values
 
 _T = TypeVar("_T")

@@ -9,12 +9,13 @@ import collections
 import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ray_fed.language.structs import Plain
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientMember, ClientRun, ClientSource
 
+_T = TypeVar("_T")
 _KEPT_SIZES = 65_536
 """Sizes of runs that are remembered, so that no run is read to be measured again."""
 
@@ -81,9 +82,9 @@ class ClientStore:
         self,
         key: Hashable,
         tokens: frozenset[str],
-        make: Callable[[], Any],
-        count: Callable[[Any], int],
-    ) -> Any:
+        make: Callable[[], _T],
+        count: Callable[[_T], int],
+    ) -> _T:
         """Return what is kept under a key; make it, and keep it, if there is none.
 
         Args:

@@ -8,7 +8,7 @@ import federated_language as fl
 from typing_extensions import override
 
 from ray_fed.language.structs import Plain
-from ray_fed.plan import fused, plans
+from ray_fed.plan import diagnostics, fused, plans
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.worker import client_fold, stacks
 from ray_fed.worker.device_stack import DeviceStack
@@ -45,12 +45,13 @@ class DeviceStrategy(LocalStrategy):
     ) -> Sequence[Any]:
         """Return zeros and constants: plain, or tensors in tuples."""
         given = tuple(_part(arg, path) for path in kernel.parts)
-        graph = await self._stack.embed_fused(fused.ServerWork(kernel.server))
+        work = fused.ServerWork(kernel.server)
+        graph = await self._stack.embed_fused(work)
         if not isinstance(graph, plans.NoKernel):
             try:
                 found = await self._stack.call_fused(graph, [given])
-            except Exception:  # noqa: BLE001 (the executors will say what it is)
-                pass
+            except Exception as error:  # noqa: BLE001 (the executors say what it is)
+                diagnostics.note([diagnostics.Interpreted.of(work.label, error)])
             else:
                 return graph.reference.nest(iter(found.reference))
         size = len(subround.leaves[0])

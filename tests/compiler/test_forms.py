@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import ray_fed
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.worker import stacks
 
 federated_computation = cast("Callable[..., Any]", fl.federated_computation)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 import ray_fed
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 
 Numbers = NDArray[np.float64]
 

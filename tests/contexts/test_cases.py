@@ -14,7 +14,7 @@ import pytest
 
 import ray_fed
 import ray_fed.framework as framework
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.language import type_checks
 from ray_fed.values import plain_values
 from tests.contract_cases import A_FEW, CASES, computation_of, simple

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.driver.direct import RayExecutorFactory
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.language.structs import Struct
 from ray_fed.observability import events
 from ray_fed.plan.random_keys import DrawKey, using

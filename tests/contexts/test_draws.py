@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.observability import events
 from ray_fed.plan.random_keys import DrawKey, using

@@ -15,7 +15,7 @@ import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster import garbage
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.program import ClientData
 

@@ -12,7 +12,7 @@ import ray_fed
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.contexts.backend import Backend
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.runners import LocalRunner
 from ray_fed.plan import outcomes, plans
 from ray_fed.tensorflow.tensors import devices

@@ -12,7 +12,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import framework
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.worker.stacks import thread_debugging_executor_factory
 
 flf = fl.framework

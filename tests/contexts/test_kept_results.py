@@ -8,7 +8,7 @@ import pytest
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.values import components, plain_values
 from ray_fed.values.stored import Stored
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 
 ContextFactory = Callable[..., ExecutionContext]

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from ray_fed import errors
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.kernels import client_kernel, shaped_clients
+from ray_fed.tensorflow.kernels import server_graphs, shaped_clients, shaped_graphs
 
 ContextFactory = Callable[..., ExecutionContext]
 stats: Any = importlib.import_module("scipy.stats")
@@ -521,13 +521,33 @@ def test_settings_of_kernels_reach_them(
             asked.append((options["jit"], options["at_once"]))
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(client_kernel, "ShapedClients", Noting)
+    monkeypatch.setattr(shaped_graphs, "ShapedClients", Noting)
     settings = {"jit": "on", "vectorised_clients": 2}
     context = local_contexts(workers=1, clients_per_leaf=7, kernels=settings)
 
     call(context, summed(sum_of_powers), (vectors(),))
 
     assert asked == [(True, 2)]
+
+
+def test_server_work_whose_graph_raises_is_interpreted_and_told_of(
+    local_contexts: ContextFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("refused\nin many words")
+
+    context = local_contexts(workers=1, clients_per_leaf=7)
+    expected = call(context, summed(scale), (vectors(),))
+    monkeypatch.setattr(server_graphs.ServerGraph, "run", refuse)
+
+    found = call(context, summed(scale), (vectors(),))
+
+    assert found == expected
+    report = context.last_report
+    assert report is not None
+    assert kernel_leaves(context) == 1
+    work = "zeros and constants at the server"
+    assert f"{work}: ValueError: refused" in report.interpreted
 
 
 def test_work_that_xla_is_not_to_compile_is_told_of(

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import LearningProcess, Model, build_fed_avg
 from ray_fed.program import RayFederatedContext
 

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 
 ContextFactory = Callable[..., ExecutionContext]
 stats: Any = importlib.import_module("scipy.stats")

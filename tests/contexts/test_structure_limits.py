@@ -10,7 +10,7 @@ import pytest
 import ray_fed.errors as errors
 from ray_fed import framework
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 
 flf = fl.framework
 pytestmark = pytest.mark.timeout(60)  # each takes one to four seconds alone

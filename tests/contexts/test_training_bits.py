@@ -9,7 +9,7 @@ import pytest
 
 import ray_fed
 from ray_fed import learning
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import digits
 
 ContextFactory = Callable[..., ExecutionContext]

@@ -1,14 +1,10 @@
-"""Loops on threads: they end when they are closed, and nobody waits for ever."""
+"""An executor on a thread of its own: it ends when closed; no caller waits for ever."""
 
 import asyncio
-import concurrent.futures
 import contextlib
 import gc
-import signal
-import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +13,8 @@ import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.executors.threads import LoopThread, ThreadDelegatingExecutor, wait_for
+from ray_fed.executors.loops import LoopThread
+from ray_fed.executors.threads import ThreadDelegatingExecutor
 
 NAME = "a loop of this test"
 
@@ -48,231 +45,6 @@ async def raise_mine() -> None:
 
 async def fail() -> None:
     raise KeyError("mine")
-
-
-class TestLoopThread:
-    def test_runs_coroutines_on_its_thread(self, loop: LoopThread) -> None:
-        names = [loop.submit(name_of_thread()).result(10) for _ in range(3)]
-
-        assert names == [NAME] * 3
-
-    def test_runs_coroutines_at_the_same_time(self, loop: LoopThread) -> None:
-        async def make() -> asyncio.Barrier:
-            return asyncio.Barrier(2)
-
-        barrier = loop.submit(make()).result(10)
-        waiting = [loop.submit(barrier.wait()) for _ in range(2)]
-
-        assert sorted(future.result(10) for future in waiting) == [0, 1]
-
-    def test_hands_on_what_a_coroutine_raises(self, loop: LoopThread) -> None:
-        with pytest.raises(KeyError, match="mine"):
-            loop.submit(fail()).result(10)
-
-    def test_close_ends_the_thread(self, loop: LoopThread) -> None:
-        loop.submit(name_of_thread()).result(10)
-        before = threads_of_this_test()
-
-        loop.close()
-
-        assert (before, threads_of_this_test()) == ([NAME], [])
-
-    def test_close_cancels_what_still_runs(self, loop: LoopThread) -> None:
-        started = threading.Event()
-        ended: list[str] = []
-
-        async def sleep() -> None:
-            started.set()
-            try:
-                await asyncio.sleep(60)
-            finally:
-                ended.append("cleaned up")
-
-        future = loop.submit(sleep())
-        assert started.wait(10)
-        loop.close()
-
-        assert ended == ["cleaned up"]
-        with pytest.raises(errors.ContextStateError, match="found one that still ran"):
-            future.result(10)
-
-    def test_close_tells_what_was_about_to_begin(
-        self, loop: LoopThread, recwarn: pytest.WarningsRecorder
-    ) -> None:
-        async def occupy() -> None:
-            time.sleep(0.2)  # noqa: ASYNC251 (nothing else begins meanwhile)
-
-        async def begin() -> None:
-            await asyncio.sleep(60)
-
-        futures = [loop.submit(occupy()), *(loop.submit(begin()) for _ in range(50))]
-        loop.close()
-
-        for future in futures[1:]:
-            with pytest.raises(errors.ContextStateError):
-                future.result(10)
-        gc.collect()
-        assert [str(warning.message) for warning in recwarn] == []
-
-    def test_close_from_the_thread_itself_does_not_wait(self, loop: LoopThread) -> None:
-        async def close() -> str:
-            loop.close()
-            return "closed"
-
-        assert loop.submit(close()).result(10) == "closed"
-        loop.close()
-
-        assert threads_of_this_test() == []
-
-    def test_cancelled_future_of_an_open_thread_is_just_cancelled(
-        self, loop: LoopThread
-    ) -> None:
-        future = loop.submit(asyncio.sleep(60))
-
-        future.cancel()
-
-        with pytest.raises(concurrent.futures.CancelledError):
-            future.result(10)
-
-    def test_close_twice_is_close_once(self, loop: LoopThread) -> None:
-        loop.close()
-        loop.close()
-
-        assert threads_of_this_test() == []
-
-    def test_refuses_work_after_close(self, loop: LoopThread) -> None:
-        loop.close()
-
-        with pytest.raises(errors.ContextStateError, match=f"`{NAME}` to run"):
-            loop.submit(name_of_thread())
-
-    def test_what_ends_as_the_thread_does_tells_who_waits(
-        self, loop: LoopThread
-    ) -> None:
-        handed: list[concurrent.futures.Future[str]] = []
-
-        async def hand_over_and_close() -> None:
-            handed.append(loop.submit(name_of_thread()))
-            with contextlib.suppress(RuntimeError):  # a thread cannot join itself
-                loop.close()
-
-        loop.submit(hand_over_and_close()).result(10)
-        loop.close()
-
-        assert handed[0].result(10) == NAME
-
-    def test_work_that_exits_ends_alone(self, loop: LoopThread) -> None:
-        async def leave() -> None:
-            sys.exit(3)
-
-        with pytest.raises(SystemExit):
-            loop.submit(leave()).result(10)
-
-        assert loop.submit(name_of_thread()).result(10) == NAME
-
-    @pytest.mark.parametrize("verb", ["submit", "run"])
-    def test_refuses_work_while_others_still_clean_up(
-        self, loop: LoopThread, verb: str
-    ) -> None:
-        cleaning, done = threading.Event(), threading.Event()
-
-        async def clean_up_slowly() -> None:
-            try:
-                await asyncio.sleep(60)
-            finally:
-                cleaning.set()
-                await asyncio.to_thread(done.wait, 10)
-
-        async def hand_over() -> None:
-            if verb == "run":
-                await loop.run(name_of_thread())
-            else:
-                await asyncio.wrap_future(loop.submit(name_of_thread()))
-
-        first = loop.submit(clean_up_slowly())
-        closing = threading.Thread(target=loop.close)
-        loop.submit(name_of_thread()).result(10)  # the first one has begun
-        closing.start()
-        assert cleaning.wait(10)
-
-        with pytest.raises(errors.ContextStateError, match="found it closed"):
-            asyncio.run(asyncio.wait_for(hand_over(), 10))
-
-        done.set()
-        closing.join(10)
-        assert isinstance(first.exception(), errors.ContextStateError)
-        assert threads_of_this_test() == []
-
-    def test_what_a_run_raises_is_freed_without_the_collector(
-        self, loop: LoopThread
-    ) -> None:
-        raised: list[weakref.ref[MineError]] = []
-
-        async def act() -> None:
-            try:
-                await loop.run(raise_mine())
-            except MineError as error:
-                raised.append(weakref.ref(error))
-            await loop.run(name_of_thread())  # the thread is done with the former
-
-        gc.disable()
-        try:
-            asyncio.run(act())
-
-            assert [error() for error in raised] == [None]
-        finally:
-            gc.enable()
-
-
-class TestWaitFor:
-    def test_returns_the_result(self, loop: LoopThread) -> None:
-        assert wait_for(loop, name_of_thread()) == NAME
-
-    def test_raises_what_the_coroutine_raises(self, loop: LoopThread) -> None:
-        with pytest.raises(KeyError, match="mine"):
-            wait_for(loop, fail())
-
-    def test_what_it_raises_is_freed_without_the_collector(
-        self, loop: LoopThread
-    ) -> None:
-        raised: list[weakref.ref[MineError]] = []
-        gc.disable()
-        try:
-            try:
-                wait_for(loop, raise_mine())
-            except MineError as error:
-                raised.append(weakref.ref(error))
-            wait_for(loop, name_of_thread())  # the loop is done with the former
-
-            assert [error() for error in raised] == [None]
-        finally:
-            gc.enable()
-
-    def test_refuses_a_closed_loop(self, loop: LoopThread) -> None:
-        loop.close()
-
-        with pytest.raises(errors.ContextStateError, match="found it closed"):
-            wait_for(loop, name_of_thread())
-
-    def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_end(
-        self, loop: LoopThread
-    ) -> None:
-        ended: list[str] = []
-        main_thread = threading.get_ident()
-
-        async def interrupted() -> None:
-            signal.pthread_kill(main_thread, signal.SIGINT)
-            try:
-                await asyncio.sleep(60)
-            finally:
-                await asyncio.sleep(0.02)
-                ended.append("cleaned up")
-
-        with pytest.raises(KeyboardInterrupt):
-            wait_for(loop, interrupted())
-
-        assert ended == ["cleaned up"]
-        assert wait_for(loop, name_of_thread()) == NAME
 
 
 class RecordingExecutor(fl.framework.Executor):

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 
 import ray_fed
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from tests.waiting_work import GO, mark_and_wait
 
 import tensorflow as tf  # isort: skip

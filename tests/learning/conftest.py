@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ray_fed
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import Model
 
 REGRESSION_LABELS = fl.TensorType(np.float32, [None, 1])

@@ -140,12 +140,18 @@ def test_html_has_a_bar_for_when_a_subround_ran() -> None:
 
 
 def test_html_says_below_what_ran_otherwise_than_asked() -> None:
-    report = _report(_subround(0)).model_copy(update={"unlowered": ("`f`: window",)})
+    report = _report(_subround(0)).model_copy(
+        update={
+            "unlowered": ("`f`: window",),
+            "interpreted": ("a merge: ValueError: refused",),
+        }
+    )
 
     found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
 
     assert [item.text for item in found.findall("ul/li")] == [
-        "read through tf.data: `f`: window"
+        "read through tf.data: `f`: window",
+        "interpreted, as its graph raised: a merge: ValueError: refused",
     ]
 
 

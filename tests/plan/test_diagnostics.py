@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from ray_fed.plan import diagnostics
 
 UNKEYED = diagnostics.Unkeyed("the computation `f`", "ab", ("draw (RandomCrop)",))
@@ -56,3 +58,19 @@ def test_order_depends_on_the_notes_alone() -> None:
 
     assert orders[0] == orders[1]
     assert set(orders[0]) == {UNKEYED, UNLOWERED, other}
+
+
+def test_work_that_was_interpreted_is_noted_with_the_first_line_of_its_error() -> None:
+    note = diagnostics.Interpreted.of("a merge", ValueError("refused\nat a line"))
+
+    assert note == diagnostics.Interpreted("a merge", "ValueError: refused")
+
+
+def test_defect_of_ray_fed_is_raised_instead_of_noted() -> None:
+    try:
+        exec("None.missing", {"__name__": "ray_fed.somewhere"})
+    except AttributeError as error:
+        with pytest.raises(AttributeError, match="missing"):
+            diagnostics.Interpreted.of("a merge", error)
+    else:
+        pytest.fail("no error to note")

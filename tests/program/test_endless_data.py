@@ -21,7 +21,7 @@ import tensorflow as tf
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.program import ClientData, RayFederatedContext
 
 ContextFactory = Callable[..., ExecutionContext]

@@ -23,7 +23,7 @@ import federated_language as fl
 import numpy as np
 
 import ray_fed.errors as errors
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 
 OUTCOMES = (
     "right",

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ray_fed
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.worker import stacks
 
 quick, many = settings(max_examples=50), settings(max_examples=1000)

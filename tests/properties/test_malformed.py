@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 import ray_fed
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from tests.properties.malformed import OUTCOMES, Case, Place, judge
 from tests.properties.malformed_arguments import arguments
 from tests.properties.malformed_bytes import computations, files, states

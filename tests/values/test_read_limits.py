@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.tensorflow.tensors import specs
+from ray_fed.tensorflow.tensors import containers
 from ray_fed.values import plain_values, read_limits
 
 BOUND = 20_000
@@ -49,7 +49,7 @@ CASES = pytest.mark.parametrize("case", ELEMENTS)
 
 
 def _spec(type_spec: fl.TensorType) -> tf.TensorSpec:
-    return cast("tf.TensorSpec", specs.element_spec(type_spec))
+    return cast("tf.TensorSpec", containers.element_spec(type_spec))
 
 
 class Source:

@@ -18,7 +18,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
 from ray_fed.plan import diagnostics, fused, merge_tree, plans, random_keys
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.tensorflow.kernels import client_kernel, shaped_clients
+from ray_fed.tensorflow.kernels import shaped_clients, shaped_graphs
 from ray_fed.values import plain_values
 from ray_fed.worker import client_fold, stacks
 from ray_fed.worker.device_stack import DeviceStack
@@ -182,7 +182,7 @@ def shaped_fixture(monkeypatch: pytest.MonkeyPatch) -> Shapes:
             shapes.append(shape)
             super().__init__(client, layout, shape, **options)
 
-    monkeypatch.setattr(client_kernel, "ShapedClients", Noting)
+    monkeypatch.setattr(shaped_graphs, "ShapedClients", Noting)
     return shapes
 
 

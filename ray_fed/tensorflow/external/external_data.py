@@ -22,7 +22,7 @@ from ray_fed.files.opening import DataFile
 from ray_fed.files.tables import ColumnSpec, NpyTable, NpzTable, Table
 from ray_fed.language import blocks, structs
 from ray_fed.tensorflow.external import tfrecords
-from ray_fed.tensorflow.tensors import datasets, specs
+from ray_fed.tensorflow.tensors import containers, datasets, specs
 from ray_fed.values import tensor_structures
 from ray_fed.values.columnar_sequence import Dims
 
@@ -256,7 +256,7 @@ def _dataset(
     leaves: Mapping[str, fl.TensorType],
     element: fl.Type,
 ) -> "tf.data.Dataset[Any]":
-    spec = specs.element_spec(element)
+    spec = containers.element_spec(element)
     fixed = all(
         leaf.shape is not None and None not in leaf.shape for leaf in leaves.values()
     )

@@ -10,14 +10,13 @@ differ. Ops without such a twin are composed of those that have one.
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context  # no public name
 
-from ray_fed.plan import random_keys
 from ray_fed.tensorflow.graphs import draw_order, loader
+from ray_fed.tensorflow.graphs.random_states import RandomStates, describe_state
 
 _PHILOX = 1
 
@@ -65,52 +64,6 @@ _UNKEYED = frozenset(
 """Random ops that are left as they are, and draw anew on every attempt."""
 
 
-class RandomStates:
-    """The state variables of one loaded graph; owned by whoever calls it.
-
-    Attributes:
-        names: of the variables, in the order of their ops.
-        unkeyed: names and kinds of random ops that could not be rewritten.
-        in_functions: of those that were, in library functions: what such a function
-            of a dataset draws, it draws when the dataset is read.
-    """
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.unkeyed: list[str] = []
-        self.in_functions: list[str] = []
-        self._handles: list[Any] = []
-
-    def create(self) -> None:
-        """Make the variables, on the device that is current."""
-        self._handles = [
-            tf.raw_ops.VarHandleOp(
-                dtype=tf.int64, shape=[random_keys.STATE_SIZE], shared_name=name
-            )
-            for name in self.names
-        ]
-
-    def set(self, content: bytes) -> None:
-        """Set every variable for the work that runs, on the device that is current.
-
-        Args:
-            content: identifies the computation.
-        """
-        for index, handle in enumerate(self._handles):
-            value = tf.constant(
-                random_keys.state(content + index.to_bytes(4)), tf.int64
-            )
-            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-    def close(self) -> None:
-        """Free the variables."""
-        # Collected by Python, at any time: also while this thread builds a graph.
-        with context.eager_mode():
-            for handle in self._handles:
-                tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
-        self._handles.clear()
-
-
 def key_random_ops(graph_def: Any) -> RandomStates:
     """Rewrite the random ops of a GraphDef in place, library functions included.
 
@@ -125,40 +78,6 @@ def key_random_ops(graph_def: Any) -> RandomStates:
     if states.names:
         draw_order.run_in_order(graph_def, datasets=bool(states.in_functions))
     return states
-
-
-def add_assignments(graph_def: Any, names: Sequence[str]) -> tuple[list[str], str]:
-    """Add to a GraphDef what sets state variables; for who calls it inside of a graph.
-
-    Args:
-        graph_def: to add to, in place.
-        names: of the variables, as in `RandomStates`.
-
-    Returns:
-        The names of placeholders for the states, i64[3] each, and of the op that has
-        set them all.
-    """
-    group = graph_def.node.add(name="ray_fed_set_states", op="NoOp")
-    for index, name in enumerate(names):
-        prefix = f"ray_fed_set_states/{index}"
-        handle = graph_def.node.add(name=f"{prefix}/state", op="VarHandleOp")
-        _describe_state(handle, name)
-        value = graph_def.node.add(name=f"{prefix}/value", op="Placeholder")
-        value.attr["dtype"].type = tf.int64.as_datatype_enum
-        value.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)
-        assign = graph_def.node.add(name=f"{prefix}/assign", op="AssignVariableOp")
-        assign.attr["dtype"].type = tf.int64.as_datatype_enum
-        assign.input.extend([handle.name, value.name])
-        group.input.append(f"^{assign.name}")
-    values = [f"ray_fed_set_states/{index}/value:0" for index in range(len(names))]
-    return values, group.name
-
-
-def _describe_state(handle: Any, name: str) -> None:
-    handle.attr["dtype"].type = tf.int64.as_datatype_enum
-    handle.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)
-    handle.attr["shared_name"].s = name.encode()
-    handle.attr["container"].s = b""
 
 
 class _Rewriter:
@@ -208,7 +127,7 @@ class _Rewriter:
         name = f"{loader.KEPT_PREFIX.decode()}{uuid.uuid4().hex}"
         self._states.names.append(name)
         handle = self._add(like, f"state{suffix}", "VarHandleOp", [])
-        _describe_state(handle, name)
+        describe_state(handle, name)
         algorithm = self._constant(like, f"philox{suffix}", _PHILOX, tf.int64)
         return [self._output(handle, "resource"), algorithm]
 

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
-from ray_fed.tensorflow.lowering.refusal import CannotLower
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import federated_language as fl
 
 import ray_fed.errors as errors
-from ray_fed.plan import fused
+from ray_fed.plan import diagnostics, fused
 from ray_fed.plan.fused import Fused
 from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
-from ray_fed.tensorflow.kernels.client_tensors import UnfitError
+from ray_fed.tensorflow.kernels.graph_values import UnfitError
 from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel
 from ray_fed.tensorflow.kernels.server_graphs import ServerGraph
 from ray_fed.values.lru_cache import LruCache
@@ -45,9 +45,15 @@ class FusedGraph(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _Refusal:
-    """Why fused work cannot be one graph."""
+    """Why fused work cannot be one graph.
+
+    Attributes:
+        reason: in a few words.
+        note: where TensorFlow raised an error.
+    """
 
     reason: str
+    note: diagnostics.Interpreted | None = None
 
 
 class _SharedGraphs:
@@ -90,9 +96,12 @@ class FusedGraphs:
 
         Raises:
             UnsupportedError: it cannot be one graph; why, in a few words.
+            Exception: building the graph found a mistake in ray_fed.
         """
         found = self._graphs.get(work.content, lambda: self._try_build(work))
         if isinstance(found, _Refusal):
+            if found.note is not None:
+                diagnostics.note([found.note])
             raise errors.UnsupportedError(found.reason)
         return found
 
@@ -102,9 +111,11 @@ class FusedGraphs:
             return _SHARED.get(key, lambda: self._build(work))
         except (UnfitError, errors.UnsupportedError) as error:
             return _Refusal(str(error))
-        except Exception as error:  # noqa: BLE001 (what TensorFlow refuses to trace)
-            first_line = str(error).partition("\n")[0]
-            return _Refusal(f"{type(error).__name__}: {first_line}")
+        except errors.RayFedError as error:
+            return _Refusal(errors.first_line(error))
+        except Exception as error:  # noqa: BLE001 (TensorFlow refuses with any class)
+            note = diagnostics.Interpreted.of(work.label, error)
+            return _Refusal(note.reason, note)
 
     def _build(self, work: Fused) -> FusedGraph:
         match work:

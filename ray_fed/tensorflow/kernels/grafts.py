@@ -14,9 +14,9 @@ import tensorflow as tf
 import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.graphs import graph_message, loader, randomness
+from ray_fed.tensorflow.graphs import graph_message, loader, random_states, randomness
 from ray_fed.tensorflow.kernels import jit
-from ray_fed.tensorflow.kernels.client_tensors import GraphSequence, UnfitError
+from ray_fed.tensorflow.kernels.graph_values import GraphSequence, UnfitError
 from ray_fed.values.columnar_sequence import Sizes
 
 flf = fl.framework
@@ -74,7 +74,7 @@ class Grafts:
         self.ends: list[tf.Tensor] = []
         self.has_state = False
         self.ops: set[str] = set()
-        self._states: list[randomness.RandomStates] = []
+        self._states: list[random_states.RandomStates] = []
         self._state_of: Callable[[int], tf.Tensor] | None = None
 
     def use_states(self, state_of: Callable[[int], tf.Tensor]) -> None:
@@ -162,7 +162,7 @@ class Grafts:
         return results
 
     def _note_unkeyed(
-        self, origin: str, content: bytes, states: randomness.RandomStates
+        self, origin: str, content: bytes, states: random_states.RandomStates
     ) -> None:
         if states.unkeyed:
             ops = tuple(states.unkeyed)
@@ -171,7 +171,7 @@ class Grafts:
     def _assign(
         self,
         graph_def: Any,
-        states: randomness.RandomStates,
+        states: random_states.RandomStates,
         content: bytes,
         path: tuple[str, ...],
         feeds: dict[str, Any],
@@ -180,7 +180,7 @@ class Grafts:
         if not states.names or self._state_of is None:
             return []
         self._states.append(states)
-        placeholders, op = randomness.add_assignments(graph_def, states.names)
+        placeholders, op = random_states.add_assignments(graph_def, states.names)
         for index, placeholder in enumerate(placeholders):
             feeds[placeholder] = self._state_of(len(self.sites))
             site = DrawSite(path, content + index.to_bytes(4))

@@ -9,7 +9,8 @@ from ray_fed.tensorflow.graphs import loader
 from ray_fed.tensorflow.kernels import frames
 from ray_fed.tensorflow.tensors import copies
 
-Function: TypeAlias = "Callable[[list[tf.Tensor]], list[tf.Tensor]]"
+GraphFunction: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+"""A graph, called as a function of its arguments in order."""
 
 
 _HELD_BYTES = 16 * 2**20
@@ -18,7 +19,7 @@ _HELD_BYTES = 16 * 2**20
 
 def as_graph(
     function: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]
-) -> Function:
+) -> GraphFunction:
     """Return a function of tensors as a graph, with frames for loops."""
     graph = tf.Graph()
     with graph.as_default():
@@ -29,7 +30,7 @@ def as_graph(
 
 def as_pruned_graph(
     function: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]
-) -> tuple[Function, list[int]]:
+) -> tuple[GraphFunction, list[int]]:
     """Return a function as a graph of those arguments that it reads, and which.
 
     What no argument changes is computed here, once, and what is an argument is passed
@@ -81,7 +82,7 @@ def _import(
     fed: Sequence[tf.Tensor],
     fetched: Sequence[tf.Tensor],
     signature: Sequence[tf.TensorSpec],
-) -> Function:
+) -> GraphFunction:
     feeds, fetches = ([tensor.name for tensor in held] for held in (fed, fetched))
     graph_def = frames.write_frames(graph.as_graph_def(), [*feeds, *fetches])
     return loader.import_graph(graph_def, feeds, fetches, signature)

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.plan import plans
-from ray_fed.tensorflow.kernels.client_tensors import UnfitError, flatten, leaf_types
 from ray_fed.tensorflow.kernels.client_work import refuse_many, specs_of
 from ray_fed.tensorflow.kernels.grafts import Grafts
 from ray_fed.tensorflow.kernels.graph_functions import as_pruned_graph, as_tensors
+from ray_fed.tensorflow.kernels.graph_values import UnfitError, flatten, leaf_types
 from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel, empty_array, merge_all
 from ray_fed.tensorflow.kernels.symbolic import Interpreter
 from ray_fed.tensorflow.loading import normal

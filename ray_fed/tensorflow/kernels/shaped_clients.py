@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from ray_fed.tensorflow.kernels.client_tensors import ClientLayout, ClientShape, flatten
+from ray_fed.tensorflow.kernels.client_tensors import ClientLayout, ClientShape
 from ray_fed.tensorflow.kernels.grafts import Grafts
+from ray_fed.tensorflow.kernels.graph_values import flatten
 
 _MOST_IN_WINDOW = 64
 """Clients whose rows one step takes; XLA compiles for a fixed number."""

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from ray_fed.language import blocks, intrinsics
 from ray_fed.language.structs import Struct
-from ray_fed.tensorflow.kernels.client_tensors import UnfitError, flatten, leaf_types
 from ray_fed.tensorflow.kernels.grafts import Grafts
+from ray_fed.tensorflow.kernels.graph_values import UnfitError, flatten, leaf_types
 from ray_fed.tensorflow.loading import operators
 from ray_fed.tensorflow.tensors import specs
 from ray_fed.values.tensor_structures import unflatten

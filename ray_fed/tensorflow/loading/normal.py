@@ -20,7 +20,7 @@ import ray_fed.errors as errors
 from ray_fed.language import structs, type_checks
 from ray_fed.tensorflow.external import external_data
 from ray_fed.tensorflow.graphs import callbacks
-from ray_fed.tensorflow.tensors import datasets, specs
+from ray_fed.tensorflow.tensors import containers, datasets, specs
 from ray_fed.values import columnar_sequence, plain_values, stored
 from ray_fed.values.client_references import ClientMember
 
@@ -181,7 +181,7 @@ def unflatten(tensors: Iterator[tf.Tensor], type_spec: fl.Type) -> Normal:
                 for name, element in type_spec.items()
             )
         case fl.SequenceType():
-            spec = specs.element_spec(type_spec.element)
+            spec = containers.element_spec(type_spec.element)
             return tf.data.experimental.from_variant(next(tensors), spec)
         case _:
             return next(tensors)

@@ -19,7 +19,7 @@ from typing import Any
 import federated_language as fl
 
 from ray_fed.tensorflow.graphs import graph_message
-from ray_fed.tensorflow.lowering.refusal import CannotLower
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.rewriting import fill_token, leaf_types, rewrite
 from ray_fed.values.columnar_sequence import Sizes
 

@@ -10,7 +10,17 @@ from typing import Any
 
 from tensorflow.python.framework import op_def_registry  # no public name
 
-from ray_fed.tensorflow.lowering.refusal import CannotLower
+
+class CannotLower(Exception):  # noqa: N818 (says what is so; never leaves the package)
+    """The computation runs as it was written.
+
+    Args:
+        reason: a few words: an op, or what about it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 @dataclasses.dataclass(frozen=True)

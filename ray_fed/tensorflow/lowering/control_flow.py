@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.streams as streams
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.inlining import Rule, Site
 from ray_fed.tensorflow.lowering.iterators import Iterator
-from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Symbol
 
 

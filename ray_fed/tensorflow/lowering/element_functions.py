@@ -6,9 +6,9 @@ from typing import Any, cast
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.indexed import Traits
 from ray_fed.tensorflow.lowering.inlining import Inliner, Site
-from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.streams import Function
 from ray_fed.tensorflow.lowering.symbols import Symbol
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.tensorflow.lowering.streams as streams
-from ray_fed.tensorflow.lowering.refusal import CannotLower
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 
 Drawn: TypeAlias = Any
 """A nest of tensors."""

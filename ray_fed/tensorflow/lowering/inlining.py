@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
-from ray_fed.tensorflow.lowering.refusal import CannotLower
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Symbol
 
 Value: TypeAlias = "tf.Tensor | Symbol"

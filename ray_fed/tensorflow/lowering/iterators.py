@@ -13,8 +13,8 @@ from typing_extensions import override
 
 import ray_fed.tensorflow.lowering.passes as passes
 import ray_fed.tensorflow.lowering.streams as streams
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.inlining import Rule, Site
-from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Opaque, Symbol
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.indexed import Indexed
-from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.streams import (
     Function,
     Step,

@@ -14,9 +14,9 @@ import ray_fed.tensorflow.lowering.reindexed as reindexed
 import ray_fed.tensorflow.lowering.scans as scans
 import ray_fed.tensorflow.lowering.shuffled as shuffled
 import ray_fed.tensorflow.lowering.streams as streams
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.indexed import Indexed, Traits
 from ray_fed.tensorflow.lowering.inlining import Rule, Site
-from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Opaque, Serialised
 
 

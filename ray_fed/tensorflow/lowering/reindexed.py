@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.indexed import ENDLESS, Drawn, Element, Indexed, Traits
-from ray_fed.tensorflow.lowering.refusal import CannotLower
 
 
 class Reindexed(Indexed, abc.ABC):

@@ -12,12 +12,12 @@ import ray_fed.tensorflow.lowering.control_flow as control_flow
 import ray_fed.tensorflow.lowering.iterators as iterators
 import ray_fed.tensorflow.lowering.pipelines as pipelines
 from ray_fed.tensorflow.graphs import graph_message
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.inlining import Inliner
 from ray_fed.tensorflow.lowering.laid import Laid
 from ray_fed.tensorflow.lowering.library import rename_functions, with_functions
-from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Serialised, Symbol
-from ray_fed.tensorflow.tensors import specs
+from ray_fed.tensorflow.tensors import containers, specs
 from ray_fed.values import tensor_structures
 from ray_fed.values.columnar_sequence import Sizes
 
@@ -188,7 +188,7 @@ def _stamp_alike(
 def _component_order(element: fl.Type, num_columns: int) -> Sequence[int]:
     """Return, for each component of a dataset's element, its column."""
     packed = tensor_structures.unflatten(iter(range(num_columns)), element)
-    return tf.nest.flatten(specs.to_containers(packed, element, canonical=True))
+    return tf.nest.flatten(containers.to_containers(packed, element, canonical=True))
 
 
 def _placeholder(spec: tf.TensorSpec, name: str) -> tf.Tensor:

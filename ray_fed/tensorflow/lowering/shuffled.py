@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 from typing_extensions import override
 
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.indexed import Drawn, Element, Indexed
-from ray_fed.tensorflow.lowering.refusal import CannotLower
 from ray_fed.tensorflow.lowering.reindexed import (
     Reindexed,
     Repeated,

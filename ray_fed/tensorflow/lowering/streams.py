@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import tensorflow as tf
 
-from ray_fed.tensorflow.lowering.refusal import CannotLower
+from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Symbol
 
 Function: TypeAlias = Callable[["list[tf.Tensor]"], "list[tf.Tensor]"]

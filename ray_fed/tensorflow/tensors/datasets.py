@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ray_fed.language import type_checks
 from ray_fed.language.structs import Plain
-from ray_fed.tensorflow.tensors import specs
+from ray_fed.tensorflow.tensors import containers, specs
 from ray_fed.values import (
     columnar_sequence,
     plain_values,
@@ -86,7 +86,7 @@ def from_columns(
         return flat.batch(batch_size)
     return tf.data.Dataset.from_generator(
         lambda: (build(tensors, element) for tensors in sequence),
-        output_signature=specs.element_spec(element),
+        output_signature=containers.element_spec(element),
     )
 
 
@@ -132,7 +132,7 @@ def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
             yield build(tensor_structures.flatten(checked), element)
 
     return tf.data.Dataset.from_generator(
-        read, output_signature=specs.element_spec(element)
+        read, output_signature=containers.element_spec(element)
     )
 
 
@@ -143,11 +143,11 @@ def from_variant(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]"
         variant: of a dataset whose elements are in canonical containers.
         element: the type of its elements.
     """
-    spec = specs.element_spec(element)
+    spec = containers.element_spec(element)
     dataset = tf.data.experimental.from_variant(variant, spec)
-    if specs.contains_unordered(element):
+    if containers.contains_unordered(element):
         return _rebuild(dataset, element, canonical=False)
-    declared = specs.element_spec(element, canonical=False)
+    declared = containers.element_spec(element, canonical=False)
     return tf.data.experimental.from_variant(variant, declared)
 
 
@@ -161,7 +161,7 @@ def to_canonical(
         element: the type of its elements, as who reads them knows it.
     """
     found = cast("fl.SequenceType", specs.infer_type(dataset)).element
-    if not specs.contains_unordered(element, found):
+    if not containers.contains_unordered(element, found):
         return dataset
     return _rebuild(dataset, element, canonical=True)
 
@@ -174,7 +174,7 @@ def _rebuild(
     @tf.autograph.experimental.do_not_convert
     def convert(*args: Any) -> Any:
         member = args if is_spread else args[0]
-        return specs.to_containers(member, element, canonical=canonical)
+        return containers.to_containers(member, element, canonical=canonical)
 
     return dataset.map(convert)
 
@@ -211,4 +211,4 @@ def _tensors(sequence: columnar_sequence.ColumnarSequence, element: fl.Type) -> 
 def build(tensors: Any, element: fl.Type) -> Any:
     """Return tensors, in the order of an element's type, in canonical containers."""
     packed = tensor_structures.unflatten(iter(tensors), element)
-    return specs.to_containers(packed, element, canonical=True)
+    return containers.to_containers(packed, element, canonical=True)

@@ -1,11 +1,5 @@
-"""Federated types and TensorFlow's: conversions both ways, names kept.
+"""Federated types and TensorFlow's: conversions both ways, names kept."""
 
-tf.data orders the tensors of an element by sorted names wherever the container is
-a mapping. Sequences are therefore always bound as nested OrderedDicts and tuples
-(the *canonical* containers), which every process derives from the type alone.
-"""
-
-import collections
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
@@ -57,84 +51,6 @@ def to_spec(type_spec: fl.TensorType) -> tf.TensorSpec:
     """Return the TensorSpec of a tensor type."""
     return tf.TensorSpec(
         tf.TensorShape(cast("Any", type_spec.shape)), to_tf_dtype(type_spec)
-    )
-
-
-def element_spec(element: fl.Type, *, canonical: bool = True) -> Any:
-    """Return the structure of TensorSpecs of a sequence's element.
-
-    Args:
-        element: tensors, possibly in nested structures.
-        canonical: in canonical containers; else in those that the type declares.
-    """
-    if isinstance(element, fl.TensorType):
-        return to_spec(element)
-    if not isinstance(element, fl.StructType):
-        raise TypeError(f"Expected elements made of tensors, found `{element}`.")
-    specs = [
-        (name, element_spec(member, canonical=canonical))
-        for name, member in element.items()
-    ]
-    return build_container(specs, None if canonical else element.python_container)
-
-
-def build_container(
-    elements: list[tuple[str | None, Any]], container: type[Any] | None
-) -> Any:
-    """Return elements in a container; by default OrderedDict with names, else tuple.
-
-    Raises:
-        TypeError: some elements have names and some have not.
-    """
-    names = [name for name, _ in elements if name is not None]
-    if names and len(names) != len(elements):
-        raise TypeError(
-            f"Expected all elements or none to have names, found {len(names)} names"
-            f" for {len(elements)} elements: TensorFlow has no container for that."
-        )
-    if container is None:
-        container = collections.OrderedDict if names else tuple
-    build: Any = container
-    if not names:
-        return build(value for _, value in elements)
-    if issubclass(container, Mapping):
-        return build(elements)
-    return build(**dict(cast("list[tuple[str, Any]]", elements)))
-
-
-def contains_unordered(element: fl.Type, found: fl.Type | None = None) -> bool:
-    """Return whether containers order tensors unlike canonical ones do.
-
-    Args:
-        element: its names decide the canonical order.
-        found: the same structure in the containers to look at; None: `element`.
-    """
-    found = element if found is None else found
-    if not isinstance(element, fl.StructType) or not isinstance(found, fl.StructType):
-        return False
-    names = [name for name, _ in element.items()]
-    container = found.python_container
-    reorders = (
-        None not in names
-        and container is not None
-        and not issubclass(container, Mapping)
-        and names != sorted(cast("list[str]", names))
-    )
-    members = zip(element.items(), found.items(), strict=True)
-    return reorders or any(contains_unordered(e, f) for (_, e), (_, f) in members)
-
-
-def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
-    """Return a structure of tensors in the containers of its type."""
-    if not isinstance(element, fl.StructType):
-        return value
-    members = zip(element.items(), to_struct(value), strict=True)
-    return build_container(
-        [
-            (name, to_containers(member, member_type, canonical=canonical))
-            for (name, member_type), member in members
-        ],
-        None if canonical else element.python_container,
     )
 
 
@@ -277,14 +193,13 @@ def infer_type(value: object) -> fl.Type:
             raise _dense_error(value)
         case fl.TypedObject():
             return value.type_signature
-        case _ if is_container(value):
+        case _ if _is_container(value):
             return _infer_container(value)
         case _:
             return _infer_leaf(value)
 
 
-def is_container(value: object) -> bool:
-    """Return whether the value is a structure that has a federated type."""
+def _is_container(value: object) -> bool:
     return isinstance(value, list | tuple | Mapping | Struct) or attrs.has(type(value))
 
 

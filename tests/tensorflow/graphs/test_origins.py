@@ -14,7 +14,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.tensorflow.graphs import graph_message
 from ray_fed.worker import client_chunks

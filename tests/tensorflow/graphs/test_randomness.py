@@ -19,7 +19,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from ray_fed import tensorflow as rtf
 from ray_fed.plan import diagnostics, random_keys
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.tensorflow.graphs import graph_message, randomness
+from ray_fed.tensorflow.graphs import graph_message, random_states, randomness
 from ray_fed.tensorflow.loading import functions, normal
 
 _FROM_INPUTS = (
@@ -265,7 +265,7 @@ def test_a_parallel_map_that_does_not_draw_stays_parallel() -> None:
 
 @pytest.mark.parametrize("building", [tf.Graph, FuncGraph], ids=["graph", "function"])
 def test_states_are_freed_while_a_graph_is_built(building: Any) -> None:
-    states = randomness.RandomStates()
+    states = random_states.RandomStates()
     states.names = ["a state that is freed late"]
     states.create()
     (handle,) = states._handles

@@ -7,12 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed.tensorflow.kernels.client_tensors import (
-    ClientLayout,
-    GraphSequence,
-    UnfitError,
-    flatten,
-)
+from ray_fed.tensorflow.kernels.client_tensors import ClientLayout
+from ray_fed.tensorflow.kernels.graph_values import GraphSequence, UnfitError, flatten
 from ray_fed.values import plain_values
 from ray_fed.values.columnar_sequence import Sizes
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
-from ray_fed.tensorflow.kernels.client_tensors import UnfitError
+from ray_fed.tensorflow.kernels.graph_values import UnfitError
 from ray_fed.tensorflow.kernels.server_graphs import ServerGraph
 from ray_fed.values import stored
 from ray_fed.worker import merging, stacks

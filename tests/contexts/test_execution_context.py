@@ -19,7 +19,7 @@ import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
-from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.tensorflow.tensors import devices
 

@@ -1,4 +1,4 @@
-"""Kernels on a leaf stack: how many clients a call covers, and what is kept."""
+"""Clients folded by one graph, in calls that cover some of them, and the graphs."""
 
 import asyncio
 import dataclasses
@@ -13,15 +13,15 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
-from ray_fed.plan import plans, random_keys
+from ray_fed.plan import diagnostics, plans, random_keys
 from ray_fed.plan.fused import ClientFold, PartialMerge
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.tensorflow.kernels import fused_graphs
+from ray_fed.tensorflow.kernels import client_work, fused_graphs
 from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
 from ray_fed.tensorflow.kernels.fused_graphs import FusedGraphs
 from ray_fed.values import read_limits
-from ray_fed.worker import client_fold, stacks
-from ray_fed.worker.device_stack import DeviceStack, Pace
+from ray_fed.worker import client_fold, leaf_calls, stacks
+from ray_fed.worker.device_stack import DeviceStack
 from tests.stages import kernel_of, stage_of
 
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -84,29 +84,6 @@ def subround(kernel: plans.Kernel, leaves: Sequence[range]) -> plans.Subround:
     )
 
 
-class TestPace:
-    def test_first_call_is_of_one_client(self) -> None:
-        assert Pace().count(32, 5.0) == 1
-
-    def test_later_calls_fill_their_seconds(self) -> None:
-        pace = Pace()
-        pace.note(1, 0.5)
-
-        assert [pace.count(32, 5.0), pace.count(3, 5.0)] == [10, 3]
-
-    def test_slow_clients_run_one_by_one(self) -> None:
-        pace = Pace()
-        pace.note(4, 80.0)
-
-        assert pace.count(32, 5.0) == 1
-
-    def test_no_time_at_all_covers_what_is_left(self) -> None:
-        pace = Pace()
-        pace.note(1, 0.0)
-
-        assert pace.count(32, 5.0) == 32
-
-
 class TestFusedGraphs:
     def test_same_content_is_built_once(self) -> None:
         graphs = FusedGraphs(None)
@@ -149,15 +126,31 @@ class TestFusedGraphs:
             with pytest.raises(errors.UnsupportedError, match="CompileError: "):
                 graphs.get(PartialMerge(b"no computation"))
 
+    def test_error_of_tensorflow_is_noted_whenever_the_refusal_is_told(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise ValueError("TensorFlow has no such graph.")
 
-class TestStack:
-    def test_each_has_a_pace_of_its_own(self) -> None:
-        first, second = stacks.device_stack(), stacks.device_stack()
+        monkeypatch.setattr(tf, "while_loop", refuse)
+        graphs, work = FusedGraphs(None), ClientFold(scaled(5), None)
+        reason = "ValueError: TensorFlow has no such graph."
+        for _ in range(2):
+            with (
+                diagnostics.noting() as noted,
+                pytest.raises(errors.UnsupportedError, match=reason),
+            ):
+                graphs.get(work)
 
-        assert first.pace_of(b"fold") is first.pace_of(b"fold")
-        assert first.pace_of(b"fold") is not second.pace_of(b"fold")
-        first.close()
-        second.close()
+            assert noted == {diagnostics.Interpreted("the work of clients", reason)}
+
+    def test_mistake_of_ray_fed_is_no_refusal(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delattr(client_work.ClientWork, "fold")
+
+        with pytest.raises(AttributeError, match="fold"):
+            FusedGraphs(None).get(ClientFold(scaled(6), None))
 
 
 class TestRunKernel:
@@ -184,7 +177,7 @@ class TestRunKernel:
     def test_clients_of_a_later_subround_are_found(
         self, leaf: DeviceStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
     ) -> None:
-        monkeypatch.setattr(client_fold, "_LAID_BYTES", laid_bytes)
+        monkeypatch.setattr(leaf_calls, "LAID_BYTES", laid_bytes)
         work = subround(kernel_of(doubled), [range(6, 8), range(8, 9)])
         data = [[np.int32(value) for value in (1, 2, 3)]]
 
@@ -259,7 +252,7 @@ class TestRunKernel:
     def test_subtrees_are_merged_whatever_a_call_covers(
         self, leaf: DeviceStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
     ) -> None:
-        monkeypatch.setattr(client_fold, "_LAID_BYTES", laid_bytes)
+        monkeypatch.setattr(leaf_calls, "LAID_BYTES", laid_bytes)
         leaves = [range(i, i + 1) for i in range(7)]
         work = dataclasses.replace(
             subround(kernel_of(doubled), leaves),

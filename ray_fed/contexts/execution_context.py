@@ -1,0 +1,308 @@
+"""The context that `init` and `create_context` install or return, on any backend."""
+
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Self
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.compiler.binding import bind_functions
+from ray_fed.compiler.form import (
+    MergeableCompChain,
+    MergeableCompForm,
+    function_type_of,
+)
+from ray_fed.compiler.split import compile_to_chain
+from ray_fed.config import Config
+from ray_fed.contexts.backend import Backend
+from ray_fed.contexts.first_calls import FirstCalls
+from ray_fed.contexts.graph_check import ComputationChecks
+from ray_fed.executors.calling_thread import CallingThread
+from ray_fed.executors.loops import LoopThread, wait_for
+from ray_fed.language import blocks, type_checks
+from ray_fed.observability import events
+from ray_fed.observability.report import ReportBuilder, RoundReport
+from ray_fed.plan import merge_tree
+from ray_fed.rounds.computation_cache import ComputationCache
+from ray_fed.rounds.execution import Rounds
+from ray_fed.rounds.policy import CallSpec, RoundPolicy
+from ray_fed.values import plain_values, read_limits
+
+flf = fl.framework
+
+
+def read_invocation(comp: Any, arg: Any, limits: read_limits.Limits) -> tuple[Any, Any]:
+    """Return a computation that takes no functions, and its argument as a plain value.
+
+    Args:
+        comp: a computation, or a `MergeableCompForm`.
+        arg: its argument; where the parameter's type has functions, computations.
+        limits: of what is read of the argument.
+
+    Raises:
+        TypeError: the argument is not of its type, or `comp` is no computation.
+    """
+    type_checks.check_no_argument(function_type_of(comp), arg)
+    with read_limits.limited(limits):
+        comp, arg = bind_functions(comp, arg)
+        parameter = comp.type_signature.parameter
+        if parameter is None:
+            return comp, None
+        return comp, plain_values.to_plain(arg, parameter, "the argument")
+
+
+class ExecutionContext(flf.SyncContext):
+    """Runs any federated computation in subrounds, on Ray or on threads.
+
+    A computation is compiled once, to stages of a mergeable form, and run in subrounds;
+    one that has no such form runs whole, its clients spread over all workers. Results
+    have the Python containers of their type and numpy values at the leaves. Calls may
+    come from any thread, also from one that runs an event loop.
+
+    Args:
+        config: settings.
+        backend: runs subrounds; owned: `close` closes it.
+        sinks: receive the events of all rounds, before sinks that subscribe later.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        backend: Backend,
+        sinks: Sequence[events.EventSink] = (),
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._report = ReportBuilder()
+        self._sinks = events.Sinks([self._report, *sinks])
+        self._first_calls = FirstCalls(self._sinks.on_event, backend.await_ready)
+        self._checks = ComputationChecks(in_process=config.backend == "local")
+        self._chains = ComputationCache(_to_chain)
+        self._rounds = Rounds(
+            backend.runners,
+            RoundPolicy(
+                cut_leaves=lambda n: merge_tree.cut_leaves(n, config.clients_per_leaf),
+                num_subrounds=config.subrounds.count,
+                count_workers=_count_workers(backend),
+                spreads_subrounds=backend.spreads_subrounds,
+                default_num_clients=config.default_num_clients,
+                seed=config.seed,
+                store=backend.store,
+                sinks=(self._sinks,),
+                call_s=_call_s(config),
+                jit=config.kernels.jit,
+                vectorised_clients=config.kernels.vectorised_clients,
+                leaves_out_clients=True,
+                kept_bytes=config.kept_bytes,
+                max_dropped_clients=config.max_dropped_clients,
+            ),
+        )
+        self._thread: LoopThread | CallingThread | None = (
+            CallingThread() if config.debug else LoopThread("ray_fed rounds")
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the context can be called: false once it is closed."""
+        return self._thread is not None
+
+    @property
+    def config(self) -> Config:
+        """The settings that the context was built with."""
+        return self._config
+
+    @property
+    def read_limits(self) -> read_limits.Limits:
+        """What may be read of arguments, in this process."""
+        return self._config.driver_limits
+
+    @property
+    def last_report(self) -> RoundReport | None:
+        """What the latest call cost; None before the first one returns."""
+        return self._report.last
+
+    @property
+    def num_calls(self) -> int:
+        """Calls so far: the next one's random numbers are keyed by it."""
+        return self._rounds.num_calls
+
+    def resume_at(self, num_calls: int) -> None:
+        """Give the next call the number that it has in an interrupted run.
+
+        Args:
+            num_calls: `num_calls` of that run as it saved its state; >= 0.
+
+        Raises:
+            CardinalityError: it is below zero.
+            ValueMismatchError: it is no whole number.
+        """
+        self._rounds.num_calls = type_checks.check_count(num_calls, "num_calls", 0)
+
+    def subscribe(self, sink: events.EventSink) -> None:
+        """Send the events of all later rounds to a sink, on ray_fed's own thread."""
+        self._sinks.add(sink)
+
+    def unsubscribe(self, sink: events.EventSink) -> None:
+        """Stop sending events to a sink."""
+        self._sinks.remove(sink)
+
+    @override
+    def invoke(self, comp: Any, arg: Any = None) -> Any:
+        """Run a computation, or a MergeableCompForm, on its argument.
+
+        Where the parameter's type has functions, the argument has computations.
+
+        Raises:
+            TypeError: `comp` is no computation, or the argument is not of its type.
+            CardinalityError: client values in the argument differ in number.
+            UnsupportedError: a graph has Python functions of another process.
+            ComputationError: work of the computation raised.
+            RetryBudgetError: workers died more often than `config.retry` allows.
+            DeadlineError: they hung more often than that.
+            ResourceError: the cluster no longer has room for `workers`, or its nodes
+                have GPUs that TensorFlow does not see.
+            ContextStateError: the context was closed.
+        """
+        started = time.monotonic()  # it may take longer to read an argument than to run
+        thread = self._open_thread()
+        comp, argument = read_invocation(comp, arg, self.read_limits)
+        spec = self._rounds.new_call(started=started)
+        result = _wait_for(thread, self._invoke(comp, argument, spec))
+        return plain_values.from_plain(result, comp.type_signature.result)
+
+    def start(
+        self,
+        comp: Any,
+        prepare: Callable[[], Awaitable[Any]],
+        deliver: Callable[[Sequence[Any]], None],
+    ) -> concurrent.futures.Future[None]:
+        """Start a call whose result stays, each component by itself, where it was made.
+
+        Args:
+            comp: a computation whose result holds nothing placed at clients.
+            prepare: returns its argument, plain; components of it may be stored.
+            deliver: takes the components of the result, in the order of
+                `ray_fed.values.components`: each plain or stored, for `fetch`.
+
+        Returns:
+            A future of the call; it raises what the call raises. `prepare`, `deliver`
+            and `fetch` run on ray_fed's own thread.
+
+        Raises:
+            ContextStateError: the context was closed.
+        """
+        thread = self._open_thread()
+        spec = self._rounds.new_call(by_component=True)
+
+        async def run() -> None:
+            argument = await prepare()  # may wait for the call before
+            begun = dataclasses.replace(spec, started=time.monotonic())
+            deliver(await self._invoke(comp, argument, begun))
+
+        return thread.submit(run())
+
+    def fetch(self, component: Any) -> concurrent.futures.Future[Any]:
+        """Read a component that a call delivered, into this process.
+
+        Raises:
+            ContextStateError: the context was closed.
+        """
+
+        async def run() -> Any:
+            fetch = self._backend.fetch
+            return component if fetch is None else await fetch(component)
+
+        return self._open_thread().submit(run())
+
+    def _open_thread(self) -> LoopThread | CallingThread:
+        if self._thread is None:
+            raise errors.ContextStateError(
+                "Expected an open context, found it closed: call ray_fed.init again."
+            )
+        return self._thread
+
+    async def _invoke(self, comp: Any, arg: Any, spec: CallSpec) -> Any:
+        called = comp.up_to_merge if isinstance(comp, MergeableCompForm) else comp
+        if self._first_calls.has_returned(called):
+            return await self._run(comp, arg, spec)
+        async with self._first_calls.telling(called):
+            return await self._run(comp, arg, spec)
+
+    async def _run(self, comp: Any, arg: Any, spec: CallSpec) -> Any:
+        self._checks.check(comp)
+        if isinstance(comp, MergeableCompForm):
+            return await self._rounds.run_chain(MergeableCompChain.of(comp), arg, spec)
+        chain = self._chains.get(comp)
+        if chain is None:
+            return await self._rounds.run_whole(comp, arg, spec)
+        return await self._rounds.run_chain(chain, arg, spec)
+
+    def close(self) -> None:
+        """Stop workers and what was started for them; a second call does nothing."""
+        if self._thread is None:
+            return
+        self._thread.close()
+        self._thread = None
+        self._backend.close()
+        if flf.get_context_stack().current is self:
+            flf.set_default_context(_Closed())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain | None:
+    """Return a computation as a chain of stages; None where it has no such form."""
+    try:
+        with blocks.depth_in_words():
+            return compile_to_chain(comp)
+    except errors.CompileError:
+        return None
+
+
+def _wait_for(
+    thread: LoopThread | CallingThread, coroutine: Coroutine[Any, Any, Any]
+) -> Any:
+    if isinstance(thread, CallingThread):
+        return thread.run(coroutine)
+    return wait_for(thread, coroutine)
+
+
+def _count_workers(backend: Backend) -> Callable[[], Awaitable[int]]:
+    """Return the function that counts the workers of a round as it begins.
+
+    Counting them also resizes the pool.
+    """
+    num_workers = backend.num_workers
+
+    async def count() -> int:
+        return num_workers if isinstance(num_workers, int) else await num_workers()
+
+    return count
+
+
+def _call_s(config: Config) -> float | None:
+    """Return how long a call of a kernel may take; None turns kernels off.
+
+    Debugging steps through the work of one client at a time, so it has none.
+    """
+    if config.debug or not config.kernels.enabled:
+        return None
+    return config.kernels.call_s
+
+
+class _Closed(flf.SyncContext):
+    """Takes the place of a closed default context, and says that it is closed."""
+
+    @override
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        raise errors.ContextStateError(
+            "Expected an open context, found it closed: call ray_fed.init again."
+        )

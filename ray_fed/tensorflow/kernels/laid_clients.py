@@ -1,0 +1,97 @@
+"""Data of clients in the form that a kernel takes, and the shapes that clients have.
+
+The data is laid once and may serve many rounds; the random states belong to one round.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from ray_fed.language.structs import Plain
+from ray_fed.tensorflow.kernels.client_tensors import ClientLayout, ClientShape
+from ray_fed.tensorflow.kernels.shaped_clients import Window
+
+
+@dataclasses.dataclass(frozen=True)
+class UniformShape:
+    """The key of a graph for leaves whose clients are all of one shape.
+
+    Attributes:
+        clients: the shape of each client.
+        window: how many clients' rows one step of the graph takes.
+    """
+
+    clients: ClientShape
+    window: Window
+
+
+@dataclasses.dataclass(frozen=True)
+class LaidData:
+    """The data of some clients, for any round.
+
+    Attributes:
+        tensors: the data, laid as `ClientLayout` does.
+        shapes: the different shapes of these clients; None stands for clients that
+            have no shape.
+        kinds: for each client the index of its shape in `shapes`; empty where shapes
+            decide nothing.
+    """
+
+    tensors: Sequence[tf.Tensor]
+    shapes: Sequence[ClientShape | None]
+    kinds: NDArray[np.intp]
+
+    @classmethod
+    def of(
+        cls,
+        layout: ClientLayout,
+        data: Sequence[Sequence[Plain]],
+        *,
+        with_shapes: bool,
+    ) -> "LaidData":
+        """Lay the data of some clients, on the device that is current.
+
+        Args:
+            layout: of the data of one client.
+            data: for each part of a client's data the plain values of all clients, in
+                client order.
+            with_shapes: whether to look for the shapes of the clients.
+        """
+        tensors = layout.lay(list(zip(*data, strict=True)))
+        if with_shapes:
+            return cls(tensors, *layout.shapes(tensors))
+        return cls(tensors, [], np.empty(0, np.intp))
+
+    def count_bytes(self) -> int:
+        """Return about how many bytes the tensors hold."""
+        return sum(map(_count_bytes, self.tensors))
+
+
+@dataclasses.dataclass(frozen=True)
+class LaidClients:
+    """The clients that one or several calls of a kernel cover, in one round.
+
+    Attributes:
+        states: the states of random ops in the clients' work, and of those in the
+            accumulation: i64[clients, sites, 3] each.
+        data: the data of the clients.
+        shape: the shape of all clients of the leaves to fold; None where these leaves
+            are folded by the graph for clients of any shape.
+    """
+
+    states: tuple[tf.Tensor, tf.Tensor]
+    data: LaidData
+    shape: UniformShape | None = None
+
+    def of_shape(self, shape: UniformShape | None) -> "LaidClients":
+        """Return the same clients, for leaves of a shape."""
+        return dataclasses.replace(self, shape=shape)
+
+
+def _count_bytes(tensor: tf.Tensor) -> int:
+    if tensor.dtype == tf.string:
+        return int(tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64)))
+    return int(tf.size(tensor)) * tensor.dtype.size
