@@ -6,7 +6,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import federated_language as fl
 import numpy as np
@@ -262,7 +262,7 @@ def test_references_tell_ids_and_weights() -> None:
         *(
             (
                 lambda weight=weight: ClientData.from_function(
-                    ["ann", "bob"], list, DATASET, weights=[1.0, cast("Any", weight)]
+                    ["ann", "bob"], list, DATASET, weights=[1.0, weight]
                 ),
                 "finite numbers as weights.* id 'bob'",
             )
