@@ -263,6 +263,8 @@ def test_less_than_ray_gives_is_refused(name: str) -> None:
     [
         pytest.param("CPU", r"workers\.num_cpus", id="CPUs"),
         pytest.param("GPU", r"workers\.num_gpus", id="GPUs"),
+        pytest.param("num_cpus", r"workers\.num_cpus", id="setting of CPUs"),
+        pytest.param("num_gpus", r"workers\.num_gpus", id="setting of GPUs"),
         pytest.param("", "can be printed", id="no name"),
         pytest.param("\0", "can be printed", id="NUL"),
         pytest.param("\ud800", "can be printed", id="lone surrogate"),

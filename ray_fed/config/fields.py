@@ -48,6 +48,7 @@ def _check_grain(value: float) -> float:
 
 def _check_names(resources: Mapping[str, float]) -> Mapping[str, float]:
     own = {"CPU": "num_cpus", "GPU": "num_gpus"}
+    own |= {setting: setting for setting in own.values()}
     for name in resources:
         if name in own:
             raise pydantic_core.PydanticCustomError(

@@ -3,11 +3,14 @@
 import collections
 import dataclasses
 import functools
+import math
+import numbers
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -51,13 +54,13 @@ class ClientData(ClientRun):
             clients: value of each client by id, or a sequence of values, whose ids are
                 their indices.
             type_spec: of one client's value.
-            weights: what each client's work costs, > 0; None: as many as the elements
-                of its sequences.
+            weights: what each client's work costs, finite, >= 0; None: as many as the
+                elements of its sequences.
 
         Raises:
             ValueMismatchError: a value is not of the type.
-            ConfigError: there are more or fewer weights than clients, or one is not
-                above zero.
+            ConfigError: there are more or fewer weights than clients, one is not such a
+                number, or ids cannot be hashed or are not distinct.
         """
         ids: list[Any]
         if isinstance(clients, Mapping):
@@ -92,11 +95,11 @@ class ClientData(ClientRun):
                 called again after a failure, or when what it returned was dropped. It
                 is pickled.
             type_spec: of what it returns.
-            weights: what each client's work costs, > 0; None: not known.
+            weights: what each client's work costs, finite, >= 0; None: not known.
 
         Raises:
-            ConfigError: there are more or fewer weights than clients, or one is not
-                above zero.
+            ConfigError: there are more or fewer weights than clients, one is not such a
+                number, or ids cannot be hashed or are not distinct.
         """
         ids, member = list(ids), fl.to_type(type_spec)
         return cls._of(FunctionSource(load, ids, member), member, ids, weights)
@@ -109,20 +112,8 @@ class ClientData(ClientRun):
         ids: Sequence[Hashable],
         weights: Sequence[float] | None,
     ) -> "ClientData":
-        if len(set(ids)) < len(ids):
-            ((twice, count),) = collections.Counter(ids).most_common(1)
-            raise errors.ConfigError(
-                "Expected an id of its own for each client, found"
-                f" {structs.show(twice)} {count} times."
-            )
-        of_clients = None if weights is None else np.array(weights, np.float64)
-        if of_clients is not None and of_clients.shape != (len(ids),):
-            raise errors.ConfigError(
-                f"Expected one weight for each of {len(ids)} clients, found"
-                f" {of_clients.size}."
-            )
-        if of_clients is not None and not (of_clients >= 0).all():
-            raise errors.ConfigError("Expected weights of at least 0.")
+        _check_ids(ids)
+        of_clients = None if weights is None else _read_weights(weights, ids)
         positions = np.arange(len(ids), dtype=np.int64)
         return cls(source, member, positions, of_clients, tuple(ids))
 
@@ -166,6 +157,55 @@ class ClientData(ClientRun):
             None if self.weights is None else self.weights[taken],
             tuple(self.ids[index] for index in indices),
         )
+
+
+def _check_ids(ids: Sequence[Any]) -> None:
+    unhashable = [client for client in ids if not _is_hashable(client)]
+    if unhashable:
+        raise errors.ConfigError(
+            "Expected ids that can be hashed, such as numbers, text or tuples of"
+            f" these, found {structs.show(unhashable[0])}."
+        )
+    if len(set(ids)) < len(ids):
+        ((twice, count),) = collections.Counter(ids).most_common(1)
+        raise errors.ConfigError(
+            "Expected an id of its own for each client, found"
+            f" {structs.show(twice)} {count} times."
+        )
+
+
+def _is_hashable(client: object) -> bool:
+    try:
+        hash(client)  # a tuple may hold what cannot be hashed
+    except TypeError:
+        return False
+    return True
+
+
+def _read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64]:
+    """Return one number for each client; text and truth values are none."""
+    found = np.asarray(weights, object)
+    if found.shape != (len(ids),):
+        raise errors.ConfigError(
+            f"Expected one weight for each of {len(ids)} clients, found {found.size}."
+        )
+    for client, weight in zip(ids, found, strict=True):
+        if not _is_weight(weight):
+            raise errors.ConfigError(
+                "Expected finite numbers as weights, of at least 0, found"
+                f" {structs.show(weight)} for the client with the id {client!r}."
+            )
+    return found.astype(np.float64)
+
+
+def _is_weight(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        found = float(value)
+    except OverflowError:
+        return False
+    return math.isfinite(found) and found >= 0
 
 
 def _count_elements(value: Any) -> float | None:

@@ -230,6 +230,11 @@ def test_debugging_stack_reads_clients_too() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+NO_WEIGHTS: list[Any] = [
+    float("nan"), float("inf"), 10**400, "2", None, True, [1.0],
+]  # fmt: skip
+
+
 def test_references_tell_ids_and_weights() -> None:
     data = ClientData.from_values({"a": [[1.0] * 3] * 4, "b": []}, DATASET)
 
@@ -252,7 +257,24 @@ def test_references_tell_ids_and_weights() -> None:
         ),
         (
             lambda: ClientData.from_values([[]], DATASET, weights=[-1.0]),
-            "weights of at least 0",
+            r"numbers as weights, of at least 0, found `-1\.0`.* id 0",
+        ),
+        *(
+            (
+                lambda weight=weight: ClientData.from_function(
+                    ["ann", "bob"], list, DATASET, weights=[1.0, weight]
+                ),
+                "finite numbers as weights.* id 'bob'",
+            )
+            for weight in NO_WEIGHTS
+        ),
+        (
+            lambda: ClientData.from_function("ab", list, DATASET, weights=[1.0]),
+            "one weight for each of 2 clients, found 1",
+        ),
+        (
+            lambda: ClientData.from_function([1, (2, [3])], list, DATASET),
+            r"ids that can be hashed, .* found `\(2, \[3\]\)`",
         ),
         (
             lambda: ClientData.from_function("abab", list, DATASET),

@@ -74,6 +74,11 @@ def kill_at(
     return thread
 
 
+def _shown(seconds: list[float]) -> str:
+    median = sorted(seconds)[len(seconds) // 2]
+    return f"{median:.2f} s (at most {max(seconds):.2f} s)"
+
+
 def test_round_waits_for_no_replacement_while_a_worker_lives(
     contexts: Any, client_work: Any, kill: Any
 ) -> None:
@@ -97,6 +102,11 @@ def test_round_waits_for_no_replacement_while_a_worker_lives(
         waits.append(unused_s(work, max(begun, *killed), ended))
         rounds.append(ended - begun - 2 * ROUND_S)
 
+    print(  # noqa: T201 (the figures are what it is for; -s shows them)
+        f"\n{NUM_KILLS} kills: {_shown(rounds)} beyond twice the clients' time of a"
+        f" round, {_shown(waits)} without a client at work; without a kill"
+        f" {_shown(calm)} beyond the clients' time"
+    )
     slow_s = max(0.0, *calm)  # what the machine takes for all but the clients
     assert bits == {expected}
     assert max(waits) <= slow_s + MOST_S, (waits, calm)

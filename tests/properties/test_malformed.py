@@ -14,11 +14,13 @@ from ray_fed.contexts.execution_context import ExecutionContext
 from tests.properties.malformed import OUTCOMES, Case, Place, judge
 from tests.properties.malformed_arguments import arguments
 from tests.properties.malformed_bytes import computations, files, states
+from tests.properties.malformed_clients import clients
 from tests.properties.malformed_settings import settings
 from tests.properties.malformed_types import types
 
 KINDS: Mapping[str, tuple[Callable[[random.Random, Place], Iterator[Case]], int]] = {
-    "argument": (arguments, 700),
+    "argument": (arguments, 600),
+    "clients": (clients, 100),
     "type": (types, 300),
     "computation": (computations, 350),
     "setting": (settings, 300),
