@@ -9,12 +9,11 @@ A subround waits for a free runner; there may be more subrounds than runners. Re
 are kept by index, never by arrival.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import federated_language as fl
@@ -26,11 +25,11 @@ from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import blocks, type_checks
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics, plans
-from ray_fed.plan import outcomes as outcomes_
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.rounds import partition
 from ray_fed.rounds.calls import Call
 from ray_fed.rounds.computation_cache import ComputationCache
+from ray_fed.rounds.dispatch import Dispatcher
 from ray_fed.rounds.policy import CallSpec, CohortCut, RoundPolicy
 from ray_fed.values import components
 
@@ -48,9 +47,7 @@ class Rounds:
     def __init__(
         self, runners: Sequence[flf.AsyncContext], policy: RoundPolicy
     ) -> None:
-        self._free: asyncio.Queue[flf.AsyncContext] = asyncio.Queue()
-        for runner in runners:
-            self._free.put_nowait(runner)
+        self._dispatcher = Dispatcher(runners, policy.sinks)
         self._policy = policy
         self._lock = threading.Lock()
         self.num_calls = 0
@@ -127,16 +124,16 @@ class Rounds:
     ) -> AsyncGenerator[Call]:
         call = Call(spec, cut, self._policy.store)
         round_index = spec.round_index
-        self._emit(
+        self._dispatcher.emit(
             events.RoundStarted(
                 round_index, num_clients, len(cut.leaves), len(cut.runs)
             )
         )
         yield call
         for note in diagnostics.in_order(call.notes):
-            self._emit(events.of_note(note, round_index))
+            self._dispatcher.emit(events.of_note(note, round_index))
         seconds = time.monotonic() - spec.started
-        self._emit(
+        self._dispatcher.emit(
             events.RoundFinished(
                 round_index,
                 seconds,
@@ -148,10 +145,6 @@ class Rounds:
     def _draw(self, call: Call, dropped: tuple[int, ...] = ()) -> DrawKey:
         seed, round_index = self._policy.seed, call.spec.round_index
         return DrawKey(seed, round_index, dropped=dropped)
-
-    def _emit(self, event: events.Event) -> None:
-        for sink in self._policy.sinks:
-            sink.on_event(event)
 
     async def _run_stages(self, chain: MergeableCompChain, call: Call) -> Any:
         call.merged, call.kept = [], {}
@@ -225,7 +218,7 @@ class Rounds:
             )
             arg = call.run_arg(index, () if kept is None else kept.takes)
             num_bytes = call.bytes_sliced[index]
-            outcome = await self._dispatch(
+            outcome = await self._dispatcher.run(
                 subround, arg, first + index, call, num_bytes
             )
             return outcome.values if kept is None else call.keep(index, kept, outcome)
@@ -254,7 +247,7 @@ class Rounds:
             raise error
         for client in sorted(found):
             call.dropped[client] = error.failures[client]
-            self._emit(
+            self._dispatcher.emit(
                 events.ClientDropped(
                     call.spec.round_index,
                     subround_index,
@@ -313,7 +306,7 @@ class Rounds:
         )
         before = () if computation is None else (*call.at_finish, *call.merged)
         arg = (tuple(partials), before)
-        outcome = await self._dispatch(finish, arg, call.take_indices(1), call)
+        outcome = await self._dispatcher.run(finish, arg, call.take_indices(1), call)
         return outcome.values[0] if components_type is None else outcome.values
 
     async def _merge(self, stage: Stage, partials: list[Any], call: Call) -> Any:
@@ -341,58 +334,6 @@ class Rounds:
         )
         results = [result for outcome in outcomes for result in outcome]
         return partition.join_results(results, result_type)
-
-    async def _invoke(
-        self, comp: Any, arg: Any, subround_index: int, call: Call
-    ) -> tuple[outcomes_.Outcome, float]:
-        """Return what a runner makes of a plan, and when it was free to begin."""
-        runner = await self._free.get()
-        started = time.monotonic()
-        try:
-            outcome: outcomes_.Outcome = await runner.invoke(comp, arg)
-        except errors.LocatedError as error:
-            located = error.located(
-                round_index=call.spec.round_index, subround_index=subround_index
-            )
-            told = error.cause_text
-            raise located from (errors.WorkerTraceback(told) if told else None)
-        finally:
-            self._free.put_nowait(runner)
-        call.notes.update(outcome.notes)
-        return outcome, started
-
-    async def _dispatch(
-        self,
-        comp: Any,
-        arg: Any,
-        subround_index: int,
-        call: Call,
-        bytes_sliced: int = 0,
-    ) -> outcomes_.Outcome:
-        outcome, started = await self._invoke(comp, arg, subround_index, call)
-        leaves: Iterable[range] = getattr(comp, "leaves", ())
-        self._emit(
-            events.SubroundFinished(
-                round_index=call.spec.round_index,
-                subround_index=subround_index,
-                num_clients=sum(len(leaf) for leaf in leaves),
-                attempts=outcome.attempts,
-                started_s=started - call.spec.started,
-                seconds=time.monotonic() - started,
-                worker=outcome.worker,
-                worker_pid=outcome.worker_pid,
-                coordinator_pid=outcome.coordinator_pid,
-                node=outcome.node,
-                kernel_leaves=outcome.kernel_leaves,
-                no_kernel=outcome.no_kernel,
-                lost=outcome.lost,
-                bytes_sliced=bytes_sliced,
-                bytes_returned=sum(outcome.value_bytes),
-                fingerprint=outcome.fingerprint,
-                num_workers=outcome.num_workers,
-            )
-        )
-        return outcome
 
 
 class _StageAgainError(Exception):

@@ -234,7 +234,9 @@ def refusals(leaf: DeviceStack, prepared: Prepared) -> set[str]:
     work = fused.ClientFold(subround.kernel, fused.PartialMerge(subround.merge))
     function = asyncio.run(leaf.embed_fused(work))
     assert not isinstance(function, plans.NoKernel)
-    return function.reference.refusals
+    with diagnostics.noting() as noted:
+        function.reference._shaped.note_refusals()
+    return {note.reason for note in noted if isinstance(note, diagnostics.Unshaped)}
 
 
 @pytest.mark.parametrize("way", WAYS)

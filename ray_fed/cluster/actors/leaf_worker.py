@@ -1,7 +1,6 @@
 """The actor that holds TensorFlow: a leaf stack, and chunks of clients over it."""
 
 import asyncio
-import collections
 import functools
 import gc
 import os
@@ -14,6 +13,7 @@ import ray
 
 import ray_fed.errors as errors
 from ray_fed.cluster import garbage
+from ray_fed.cluster.actors.value_scopes import ValueScopes
 from ray_fed.cluster.store import object_store
 from ray_fed.executors import loops
 from ray_fed.language import blocks, structs
@@ -28,13 +28,6 @@ from ray_fed.worker.evaluation import Executors
 _YOUNG = 1
 """The generation of what one call makes: stacks, which refer to themselves and to
 arrays that the object store may not free before. Collecting it takes no time."""
-
-_FREED_SCOPES = 256
-"""How many freed scopes a worker remembers, to end work of them that still runs."""
-
-
-class _Cancelled(errors.ClusterError):
-    """The scope of this work was freed while it ran."""
 
 
 class LeafWorker:
@@ -68,10 +61,7 @@ class LeafWorker:
         self._executor = stacks.device_stack(device, client_bytes)
         self._limits = limits or read_limits.Limits()
         self._loop = asyncio.new_event_loop()
-        self._scopes: dict[str, dict[int, Any]] = {}
-        self._freed: collections.OrderedDict[str, bool]  # whether for good
-        self._freed = collections.OrderedDict()
-        self._freeing = threading.Lock()
+        self._scopes = ValueScopes()
 
     @ray.method(concurrency_group="control")
     def ping(self) -> WorkerDescription:
@@ -94,33 +84,17 @@ class LeafWorker:
         """Return once all work that was begun before has ended."""
 
     def begin(self, scope: str) -> None:
-        """Open a scope, empty.
-
-        Raises:
-            _Cancelled: it was freed for good.
-        """
-        with self._freeing:
-            if self._freed.get(scope):
-                raise _cancelled(scope)
-            self._freed.pop(scope, None)
-            self._scopes[scope] = {}
+        """Open a scope, empty; see `ValueScopes.begin`."""
+        self._scopes.begin(scope)
 
     def end(self, scope: str) -> None:
         """Drop the values of a scope whose work is done, after all calls before."""
-        self._scopes.pop(scope, None)
+        self._scopes.end(scope)
 
     @ray.method(concurrency_group="control")
     def free(self, scope: str, *, for_good: bool = False) -> None:
-        """Drop the values of a scope; work of it that still runs ends soon.
-
-        Where that is for good, so does work of it that is yet to come.
-        """
-        with self._freeing:
-            self._freed[scope] = self._freed.pop(scope, False) or for_good
-            if len(self._freed) > _FREED_SCOPES:
-                self._freed.popitem(last=False)
-            dropped = self._scopes.pop(scope, None)
-        del dropped  # not inside: what it holds may take a while to end
+        """Drop the values of a scope; see `ValueScopes.free`."""
+        self._scopes.free(scope, for_good=for_good)
 
     def _run(self, coroutine: Any, scope: str | None = None) -> Any:
         """Return the result of a coroutine.
@@ -129,7 +103,9 @@ class LeafWorker:
             coroutine: to run.
             scope: whose end ends what it reads; None: nothing does.
         """
-        checking = _nothing if scope is None else functools.partial(self._check, scope)
+        checking = (
+            _nothing if scope is None else functools.partial(self._scopes.check, scope)
+        )
         try:
             with read_limits.limited(self._limits), read_limits.checked(checking):
                 return self._call(coroutine)
@@ -152,16 +128,11 @@ class LeafWorker:
                 node=ray.util.get_node_ip_address()
             ) from None
 
-    def _values(self, scope: str) -> dict[int, Any]:
-        if scope in self._freed or scope not in self._scopes:
-            raise _cancelled(scope)
-        return self._scopes[scope]
-
     def embed(self, scope: str, key: int, value: Any, type_bytes: bytes | None) -> None:
         """Embed a plain value or a function under a key."""
         type_spec = None if type_bytes is None else blocks.parse_type(type_bytes)
         created = self._run(self._executor.create_value(value, type_spec), scope)
-        self._values(scope)[key] = created
+        self._scopes.values(scope)[key] = created
 
     def embed_stored(self, scope: str, key: int, type_bytes: bytes, held: Any) -> None:
         """Embed an encoded value under a key."""
@@ -185,7 +156,7 @@ class LeafWorker:
 
         Returns what ran without a key, as `map` and `reduce` do.
         """
-        held = self._values(scope)
+        held = self._scopes.values(scope)
         argument = None if arg is None else held[arg]
         with random_keys.using(draw), diagnostics.noting() as noted:
             held[key] = self._run(self._executor.create_call(held[function], argument))
@@ -193,18 +164,18 @@ class LeafWorker:
 
     def combine(self, scope: str, key: int, elements: list[Any]) -> None:
         """Make a struct of values of the scope."""
-        held = self._values(scope)
+        held = self._scopes.values(scope)
         struct = structs.Struct((name, held[member]) for name, member in elements)
         held[key] = self._run(self._executor.create_struct(struct))
 
     def select(self, scope: str, key: int, source: int, index: int) -> None:
         """Select an element of a struct of the scope."""
-        held = self._values(scope)
+        held = self._scopes.values(scope)
         held[key] = self._run(self._executor.create_selection(held[source], index))
 
     def compute(self, scope: str, key: int) -> Any:
         """Return a value of the scope as a plain value."""
-        return self._fetch(self._values(scope)[key])
+        return self._fetch(self._scopes.values(scope)[key])
 
     def _fetch(self, value: Any) -> Any:
         computed = self._run(value.compute())
@@ -227,11 +198,11 @@ class LeafWorker:
             members = object_store.decode(members)[bounds[0] : bounds[1]]
         member = blocks.parse_type(type_bytes)
         work = client_chunks.embed_members(self._executor, members, member, first)
-        self._values(scope)[key] = self._run(work, scope)
+        self._scopes.values(scope)[key] = self._run(work, scope)
 
     def repeat(self, scope: str, key: int, source: int, count: int) -> None:
         """Make a chunk whose clients all hold the same value."""
-        held = self._values(scope)
+        held = self._scopes.values(scope)
         held[key] = [held[source]] * count
 
     def map(
@@ -244,16 +215,13 @@ class LeafWorker:
         draw: DrawKey | None,
     ) -> list[Note]:
         """Call a function on each client of a chunk, or zip what it would take."""
-        held = self._values(scope)
+        held = self._scopes.values(scope)
         embedded = None if function is None else held[function]
         argument = None if arg is None else _chunk_arg(held, arg)
         work = client_chunks.map_embedded(self._executor, embedded, argument, chunk)
         with random_keys.using(draw), diagnostics.noting() as noted:
             held[key] = self._run(work, scope)
         return list(noted)
-
-    def _check(self, scope: str) -> None:
-        self._values(scope)
 
     def reduce(
         self,
@@ -268,7 +236,7 @@ class LeafWorker:
         `sources` are the keys of the chunk, of zero and of the accumulate function;
         `leaves` count clients in the cohort, and the first one begins the chunk.
         """
-        held = self._values(scope)
+        held = self._scopes.values(scope)
         members, zero, accumulate = (held[source] for source in sources)
         first = leaves[0].start
         with random_keys.using(draw), diagnostics.noting() as noted:
@@ -286,9 +254,7 @@ class LeafWorker:
 
     def drop(self, scope: str, keys: list[int]) -> None:
         """Drop values of a scope; those that it has not are ignored."""
-        held = self._scopes.get(scope, {})
-        for key in keys:
-            held.pop(key, None)
+        self._scopes.drop(scope, keys)
 
     def evaluate(
         self, scope: str, work: bytes, num_sources: int, *held: Any
@@ -316,13 +282,13 @@ class LeafWorker:
             else:
                 running = evaluation.evaluate_plan(comp, taken, executors)
             ran: Any = self._run(running, scope)
-        self._scopes.pop(scope, None)
+        self._scopes.end(scope)
         gc.collect(_YOUNG)
         return object_store.pack_result(ran, list(noted))
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""
-        return [self._fetch(member) for member in self._values(scope)[key]]
+        return [self._fetch(member) for member in self._scopes.values(scope)[key]]
 
 
 def _gpus(fraction: float) -> str:
@@ -334,10 +300,6 @@ def _gpus(fraction: float) -> str:
 
 def _nothing() -> None:
     """Check nothing."""
-
-
-def _cancelled(scope: str) -> _Cancelled:
-    return _Cancelled(f"Expected the scope `{scope}` to be open, found it freed.")
 
 
 def _chunk_arg(held: Mapping[int, Any], arg: Any) -> Any:

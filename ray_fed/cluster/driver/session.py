@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import ray
@@ -19,10 +19,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
 from ray_fed.cluster import failures, workers
-from ray_fed.cluster.driver import autoscaling, inventory, joining
+from ray_fed.cluster.driver import autoscaling, inventory, joining, sizing
 from ray_fed.cluster.driver.holders import Holders
 from ray_fed.cluster.driver.kept_leases import KeptLeases
-from ray_fed.cluster.driver.ray_cluster import RayCluster, resources_of
+from ray_fed.cluster.driver.ray_cluster import RayCluster
 from ray_fed.cluster.driver.runner import RayRunner
 from ray_fed.cluster.pool.actions import Size
 from ray_fed.cluster.store import object_store
@@ -101,7 +101,7 @@ class Session:
         try:
             self._owns_ray = _connect(address, config, say)
             nodes = inventory.live_resources()
-            size = _decide_size(config, nodes, may_grow=not self._owns_ray)
+            size = sizing.decide_size(config, nodes, may_grow=not self._owns_ray)
             if needs_all and size.is_fixed:
                 size = dataclasses.replace(size, least=size.most)
             self._size = size
@@ -271,7 +271,7 @@ def _connect(address: str | None, config: Config, say: Callable[[str], None]) ->
         if address is not None:
             raise joining.missing_error(address)
     # Before Ray takes seconds to start for nothing.
-    _decide_size(config, [inventory.machine_resources()], may_grow=False)
+    sizing.decide_size(config, [inventory.machine_resources()], may_grow=False)
     say("starting Ray")
     try:
         ray.init(
@@ -288,52 +288,3 @@ def _connect(address: str | None, config: Config, say: Callable[[str], None]) ->
             ' machine is less busy, or run without Ray: Config(backend="local").'
         ) from error
     return True
-
-
-def _decide_size(
-    config: Config, nodes: Sequence[Mapping[str, float]], *, may_grow: bool
-) -> Size:
-    """Return how many workers to keep, or raise where they can never be placed.
-
-    Args:
-        config: of the pool.
-        nodes: what each has in all.
-        may_grow: whether nodes may come, so that a range can wait for its least.
-    """
-    each = resources_of(config)
-    fitting = sum(inventory.count_fitting(node, each) for node in nodes)
-    match config.workers.count:
-        case None:
-            least, most, is_fixed = 1, max(1, fitting), True
-        case int() as count:
-            least, most, is_fixed = 1, count, True
-        case (least, most):
-            is_fixed = False
-    needed = most if is_fixed else least
-    if fitting < needed and (is_fixed or not may_grow):
-        raise errors.ResourceError(_describe_shortage(each, nodes, needed, fitting))
-    words = ", ".join(f"{amount:g} {name}" for name, amount in each.items())
-    return Size(least, most, is_fixed, words, config.workers.wait_timeout_s)
-
-
-def _describe_shortage(
-    each: Mapping[str, float],
-    nodes: Sequence[Mapping[str, float]],
-    needed: int,
-    fitting: int,
-) -> str:
-    advice = (
-        "lower `workers.count` or what each worker asks for, or add nodes. With"
-        " workers=(min, max) the pool follows the cluster."
-    )
-    for name, amount in each.items():
-        found = sum(node.get(name, 0.0) for node in nodes)
-        if amount * needed > found + 1e-9:
-            return (
-                f"Expected {amount * needed:g} {name} for {needed} `workers`, found"
-                f" {found:g} in the cluster: {advice}"
-            )
-    return (
-        f"Expected room for {needed} `workers`, each on one node, found room for"
-        f" {fitting} on {len(nodes)} nodes: {advice}"
-    )

@@ -215,7 +215,7 @@ def test_values_that_nobody_holds_are_dropped_from_the_worker(
     strategy: Built, sources: list[Any]
 ) -> None:
     async def act() -> int:
-        held = sources[0].handles[0]._actor._scopes["worker 0"]
+        held = sources[0].handles[0]._actor._scopes.values("worker 0")
         for _ in range(60):
             await total(strategy, await mapped(strategy))
         gc.collect()
