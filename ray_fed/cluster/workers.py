@@ -338,3 +338,15 @@ class _OneWorker:
 
     async def settle(self) -> None:
         raise AssertionError("work that lost its worker does not end well")
+
+
+@ray.remote(num_cpus=0)
+def pick_column(block: Any, column: str) -> Any:
+    """Return one column of a block of a dataset, as a table of arrow."""
+    return block.select([column])
+
+
+@ray.remote(num_cpus=0)
+def count_rows(block: Any) -> tuple[int, Any]:
+    """Return how many rows a block of a dataset has, and its schema."""
+    return block.num_rows, block.schema

@@ -141,7 +141,7 @@ class DataFile:
         """
         try:
             filesystem, path = self._locate()
-            if _is_local(filesystem):
+            if is_local(filesystem):
                 return open_regular(path)
             return filesystem.open(path, "rb")
         except OSError as error:
@@ -180,6 +180,7 @@ class DataFile:
         )
 
 
-def _is_local(filesystem: Any) -> bool:
+def is_local(filesystem: Any) -> bool:
+    """Return whether a file system of fsspec is that of this machine."""
     protocols = filesystem.protocol
     return "file" in ([protocols] if isinstance(protocols, str) else protocols)
