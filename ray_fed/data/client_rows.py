@@ -57,7 +57,7 @@ class ClientRows(ClientRun):
     @override
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return self._take(range(len(self))[index])
+            return self.pick(range(len(self))[index])
         weight = None if self.weights is None else float(self.weights[index])
         return ClientReference(
             self.source,
@@ -79,7 +79,7 @@ class ClientRows(ClientRun):
             raise errors.ConfigError(
                 f"Expected ids of these {len(self)} clients, found {unknown[:5]}."
             )
-        return self._take([indices[client] for client in wanted])
+        return self.pick([indices[client] for client in wanted])
 
     def take(self, count: int) -> Self:
         """Return the clients with their first `count` rows at most.
@@ -169,13 +169,14 @@ class ClientRows(ClientRun):
             ConfigError: an argument is out of its range, or there are too few clients.
         """
         kept, held = draw_held_out(len(self), fraction, seed)
-        return self._take(kept), self._take(held)
+        return self.pick(kept), self.pick(held)
 
     @functools.cached_property
     def _indices(self) -> dict[Hashable, int]:
         return {client: index for index, client in enumerate(self.ids)}
 
-    def _take(self, indices: Sequence[int]) -> Self:
+    def pick(self, indices: Sequence[int]) -> Self:
+        """Return the clients at some places, in this order."""
         taken = np.array(indices, np.int64)
         weights = None if self.weights is None else self.weights[taken]
         ids = tuple(self.ids[index] for index in indices)

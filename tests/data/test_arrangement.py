@@ -138,7 +138,10 @@ def test_map_makes_rows_of_rows_before_they_are_batched() -> None:
 def test_rows_arranged_on_workers_have_the_bits_of_plain_ones(
     local_contexts: Any,
 ) -> None:
-    data = of_sizes(9, 4, 6, 0, 1).map(lambda row: tf.cast(row, tf.float32) / 7)
+    def scale(row: Any) -> Any:
+        return tf.cast(row, tf.float32) / 7
+
+    data = of_sizes(9, 4, 6, 0, 1).map(scale)
     data = data.shuffle().epochs(2).batch(4)
 
     @rtf.computation(data.type_signature)
@@ -175,7 +178,10 @@ def test_workers_of_ray_arrange_rows_with_the_same_bits(
 
     @rtf.computation(data.type_signature)
     def first(batches: Any) -> Any:
-        return batches.reduce(np.int32(0), lambda s, b: s * 7 + b[0])
+        def add(state: Any, batch: Any) -> Any:
+            return state * 7 + batch[0]
+
+        return batches.reduce(np.int32(0), add)
 
     @fl.federated_computation(fl.FederatedType(data.type_signature, fl.CLIENTS))
     def total(clients: Any) -> Any:
@@ -187,21 +193,25 @@ def test_workers_of_ray_arrange_rows_with_the_same_bits(
     assert found[0] == found[1]
 
 
+def add_noise(row: Any) -> Any:
+    return row + tf.random.uniform([])
+
+
 @pytest.mark.parametrize(
-    ("arrange", "message"),
+    ("step", "argument", "message"),
     [
-        (lambda data: data.take(0), "`take` to be a whole number of at least 1"),
-        (lambda data: data.epochs(1.5), "`epochs` to be a whole number"),
-        (lambda data: data.hold_out_rows(1.0), "`fraction` above 0 and below 1"),
-        (lambda data: data[:1].hold_out_clients(0.5), "at least 2 clients"),
-        (lambda data: data.map(lambda row: row + tf.random.uniform([])), "random"),
+        ("take", 0, "`take` to be a whole number of at least 1"),
+        ("epochs", 1.5, "`epochs` to be a whole number"),
+        ("hold_out_rows", 1.0, "`fraction` above 0 and below 1"),
+        ("hold_out_clients", 0.5, "at least 2 clients"),
+        ("map", add_noise, "random"),
     ],
 )
-def test_bad_arrangements_are_refused(arrange: Any, message: str) -> None:
-    data = ClientData.from_values([[0.5], [1.5]], fl.SequenceType(np.float32))
+def test_bad_arrangements_are_refused(step: str, argument: Any, message: str) -> None:
+    data = ClientData.from_values([[0.5]], fl.SequenceType(np.float32))
 
     with pytest.raises(errors.UserError, match=message):
-        arrange(data)
+        getattr(data, step)(argument)
 
 
 def test_clients_without_rows_to_arrange_are_refused() -> None:

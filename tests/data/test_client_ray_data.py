@@ -6,6 +6,7 @@ import federated_language as fl
 import numpy as np
 import pyarrow as pa
 import pytest
+import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
@@ -29,7 +30,10 @@ def test_dataset_is_grouped_and_read_by_workers(ray_contexts: Any) -> None:
 
     @rtf.computation(data.type_signature)
     def count(batches: Any) -> Any:
-        return batches.reduce(np.int64(0), lambda s, b: s + len_of(b["x"]))
+        def add(total: Any, batch: Any) -> Any:
+            return total + tf.size(batch["x"], tf.int64)
+
+        return batches.reduce(np.int64(0), add)
 
     @fl.federated_computation(fl.FederatedType(data.type_signature, fl.CLIENTS))
     def total(clients: Any) -> Any:
@@ -42,12 +46,6 @@ def test_dataset_is_grouped_and_read_by_workers(ray_contexts: Any) -> None:
         assert sorted(found) == sorted(table["n"][inside])
     with pytest.raises(errors.ConfigError, match="Did you mean `who`"):
         ClientData.from_ray(dataset, client="whom", x="n")
-
-
-def len_of(tensor: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.size(tensor, tf.int64)
 
 
 def test_what_is_no_dataset_is_refused(ray_contexts: Any) -> None:

@@ -217,7 +217,7 @@ def test_missing_labels_never_reach_the_weights(
 def test_bad_columns_are_named(options: dict[str, Any], message: str) -> None:
     times = pa.array([0, 1], pa.timestamp("s"))
     columns = {"who": [1, 2], "a": pa.array([0, 1], pa.float32()), "n": [1, 2]}
-    given = {"client": "who", "x": "a"} | options
+    given: dict[str, Any] = {"client": "who", "x": "a"} | options
 
     with pytest.raises(errors.UserError, match=message):
         ClientData.from_table(pa.table(columns | {"t": times}), **given)
