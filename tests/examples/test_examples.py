@@ -57,6 +57,26 @@ def test_fed_avg_program_goes_on_where_it_was_saved(tmp_path: pathlib.Path) -> N
 
 
 @pytest.mark.slow
+def test_ratings_learn_from_a_table() -> None:
+    out = run_example("ratings.py", "local", "3", "100")
+
+    found = [float(loss) for loss in re.findall(r"squared error ([\d.]+)", out)]
+    assert out.startswith("90 people train, 10 are held out")
+    assert len(found) == 3
+    assert found[-1] < found[0]
+
+
+@pytest.mark.slow
+def test_characters_of_the_library_are_learned() -> None:
+    out = run_example("characters.py", "local", "3", "20")
+
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
+    assert out.startswith("18 modules train, 2 are held out")
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
 # Jupyter's client and its event loop raise warnings of their own.
 @pytest.mark.filterwarnings("ignore")
 def test_quickstart_runs_in_a_kernel_and_ends_with_its_curve(
