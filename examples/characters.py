@@ -69,7 +69,9 @@ def main(
     address: str | None = None, num_rounds: str = "30", num_modules: str = "all"
 ) -> None:
     """Train, and print how well modules that took no part are read."""
-    with ray_fed.init(address):  # before the model: it sets TensorFlow's threads
+    with ray_fed.init(
+        address or None
+    ):  # before the model: it sets TensorFlow's threads
         names = list_modules()
         if num_modules != "all":
             names = names[:: max(1, len(names) // int(num_modules))][: int(num_modules)]

