@@ -119,3 +119,15 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     returned, arrays and all, and takes longer than all else that drives a small round.
     """
     return asyncio.new_event_loop()
+
+
+@ray.remote(num_cpus=0)
+def pick_column(block: Any, column: str) -> Any:
+    """Return one column of a block of a dataset, as a table of arrow."""
+    return block.select([column])
+
+
+@ray.remote(num_cpus=0)
+def count_rows(block: Any) -> tuple[int, Any]:
+    """Return how many rows a block of a dataset has, and its schema."""
+    return block.num_rows, block.schema

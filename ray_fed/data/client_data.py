@@ -1,28 +1,26 @@
 """Data of clients, placed once: on the workers that need it, for as long as it fits."""
 
-import collections
-import dataclasses
-import functools
-import math
-import numbers
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, cast
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self, cast
 
 import federated_language as fl
 import numpy as np
-from numpy.typing import NDArray
-from typing_extensions import override
 
-import ray_fed.errors as errors
-from ray_fed.language import structs
+from ray_fed.data.client_rows import ClientRows
+from ray_fed.data.sqlite_source import SqliteSource
+from ray_fed.data.table_source import TableSource, hold_clients, index_clients
+from ray_fed.files.arrow_rows import ArrowRows
+from ray_fed.files.features import ColumnNames, Features, Missing, columns_of
+from ray_fed.files.parquet_rows import ParquetRows
+from ray_fed.files.sqlite_rows import SqliteRows
+from ray_fed.files.table_rows import TableRows
 from ray_fed.values import plain_values
-from ray_fed.values.client_references import ClientReference, ClientRun
 from ray_fed.values.client_sources import FunctionSource, HeldSource
 from ray_fed.values.columnar_sequence import ColumnarSequence
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class ClientData(ClientRun):
+class ClientData(ClientRows):
     """What clients have, by reference: an argument placed at clients that stays put.
 
         data = ClientData.from_function(ids, read_file, dataset_type)
@@ -33,13 +31,11 @@ class ClientData(ClientRun):
     read on the way: each worker reads the clients that it is given, lays them out once,
     and keeps them between rounds, up to `Config.workers.client_bytes`.
 
-    Made by `from_values` or `from_function`.
+    Made by one of its `from_` functions. Rows that are sequences are arranged by
+    `take`, `shuffle`, `epochs` and `batch`, in this order whatever the order of the
+    calls, on the worker.
 
-    Attributes:
-        ids: one a client, in order.
     """
-
-    ids: tuple[Hashable, ...] = ()
 
     @classmethod
     def from_values(
@@ -47,7 +43,7 @@ class ClientData(ClientRun):
         clients: Mapping[Any, Any] | Sequence[Any],
         type_spec: Any,
         weights: Sequence[float] | None = None,
-    ) -> "ClientData":
+    ) -> Self:
         """Return clients whose values are at hand; they are checked now, sent once.
 
         Args:
@@ -86,7 +82,7 @@ class ClientData(ClientRun):
         load: Callable[[Any], Any],
         type_spec: Any,
         weights: Sequence[float] | None = None,
-    ) -> "ClientData":
+    ) -> Self:
         """Return clients whose values a function reads, on the worker that needs them.
 
         Args:
@@ -105,107 +101,167 @@ class ClientData(ClientRun):
         return cls._of(FunctionSource(load, ids, member), member, ids, weights)
 
     @classmethod
-    def _of(
+    def from_parquet(  # noqa: PLR0913 (keywords that say what a table's columns are)
         cls,
-        source: HeldSource | FunctionSource,
-        member: fl.Type,
-        ids: Sequence[Hashable],
-        weights: Sequence[float] | None,
-    ) -> "ClientData":
-        _check_ids(ids)
-        of_clients = None if weights is None else _read_weights(weights, ids)
-        positions = np.arange(len(ids), dtype=np.int64)
-        return cls(source, member, positions, of_clients, tuple(ids))
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        client: str,
+        x: ColumnNames,
+        y: ColumnNames | None = None,
+        batch_size: int | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        missing: Missing = "refuse",
+    ) -> Self:
+        """Return the clients of a table in parquet files, by the column that has them.
 
-    @override
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self._take(range(len(self))[index])
-        weight = None if self.weights is None else float(self.weights[index])
-        return ClientReference(
-            self.source,
-            int(self.positions[index]),
-            self.type_signature,
-            self.ids[index],
-            weight,
-        )
+        The column of clients is read now, once; a client's rows are read where its work
+        is, by the row groups that have them. A table that is sorted by client, with
+        row groups of a few clients, costs least.
 
-    def select(self, ids: Iterable[Any]) -> "ClientData":
-        """Return the clients of these ids, in this order; an id may stand there twice.
+        Args:
+            path: of a file or a folder, or several; a URI that fsspec knows. In a
+                folder, names as `client=anna` (hive) are a column.
+            client: the column of ids, whole numbers or strings.
+            x: the inputs: a column; a list of columns of one dtype, to be stacked; or
+                a dictionary of these, for named inputs.
+            y: the labels, in the same ways; None: there are none.
+            batch_size: rows of a batch; None: each row is an element.
+            dtypes: what columns are cast to, by name; else nothing is cast.
+            missing: what becomes of rows with a null or NaN: "refuse" raises, naming
+                column and client; "drop" leaves them out; "keep" lets NaN through.
+
+        Returns:
+            Clients in the order of their ids, with sequences of `<x=..., y=...>`.
 
         Raises:
-            ConfigError: there is no client of an id.
+            MissingFileError: there is no file.
+            ConfigError: a column is not there, or an argument is out of its range.
+            ValueMismatchError: a column has what no tensor holds, its type changes
+                between files, or a row has no client.
         """
-        indices, wanted = self._indices, list(ids)
-        unknown = [client for client in wanted if client not in indices]
-        if unknown:
-            raise errors.ConfigError(
-                f"Expected ids of these {len(self)} clients, found {unknown[:5]}."
-            )
-        return self._take([indices[client] for client in wanted])
+        given = [path] if isinstance(path, str | os.PathLike) else path
+        uris = [os.fspath(uri) for uri in given]
+        columns = [client, *columns_of(x), *columns_of(y)]
+        rows = ParquetRows(uris, columns)
+        features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
+        return cls._of_table(rows, features, client, batch_size)
 
-    @functools.cached_property
-    def _indices(self) -> dict[Hashable, int]:
-        return {client: index for index, client in enumerate(self.ids)}
+    @classmethod
+    def from_table(  # noqa: PLR0913 (as from_parquet)
+        cls,
+        table: Any,
+        *,
+        client: str,
+        x: ColumnNames,
+        y: ColumnNames | None = None,
+        batch_size: int | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        missing: Missing = "refuse",
+    ) -> Self:
+        """Return the clients of a table in memory; their values are sent once.
 
-    def _take(self, indices: Sequence[int]) -> "ClientData":
-        taken = np.array(indices, np.int64)
-        return ClientData(
-            self.source,
-            self.type_signature,
-            self.positions[taken],
-            None if self.weights is None else self.weights[taken],
-            tuple(self.ids[index] for index in indices),
-        )
+        Columns of numbers without nulls are not copied where the table is grouped by
+        client; else its rows are grouped, once.
 
+        Args:
+            table: a `pyarrow.Table`, a `pandas.DataFrame`, or columns by name.
+            client: as the others, as `from_parquet` takes it.
+            x: the inputs.
+            y: the labels.
+            batch_size: rows of a batch.
+            dtypes: what columns are cast to.
+            missing: what becomes of rows with a null or NaN.
 
-def _check_ids(ids: Sequence[Any]) -> None:
-    unhashable = [client for client in ids if not _is_hashable(client)]
-    if unhashable:
-        raise errors.ConfigError(
-            "Expected ids that can be hashed, such as numbers, text or tuples of"
-            f" these, found {structs.show(unhashable[0])}."
-        )
-    if len(set(ids)) < len(ids):
-        ((twice, count),) = collections.Counter(ids).most_common(1)
-        raise errors.ConfigError(
-            "Expected an id of its own for each client, found"
-            f" {structs.show(twice)} {count} times."
-        )
+        Raises:
+            ConfigError: a column is not there, or an argument is out of its range.
+            ValueMismatchError: a cell does not fit; column and client are named.
+        """
+        rows = ArrowRows(table, [client, *columns_of(x), *columns_of(y)])
+        features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
+        ids, sizes, held = hold_clients(rows, features, client)
+        member = fl.SequenceType(features.element)
+        return cls._of(HeldSource(held), member, ids, sizes).batch(batch_size)
 
+    @classmethod
+    def from_ray(  # noqa: PLR0913 (as from_parquet)
+        cls,
+        dataset: Any,
+        *,
+        client: str,
+        x: ColumnNames,
+        y: ColumnNames | None = None,
+        batch_size: int | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        missing: Missing = "refuse",
+    ) -> Self:
+        """Return the clients of a Ray dataset, grouped once, by Ray.
 
-def _is_hashable(client: object) -> bool:
-    try:
-        hash(client)  # a tuple may hold what cannot be hashed
-    except TypeError:
-        return False
-    return True
+        Its columns that are named are sorted by client, and stay in the object store
+        until this is gone. Rows of a client are in the order in which Ray has them.
 
+        Args:
+            dataset: a `ray.data.Dataset`.
+            client: as the others, as `from_parquet` takes it.
+            x: the inputs.
+            y: the labels.
+            batch_size: rows of a batch.
+            dtypes: what columns are cast to.
+            missing: what becomes of rows with a null or NaN.
 
-def _read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64]:
-    """Return one number for each client; text and truth values are none."""
-    found = np.asarray(weights, object)
-    if found.shape != (len(ids),):
-        raise errors.ConfigError(
-            f"Expected one weight for each of {len(ids)} clients, found {found.size}."
-        )
-    for client, weight in zip(ids, found, strict=True):
-        if not _is_weight(weight):
-            raise errors.ConfigError(
-                "Expected finite numbers as weights, of at least 0, found"
-                f" {structs.show(weight)} for the client with the id {client!r}."
-            )
-    return found.astype(np.float64)
+        Raises:
+            ConfigError: a column is not there, or an argument is out of its range.
+            ValueMismatchError: a column has what no tensor holds.
+        """
+        from ray_fed.cluster.driver.dataset_blocks import DatasetBlocks
 
+        columns = [client, *columns_of(x), *columns_of(y)]
+        rows = DatasetBlocks(dataset, client, columns)
+        features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
+        return cls._of_table(rows, features, client, batch_size)
 
-def _is_weight(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        found = float(value)
-    except OverflowError:
-        return False
-    return math.isfinite(found) and found >= 0
+    @classmethod
+    def from_sqlite(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        features: Mapping[str, Any],
+        split: str | None = None,
+        batch_size: int | None = None,
+    ) -> Self:
+        """Return the clients of an SQLite file in TensorFlow Federated's schema.
+
+        Args:
+            path: of the file, decompressed, which every worker opens.
+            features: of a `tf.train.Example`: what converts to a tensor's type, by
+                name; int64, float32 or strings.
+            split: such as "train"; None: all.
+            batch_size: rows of a batch; None: each example is an element.
+
+        Returns:
+            Clients in the order of their ids, with sequences of a value for each
+            feature. `map` makes inputs and labels of these.
+
+        Raises:
+            MissingFileError: there is no file.
+            ConfigError: there is no client of the split.
+            ValueMismatchError: the file has another schema, or an example cannot hold
+                a feature.
+        """
+        rows = SqliteRows(os.fspath(path), split)
+        source = SqliteSource(rows, features)
+        member = fl.SequenceType(source.element)
+        sizes = rows.sizes.astype(np.float64)
+        return cls._of(source, member, rows.ids, sizes).batch(batch_size)
+
+    @classmethod
+    def _of_table(
+        cls, rows: TableRows, features: Features, client: str, batch_size: int | None
+    ) -> Self:
+        ids, index = index_clients(rows, client)
+        source = TableSource(rows, features, ids, index)
+        member = fl.SequenceType(features.element)
+        sizes = index.sizes.astype(np.float64)
+        return cls._of(source, member, ids, sizes).batch(batch_size)
 
 
 def _count_elements(value: Any) -> float | None:

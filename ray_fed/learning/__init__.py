@@ -4,6 +4,7 @@ Importing this package imports TensorFlow and Keras. Call `ray_fed.init` before 
 build a Keras model: TensorFlow's threads are fixed by the first thing it computes.
 """
 
+import ray_fed.learning.partition as partition
 import ray_fed.tensorflow  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ray_fed.learning.cohorts import CohortSampler, split_by_label
 from ray_fed.learning.fed_avg import ServerState, build_fed_avg
@@ -22,6 +23,7 @@ __all__ = [
     "TrainingResult",
     "build_fed_avg",
     "build_fed_eval",
+    "partition",
     "run",
     "split_by_label",
 ]

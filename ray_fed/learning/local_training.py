@@ -122,13 +122,18 @@ class _Trainer:
         self._optimizer.apply(tape.gradient(passed.loss, list(weights.trainable)))
         return passed.non_trainable, passed.totals
 
-    def _reseed(self, non_trainable: Sequence[Any], x: tf.Tensor) -> tuple[Any, ...]:
+    def _reseed(self, non_trainable: Sequence[Any], x: Any) -> tuple[Any, ...]:
         """Make random layers draw by round and data: clients know not who they are."""
         seeds = self._model.seed_indices
         if not seeds:
             return tuple(non_trainable)
         mixed = list(non_trainable)
-        fingerprint = tf.reduce_sum(tf.bitcast(tf.cast(x, tf.float32), tf.int32))
+        fingerprint = tf.add_n(
+            [
+                tf.reduce_sum(tf.bitcast(tf.cast(part, tf.float32), tf.int32))
+                for part in tf.nest.flatten(x)
+            ]
+        )
         fold_in: Any = tf.random.fold_in
         for index in seeds:
             seed = fold_in(mixed[index], self._round_index)

@@ -4,16 +4,16 @@ The Keras model that a user hands in is read and never written: its layers run b
 `stateless_call`, on weights that come from the server and go back to it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import federated_language as fl
 import keras
-import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
+from ray_fed.learning.objectives import Loss, Metrics, Output, build_outputs
 from ray_fed.learning.totals import Totals, TotalsKeeper
 
 _SEED_NAME = "seed_generator_state"
@@ -59,19 +59,16 @@ class Model:
         totals: counts what `loss` and metrics need.
     """
 
-    def __init__(
-        self,
-        keras_model: keras.Model,
-        loss: keras.losses.Loss,
-        metrics: Sequence[keras.metrics.Metric],
-        label_type: fl.TensorType,
-    ) -> None:
+    def __init__(self, keras_model: keras.Model, outputs: Sequence[Output]) -> None:
         self._keras = keras_model
-        self._loss = loss
-        inputs, outputs = keras_model.inputs[0], keras_model.outputs[0]
+        self._outputs = tuple(outputs)
+        inputs = {
+            name: _tensor_type(tensor.dtype, tensor.shape)
+            for name, tensor in _named(keras_model, "input").items()
+        }
+        labels = {output.name: output.label_type for output in outputs}
         self.batch_type = fl.StructWithPythonType(
-            [("x", _tensor_type(inputs.dtype, inputs.shape)), ("y", label_type)],
-            dict,
+            [("x", _struct_of(inputs)), ("y", _struct_of(labels))], dict
         )
         self.data_type = fl.FederatedType(fl.SequenceType(self.batch_type), fl.CLIENTS)
         self.weights_type = fl.to_type(
@@ -80,38 +77,41 @@ class Model:
                 _types_of(keras_model.non_trainable_variables),
             )
         )
-        self.totals = TotalsKeeper.of(metrics, label_type, outputs)
+        self.totals = TotalsKeeper.of(outputs)
 
     @classmethod
     def from_keras(
         cls,
         keras_model: keras.Model,
         *,
-        loss: keras.losses.Loss,
-        metrics: Sequence[keras.metrics.Metric] = (),
-        label_type: fl.TensorType | None = None,
+        loss: Loss | Mapping[str, Loss],
+        metrics: Metrics | Mapping[str, Metrics] = (),
+        label_type: fl.TensorType | Mapping[str, fl.TensorType] | None = None,
     ) -> "Model":
         """Return a model that trains copies of a Keras model's weights.
 
         Args:
-            keras_model: built, with one input and one output; left as it is. Call
-                `ray_fed.init` before you build it: TensorFlow's threads are fixed by
-                the first thing that it computes.
-            loss: mean over a batch.
-            metrics: to report; those whose variables are sums over examples, such as
-                accuracies, means, confusion counts.
-            label_type: of the labels of a batch, its first dimension unknown; by
-                default `int32[?]`, a class for each example.
+            keras_model: built and functional; left as it is. Call `ray_fed.init`
+                before you build it: TensorFlow's threads are fixed by the first thing
+                that it computes. Several inputs or outputs have names: the keys of
+                their dictionary, or those of their layers.
+            loss: mean over a batch, an object or a name of Keras ("mse"); for several
+                outputs a dictionary, whose losses are summed.
+            metrics: to report, objects or names of Keras ("accuracy"); those whose
+                variables are sums over examples, such as accuracies, means, confusion
+                counts; for several outputs a dictionary of lists.
+            label_type: of the labels of a batch, its first dimension unknown; for
+                several outputs a dictionary. By default that of the output for a loss
+                by name, unless it is a sparse one, and else `int32[?]`, a class for
+                each example.
 
         Raises:
-            ValueMismatchError: the model has several inputs or outputs, the loss or a
-                metric is not an object of Keras, or a metric is not a sum.
+            ValueMismatchError: the loss or a metric is none of Keras, a metric is not a
+                sum, or there is not one loss for each output.
         """
         _check_model(keras_model)
-        expect_object(loss, keras.losses.Loss, "keras.losses.MeanSquaredError()")
-        return cls(
-            keras_model, loss, metrics, label_type or fl.TensorType(np.int32, [None])
-        )
+        symbolic = _named(keras_model, "output")
+        return cls(keras_model, build_outputs(symbolic, loss, metrics, label_type))
 
     def initial_weights(self) -> ModelWeights:
         """Return the Keras model's weights of now, as numpy arrays."""
@@ -154,10 +154,21 @@ class Model:
             training=training,
             return_losses=True,
         )
-        own_loss: Any = self._loss(batch["y"], predictions)
-        loss = sum(penalties, own_loss)
+        predictions = self._by_name(predictions)
+        losses: list[Any] = [
+            output.loss(output.of(batch["y"]), output.of(predictions))
+            for output in self._outputs
+        ]
+        loss = sum([*losses[1:], *penalties], losses[0])
         totals = self.totals.add(totals, batch["y"], predictions, loss)
         return ForwardPass(loss, tuple(non_trainable), totals)
+
+    def _by_name(self, predictions: Any) -> Any:
+        if not isinstance(predictions, list | tuple):
+            return predictions
+        names = [output.name for output in self._outputs]
+        named = dict(zip(names, predictions, strict=True))
+        return named.get(None, named)
 
     def to_keras(self, state: Any) -> keras.Model:
         """Return a new Keras model with the weights of a state, ready to be saved.
@@ -186,11 +197,39 @@ def _check_model(keras_model: keras.Model) -> None:
         )
     for kind in ("input", "output"):
         # A subclass of keras.Model that is not functional has neither.
-        found = len(getattr(keras_model, f"{kind}s", None) or ())
-        if found != 1:
+        if not getattr(keras_model, f"{kind}s", None):
             raise errors.ValueMismatchError(
-                f"Expected a functional Keras model with one {kind}, found {found}."
+                f"Expected a functional Keras model with an {kind}, found none."
             )
+
+
+def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
+    """Return a model's symbolic inputs or outputs by name; None for the only one.
+
+    Args:
+        keras_model: a functional one.
+        kind: "input" or "output".
+    """
+    tensors = getattr(keras_model, f"{kind}s")
+    if isinstance(keras_model, keras.Sequential):
+        return {None: tensors[0]}
+    structure = getattr(keras_model, kind)
+    if isinstance(structure, Mapping):
+        return dict(structure)
+    if len(tensors) == 1:
+        return {None: tensors[0]}
+    names = (
+        keras_model.output_names
+        if kind == "output"
+        else [tensor.name for tensor in tensors]
+    )
+    return dict(zip(names, tensors, strict=True))
+
+
+def _struct_of(types: Mapping[Any, fl.TensorType]) -> fl.Type:
+    if None in types:
+        return types[None]
+    return fl.StructWithPythonType(list(types.items()), dict)
 
 
 def _types_of(variables: Sequence[Any]) -> tuple[fl.TensorType, ...]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ray_fed.learning.batches import check_batches
 from ray_fed.learning.cohorts import CohortSampler
 from ray_fed.learning.processes import LearningProcess
 
@@ -78,6 +79,8 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
 
     Raises:
         ConfigError: `cohort_size` or `seed` is out of its range.
+        ValueMismatchError: inputs and labels of a batch, in a list, have different
+            numbers of rows.
         Exception: what a round raised. It counts clients by their place in the cohort;
             a note says which of `clients` these are.
     """
@@ -90,7 +93,9 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         cohort = sampler.sample(round_index)
         started = time.monotonic()
         try:
-            state, training = process.next(state, [clients[index] for index in cohort])
+            drawn = {index: clients[index] for index in cohort}
+            check_batches(drawn)
+            state, training = process.next(state, list(drawn.values()))
         except Exception as error:
             _say_who(error, cohort)
             raise

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.learning.checks import expect_object
+from ray_fed.learning.objectives import Output
 
 _LOSS, _NUM_EXAMPLES = "loss", "num_examples"
 
@@ -37,46 +37,35 @@ class TotalsKeeper:
     """Adds batches to totals and makes metrics of them, inside of traced graphs.
 
     Args:
-        metrics: Keras metrics, owned; their variables are sums.
+        metrics: Keras metrics, owned, each with its output; their variables are sums.
     """
 
-    def __init__(self, metrics: Sequence[keras.metrics.Metric]) -> None:
-        self._metrics = tuple(metrics)
+    def __init__(self, metrics: Sequence[tuple[Output, keras.metrics.Metric]]) -> None:
+        self._outputs = tuple(output for output, _ in metrics)
+        self._metrics = tuple(metric for _, metric in metrics)
 
     @classmethod
-    def of(
-        cls,
-        metrics: Sequence[keras.metrics.Metric],
-        label_type: fl.TensorType,
-        predictions: Any,
-    ) -> "TotalsKeeper":
+    def of(cls, outputs: Sequence[Output]) -> "TotalsKeeper":
         """Return a keeper of copies of a user's metrics.
 
         Args:
-            metrics: of the user, left as they are.
-            label_type: of a batch of labels.
-            predictions: the symbolic output of the model, for metrics that make
-                their variables when they first see one.
+            outputs: of the model, with their metrics, which are left as they are.
 
         Raises:
-            ValueMismatchError: a metric is no Keras metric, is not a sum, or has the
-                name of another.
+            ValueMismatchError: a metric is not a sum, or has the name of another.
         """
         names = [_LOSS, _NUM_EXAMPLES]
-        copies: list[keras.metrics.Metric] = []
-        for metric in metrics:
-            expect_object(
-                metric,
-                keras.metrics.Metric,
-                "keras.metrics.SparseCategoricalAccuracy()",
-            )
+        copies: list[tuple[Output, keras.metrics.Metric]] = []
+        measured = [(output, metric) for output in outputs for metric in output.metrics]
+        for output, metric in measured:
             if metric.name in names:
                 raise errors.ValueMismatchError(
                     f"Expected metrics of other names than {names}, found"
                     f" `{metric.name}`: give it a `name`."
                 )
             names.append(metric.name)
-            copies.append(_copy_of(metric, label_type, predictions))
+            copy = _copy_of(metric, output.label_type, output.symbolic)
+            copies.append((output, copy))
         return cls(copies)
 
     def zero(self) -> Totals:
@@ -95,17 +84,23 @@ class TotalsKeeper:
 
         Args:
             totals: so far.
-            labels: of the batch.
-            predictions: of the model for the batch.
+            labels: of the batch; by name where there are several outputs.
+            predictions: of the model for the batch, likewise.
             loss: f32[], mean over the batch.
         """
-        size = tf.shape(predictions, tf.int64)[0]
+        size = tf.shape(tf.nest.flatten(predictions)[0], tf.int64)[0]
         return Totals(
             totals.loss + tf.cast(loss, tf.float32) * tf.cast(size, tf.float32),
             totals.num_examples + size,
             tuple(
-                tuple(metric.stateless_update_state(list(sums), labels, predictions))
-                for metric, sums in zip(self._metrics, totals.metrics, strict=True)
+                tuple(
+                    metric.stateless_update_state(
+                        list(sums), output.of(labels), output.of(predictions)
+                    )
+                )
+                for output, metric, sums in zip(
+                    self._outputs, self._metrics, totals.metrics, strict=True
+                )
             ),
         )
 

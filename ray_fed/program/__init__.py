@@ -12,14 +12,29 @@ Release managers are federated_language's own.
 
 from ray_fed.data.client_data import ClientData
 from ray_fed.program.context import RayFederatedContext
+from ray_fed.program.data_sources import ClientDataIterator, ClientDataSource
 from ray_fed.program.managers import FileProgramStateManager
+from ray_fed.program.samplers import (
+    AvailabilitySampler,
+    PoissonSampler,
+    Sampler,
+    UniformSampler,
+    WeightedSampler,
+)
 from ray_fed.program.value_references import RayValueReference
 from ray_fed.values.client_references import ClientReference
 
 __all__ = [
+    "AvailabilitySampler",
     "ClientData",
+    "ClientDataIterator",
+    "ClientDataSource",
     "ClientReference",
     "FileProgramStateManager",
+    "PoissonSampler",
     "RayFederatedContext",
     "RayValueReference",
+    "Sampler",
+    "UniformSampler",
+    "WeightedSampler",
 ]

@@ -29,16 +29,20 @@ class ClientSource(abc.ABC):
 
     Attributes:
         token: names the source; sources with the same token give the same values.
-        is_resident: whether reading costs nothing, so that caching is of no use.
+        is_resident: whether reading costs nothing, or nothing beside reading the
+            base, so that caching is of no use.
         opens_once: whether the first read opens what all further reads need, so that a
             reader should keep the source.
         num_bytes: of the arrays in this process.
+        base: has the values that this one arranges in another way; None: it has its
+            own.
     """
 
     token: str
     is_resident: bool
     opens_once: bool = False
     num_bytes: int = 0
+    base: "ClientSource | None" = None
 
     @abc.abstractmethod
     def read(self, position: int) -> Plain:
@@ -48,6 +52,31 @@ class ClientSource(abc.ABC):
             ValueMismatchError: it is not of the source's type.
             ComputationError: reading it raised.
         """
+
+    def read_base(self, position: int) -> Plain:
+        """Return what a client has in `base`; see `read`."""
+        if self.base is None:
+            raise NotImplementedError(f"{type(self).__name__} has no base.")
+        return self.base.read(position)
+
+    def opened(self) -> "ClientSource":
+        """Return the source that this one stands for, or itself."""
+        return self
+
+    def arrange(self, value: Plain, position: int) -> Plain:
+        """Return what a client has, from what it has in `base`."""
+        raise NotImplementedError(f"{type(self).__name__} has no base: {position}")
+
+    def over(self, base: "ClientSource") -> "ClientSource":
+        """Return this source over another base with the same values."""
+        raise NotImplementedError(f"{type(self).__name__} has no base: {base}")
+
+    def occasion(self) -> Hashable:
+        """Return what decides the values that differ from call to call; None: nothing.
+
+        Read where the values are, under the key of the work that runs.
+        """
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,6 +37,29 @@ def flatten_type(type_spec: fl.Type) -> list[fl.TensorType]:
             )
 
 
+def batch_type(row: fl.Type) -> fl.Type:
+    """Return the type of rows stacked, each tensor with a first dimension more.
+
+    Raises:
+        ValueMismatchError: the type holds something else than tensors.
+    """
+    match row:
+        case fl.TensorType():
+            shape = row.shape
+            return fl.TensorType(row.dtype, None if shape is None else [None, *shape])
+        case fl.StructWithPythonType():
+            members = [(name, batch_type(inside)) for name, inside in row.items()]
+            return fl.StructWithPythonType(members, row.python_container)
+        case fl.StructType():
+            return fl.StructType(
+                [(name, batch_type(inside)) for name, inside in row.items()]
+            )
+        case _:
+            raise errors.ValueMismatchError(
+                f"Expected rows of tensors to batch, found `{row}`."
+            )
+
+
 def flatten(plain: Plain) -> list[Any]:
     """Return the tensors of a plain structure of tensors, in the order of its type."""
     if type(plain) is not tuple:

@@ -110,7 +110,7 @@ def _lay(
         return calls.graph.lay_values(read, with_shapes=with_shapes)
 
     runs = [members for members in data if isinstance(members, ClientRun)]
-    if not runs or len(runs) < len(data):
+    if not runs or len(runs) < len(data) or any(map(store.differs_by_call, runs)):
         return make()
     key = (kernel.content, with_shapes, *(run.key for run in runs))
     tokens = frozenset(run.source.token for run in runs)

@@ -50,22 +50,30 @@ class ClientStore:
             ValueMismatchError: it is not of its source's type.
             ComputationError: reading it raised.
         """
-        source = self._open(member.source)
+        source = self._open(member.source).opened()
         if source.is_resident:
-            return source.read(member.position)
-        key = (source.token, member.position)
+            return self._make(source, member.position)
         return self.keep(
-            key,
+            (source.token, member.position),
             frozenset([source.token]),
-            lambda: source.read(member.position),
+            lambda: self._make(source, member.position),
             stored.count_bytes,
         )
+
+    def _make(self, source: ClientSource, position: int) -> Plain:
+        if source.base is None:
+            return source.read(position)
+        return source.arrange(self.read(ClientMember(source.base, position)), position)
 
     def read_all(self, clients: Sequence[Any]) -> Sequence[Plain]:
         """Return the plain values of clients, whether they are a run or not."""
         if isinstance(clients, ClientRun):
             return [self.read(member) for member in clients]
         return clients
+
+    def differs_by_call(self, clients: ClientRun) -> bool:
+        """Return whether clients have other values in the next call."""
+        return self._open(clients.source).opened().occasion() is not None
 
     def count_bytes(self, clients: Sequence[Any]) -> int:
         """Return about how many bytes of arrays the values of clients hold."""
@@ -123,11 +131,13 @@ class ClientStore:
     def _drop_gone(self) -> None:
         gone: set[str] = set()
         while self._gone:
-            gone.add(self._gone.popleft())
+            token = self._gone.popleft()
+            source = self._sources.pop(token, None)
+            if source is not None and (base := source.opened().base) is not None:
+                self._gone.append(base.token)  # no one else says that it is gone
+            gone.add(token)
         if not gone:
             return
-        for token in gone:
-            self._sources.pop(token, None)
         for key in [k for k, kept in self._kept.items() if kept.tokens & gone]:
             self._drop(key)
         for key in [key for key in self._sizes if key[0] in gone]:

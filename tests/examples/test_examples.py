@@ -14,13 +14,13 @@ _EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
-def run_example(name: str, *args: str) -> str:
+def run_example(name: str, *args: str, **settings: str) -> str:
     finished = subprocess.run(
         [sys.executable, str(_EXAMPLES / name), *args],
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"RAY_FED_WORKERS": "1"},  # each imports TensorFlow
+        env=os.environ | {"RAY_FED_WORKERS": "1"} | settings,  # each imports TensorFlow
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
@@ -54,6 +54,26 @@ def test_fed_avg_program_goes_on_where_it_was_saved(tmp_path: pathlib.Path) -> N
     assert resumed[0] == "going on after round 5"
     assert resumed[1] == whole[5]  # round 6, to the same figures
     assert resumed[-1] == "7 rounds in all"
+
+
+@pytest.mark.slow
+def test_ratings_learn_from_a_table() -> None:
+    out = run_example("ratings.py", "", "3", "100", RAY_FED_BACKEND="local")
+
+    found = [float(loss) for loss in re.findall(r"squared error ([\d.]+)", out)]
+    assert out.startswith("90 people train, 10 are held out")
+    assert len(found) == 3
+    assert found[-1] < found[0]
+
+
+@pytest.mark.slow
+def test_characters_of_the_library_are_learned() -> None:
+    out = run_example("characters.py", "", "3", "20", RAY_FED_BACKEND="local")
+
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
+    assert out.startswith("18 modules train, 2 are held out")
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow

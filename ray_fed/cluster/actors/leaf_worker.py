@@ -181,7 +181,7 @@ class LeafWorker:
         computed = self._run(value.compute())
         return plain_values.to_plain(computed, value.type_signature, "a result")
 
-    def place(
+    def place(  # noqa: PLR0913, PLR0917 (a remote verb)
         self,
         scope: str,
         key: int,
@@ -189,16 +189,19 @@ class LeafWorker:
         bounds: tuple[int, int] | None,
         type_bytes: bytes,
         first: int,
+        draw: DrawKey | None = None,
     ) -> None:
         """Embed one value a client of a chunk; `bounds` slice a stored cohort.
 
-        `first` is the index of the chunk's first client.
+        `first` is the index of the chunk's first client; `draw` is what reading it
+        draws from, if it does.
         """
         if bounds is not None:
             members = object_store.decode(members)[bounds[0] : bounds[1]]
         member = blocks.parse_type(type_bytes)
         work = client_chunks.embed_members(self._executor, members, member, first)
-        self._scopes.values(scope)[key] = self._run(work, scope)
+        with random_keys.using(draw):
+            self._scopes.values(scope)[key] = self._run(work, scope)
 
     def repeat(self, scope: str, key: int, source: int, count: int) -> None:
         """Make a chunk whose clients all hold the same value."""

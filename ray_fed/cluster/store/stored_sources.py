@@ -30,14 +30,23 @@ def store_run(run: ClientRun) -> tuple[ClientRun, int]:
     Returns:
         The run, and how many bytes of values were put.
     """
-    source, num_bytes = run.source, 0
-    if not isinstance(source, StoredSource):
-        job = ray.get_runtime_context().get_job_id()
-        if _stored.get(source, ("", None))[0] != job:
-            _stored[source] = (job, _store_source(source))
-            num_bytes = source.num_bytes
-        source = _stored[source][1]
+    source, num_bytes = _stand_in(run.source)
     return dataclasses.replace(run, source=source, weights=None), num_bytes
+
+
+def _stand_in(source: ClientSource) -> tuple[ClientSource, int]:
+    """Return what stands for a source in the object store, and the bytes put now."""
+    if isinstance(source, StoredSource):
+        return source, 0
+    num_bytes = 0
+    job = ray.get_runtime_context().get_job_id()
+    if _stored.get(source, ("", None))[0] != job:
+        opened, num_bytes = source, source.num_bytes
+        if source.base is not None:
+            base, num_bytes = _stand_in(source.base)
+            opened = source.over(base)
+        _stored[source] = (job, _store_source(opened))
+    return _stored[source][1], num_bytes
 
 
 def _store_source(source: ClientSource) -> "StoredSource":
@@ -66,7 +75,8 @@ def _chunks(held: Sequence[Plain]) -> Iterator[tuple[int, list[Plain]]]:
     yield len(held) - len(chunk), chunk
 
 
-def _fetch(reference: Any) -> Any:
+def fetch(reference: Any) -> Any:
+    """Return an object; waits for it on the calling thread, for some minutes."""
     # On the one thread of a worker, which has nothing else to do until it is there.
     return ray.get(reference, timeout=_FETCH_TIMEOUT_S)  # noqa: TID251
 
@@ -94,9 +104,13 @@ class StoredSource(ClientSource):
 
     @override
     def read(self, position: int) -> Plain:
+        return self.opened().read(position)
+
+    @override
+    def opened(self) -> ClientSource:
         if self._opened is None:
-            self._opened = _fetch(self.reference)
-        return cast("ClientSource", self._opened).read(position)
+            self._opened = fetch(self.reference)
+        return cast("ClientSource", self._opened)
 
 
 class _ChunkedSource(ClientSource):
@@ -118,5 +132,5 @@ class _ChunkedSource(ClientSource):
     def read(self, position: int) -> Plain:
         index = bisect.bisect_right(self._starts, position) - 1
         if index not in self._fetched:
-            self._fetched[index] = _fetch(self._references[index])
+            self._fetched[index] = fetch(self._references[index])
         return self._fetched[index][position - self._starts[index]]

@@ -206,8 +206,10 @@ def _place_members(
         bounds = (part.start, part.stop)
         part = part.reference
 
+    draw = random_keys.current()
+
     async def make(on: Worker, key: int) -> None:
-        await on.call("place", key, part, bounds, serialised, chunk.start)
+        await on.call("place", key, part, bounds, serialised, chunk.start, draw)
 
     return worker.derive(member, make)
 

@@ -1,0 +1,78 @@
+"""Rows of a Ray dataset, sorted once: in blocks that stay in the object store."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.cluster import workers
+from ray_fed.cluster.store.stored_sources import fetch
+from ray_fed.files import opening
+from ray_fed.files.features import missing_column
+from ray_fed.files.parquet_rows import take_rows
+from ray_fed.files.row_index import IndexBuilder
+from ray_fed.files.table_rows import TableRows
+
+
+class DatasetBlocks(TableRows):
+    """The rows of a dataset, grouped by client.
+
+    Args:
+        dataset: a `ray.data.Dataset`; read, sorted and kept until this is gone.
+        client: the column of its clients.
+        columns: that must be there.
+
+    Raises:
+        ConfigError: a column is not there.
+        ValueMismatchError: it is no dataset, or has no rows.
+    """
+
+    label = "the dataset"
+
+    def __init__(self, dataset: Any, client: str, columns: Sequence[str]) -> None:
+        if not hasattr(dataset, "to_arrow_refs"):
+            raise errors.ValueMismatchError(
+                f"Expected a ray.data.Dataset, found {errors.describe(dataset)}."
+            )
+        names = list(dict.fromkeys(columns))
+        found: list[str] = list(dataset.columns() or ())
+        for name in names:
+            if name not in found:
+                raise missing_column(name, found, self.label)
+        grouped = dataset.select_columns(names).sort(client).materialize()
+        self._blocks: list[Any] = grouped.to_arrow_refs()
+        self._ids = [workers.pick_column.remote(b, client) for b in self._blocks]
+        heads = (fetch(workers.count_rows.remote(block)) for block in self._blocks)
+        sizes, schemas = zip(*heads, strict=True) if self._blocks else ((), ())
+        filled = [schema for size, schema in zip(sizes, schemas, strict=True) if size]
+        if not filled:
+            raise errors.ValueMismatchError(
+                "Expected rows of clients in the dataset, found none."
+            )
+        self.schema = filled[0]
+        self._ends = np.cumsum(sizes, dtype=np.int64)
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_ids": []}
+
+    @override
+    def add_ids(self, column: str, builder: IndexBuilder) -> None:
+        for reference in self._ids:
+            for chunk in fetch(reference).column(column).chunks:
+                builder.add(chunk)
+        self._ids = []
+
+    @override
+    def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Any:
+        pyarrow: Any = opening.import_extra("pyarrow")
+        indices = np.searchsorted(self._ends, rows, side="right")
+        parts: list[Any] = []
+        for index in np.unique(indices):
+            block = fetch(self._blocks[index]).select(list(columns))
+            inside = rows[indices == index] - self._ends[index] + block.num_rows
+            parts.append(take_rows(block, inside))
+        return pyarrow.concat_tables(parts) if parts else self.schema.empty_table()

@@ -1,0 +1,245 @@
+"""What is done with a client's rows before its work: declared once, done on the worker.
+
+    rows --part--> --take--> --shuffle, for each epoch--> --batch--> elements
+
+The order is fixed, in whichever order it was asked for. Rows are numpy columns, so that
+all of it is indexing: the rows of a client are cached, their arrangement is not.
+"""
+
+import dataclasses
+import itertools
+import uuid
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.data.parts import Part, seed_of
+from ray_fed.language.structs import Plain
+from ray_fed.plan import random_keys
+from ray_fed.values.client_references import ClientSource
+from ray_fed.values.columnar_sequence import Column, ColumnarSequence, lay_column
+from ray_fed.values.tensor_structures import (
+    batch_type,
+    flatten_type,
+    storage_dtype,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrangement:
+    """What is done with the rows of each client.
+
+    Attributes:
+        part: which of them; None: all.
+        take: the first of those, at most; None: all.
+        shuffles: whether they are in another order in each call and epoch.
+        seed: of the order, >= 0; None: the seed of the configuration.
+        epochs: how often they are gone through, >= 1.
+        batch_size: rows of one element; None: a row is an element.
+        drop_remainder: whether a smaller batch, at the end of an epoch, is left out.
+    """
+
+    part: Part | None = None
+    take: int | None = None
+    shuffles: bool = False
+    seed: int | None = None
+    epochs: int = 1
+    batch_size: int | None = None
+    drop_remainder: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("take", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and not _is_count(value):
+                raise errors.ConfigError(
+                    f"Expected `{name}` to be a whole number of at least 1, found"
+                    f" {value!r}."
+                )
+
+    def element_type(self, row: fl.Type) -> fl.Type:
+        """Return the type of an element, from that of a row.
+
+        Raises:
+            ValueMismatchError: rows cannot be batched.
+        """
+        if self.batch_size is None:
+            return row
+        return batch_type(row)
+
+    def weigh(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the rows that clients' work goes through, from those that they have.
+
+        Parts are counted by their share.
+        """
+        if self.part is not None:
+            share = self.part.fraction
+            rows = np.round(rows * (share if self.part.is_held_out else 1 - share))
+        if self.take is not None:
+            rows = np.minimum(rows, self.take)
+        return rows * self.epochs
+
+
+def _is_count(value: object) -> bool:
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_whole and int(value) >= 1  # pyright: ignore[reportArgumentType]
+
+
+class ArrangedSource(ClientSource):
+    """The rows of another source, arranged.
+
+    Args:
+        base: its clients have a sequence of rows each.
+        ids: of the clients, by position.
+        row: the type of a row.
+        arrangement: of the rows.
+
+    Attributes:
+        rows: the base.
+        row_weights: of clients as they are in the base, by position, where that is
+            known; stays with the one who arranges.
+    """
+
+    is_resident = True
+
+    def __init__(
+        self,
+        base: ClientSource,
+        ids: Sequence[Hashable],
+        row: fl.Type,
+        arrangement: Arrangement,
+    ) -> None:
+        self.token = uuid.uuid4().hex
+        self.base: ClientSource | None = base
+        self.rows = base
+        self.ids = ids
+        self.row = row
+        self.arrangement = arrangement
+        self.row_weights: list[float] | None = None
+
+    @override
+    def over(self, base: ClientSource) -> "ArrangedSource":
+        made = ArrangedSource(base, self.ids, self.row, self.arrangement)
+        made.token = self.token
+        return made
+
+    @override
+    def read(self, position: int) -> Plain:
+        return self.arrange(self.read_base(position), position)
+
+    @override
+    def occasion(self) -> Hashable:
+        if not self.arrangement.shuffles:
+            return self.rows.occasion()
+        key = random_keys.current()
+        return (0, 0) if key is None else (key.seed, key.invocation)
+
+    @override
+    def arrange(self, value: Plain, position: int) -> Plain:
+        rows: ColumnarSequence = value
+        client, declared = self.ids[position], self.arrangement
+        order = self._order(client, rows.length)
+        if declared.batch_size is None:
+            found = order if order is not None else np.arange(rows.length)
+            columns = [_gather(column, order) for column in rows.columns]
+            return ColumnarSequence(tuple(columns), len(found))
+        length = rows.length if order is None else len(order)
+        splits, kept = self._batches(length)
+        if kept is not None:
+            order = np.arange(length)[kept] if order is None else order[kept]
+        types = flatten_type(self.row)
+        columns = [
+            self._batched(column, order, splits, tensor, client)
+            for column, tensor in zip(rows.columns, types, strict=True)
+        ]
+        return ColumnarSequence(tuple(columns), len(splits) - 1)
+
+    def _order(self, client: Hashable, count: int) -> NDArray[np.int64] | None:
+        """Return the rows to take, by index; None: all of them as they are."""
+        declared = self.arrangement
+        if declared.part is None:
+            rows = np.arange(count)
+        else:
+            rows = declared.part.rows(client, count)
+        if declared.take is not None:
+            rows = rows[: declared.take]
+        if declared.shuffles:
+            return np.concatenate(
+                [
+                    rows[self._shuffle(client, epoch, len(rows))]
+                    for epoch in self._epochs
+                ]
+            )
+        if len(rows) == count and declared.epochs == 1:
+            return None
+        return np.tile(rows, declared.epochs)
+
+    @property
+    def _epochs(self) -> range:
+        return range(self.arrangement.epochs)
+
+    def _shuffle(self, client: Hashable, epoch: int, count: int) -> NDArray[np.int64]:
+        seed, invocation = self.occasion() or (0, 0)  # pyright: ignore[reportGeneralTypeIssues]
+        if self.arrangement.seed is not None:
+            seed = self.arrangement.seed
+        drawn = seed_of("shuffle", seed, invocation, client, epoch)
+        return np.random.default_rng(drawn).permutation(count)
+
+    def _batches(self, length: int) -> tuple[NDArray[np.int64], Any]:
+        """Return where batches begin and end; and which rows are kept, None: all.
+
+        A batch has rows of one epoch alone.
+        """
+        declared = self.arrangement
+        size, rows = declared.batch_size or 1, length // declared.epochs
+        if declared.drop_remainder:
+            whole = rows - rows % size
+            kept = np.arange(length) % max(1, rows) < whole
+            return np.arange(0, whole * declared.epochs + 1, size), kept
+        ends = np.append(np.arange(size, rows, size), rows) if rows else np.arange(0)
+        starts = np.arange(declared.epochs)[:, None] * rows
+        return np.append(0, (ends + starts).ravel()).astype(np.int64), None
+
+    def _batched(
+        self,
+        column: Column,
+        order: NDArray[np.int64] | None,
+        splits: NDArray[np.int64],
+        tensor: fl.TensorType,
+        client: Hashable,
+    ) -> Column:
+        shape = tensor.shape
+        if shape is not None and None not in shape:
+            rows = column.rows if order is None else column.rows[order]
+            return Column(rows, splits)
+        order = np.arange(column.length) if order is None else order
+        batches: list[Any] = []
+        for start, stop in itertools.pairwise(splits):
+            cells = [np.asarray(column[int(row)]) for row in order[start:stop]]
+            found = {cell.shape for cell in cells}
+            if len(found) > 1:
+                raise errors.ValueMismatchError(
+                    "Expected lists of one length in each batch of the client"
+                    f" {client!r}, found {sorted(found)[:4]} in the batch"
+                    f" {len(batches)}: pad them, or leave `batch_size` out."
+                )
+            batches.append(np.stack(cells))
+        whole = None if shape is None else (None, *shape)
+        return lay_column(batches, storage_dtype(tensor), whole)
+
+
+def _gather(column: Column, order: NDArray[np.int64] | None) -> Column:
+    if order is None:
+        return column
+    if column.splits is None:
+        return Column(column.rows[order])
+    lengths = np.diff(column.splits)[order]
+    splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    inside = np.arange(splits[-1]) + np.repeat(
+        column.splits[:-1][order] - splits[:-1], lengths
+    )
+    return Column(column.rows[inside], splits)

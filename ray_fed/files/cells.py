@@ -1,0 +1,138 @@
+"""Cells of a client's rows as numpy arrays, without a copy where that can be."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ray_fed.errors as errors
+from ray_fed.files import opening
+from ray_fed.files.features import Features, Leaf, is_list, value_type
+from ray_fed.values import tensor_structures
+from ray_fed.values.columnar_sequence import Column, ColumnarSequence
+
+
+def decode(features: Features, table: Any, client: object) -> ColumnarSequence:
+    """Return the rows of a client as a sequence, without a copy where that can be.
+
+    Args:
+        features: what they are.
+        table: of arrow, with `columns`.
+        client: its id, for errors.
+
+    Raises:
+        ValueMismatchError: a cell is null or not a number, does not fit the dtype
+            that it is cast to, or a list has another length than its column's type.
+    """
+    if features.missing == "drop":
+        table = _without_missing(table)
+    reader = _Cells(features, table, client)
+    columns = tuple(map(reader.read, features.leaves))
+    return ColumnarSequence(columns, table.num_rows)
+
+
+def _without_missing(table: Any) -> Any:
+    compute = opening.import_extra("pyarrow.compute")
+    types = opening.import_extra("pyarrow.types")
+    kept = None
+    for column in table.columns:
+        is_float = types.is_floating(column.type)
+        there = compute.invert(compute.is_null(column, nan_is_null=is_float))
+        kept = there if kept is None else compute.and_(kept, there)
+    return table if kept is None else table.filter(kept)
+
+
+class _Cells:
+    """Reads the tensors of one client's rows."""
+
+    def __init__(self, features: Features, table: Any, client: object) -> None:
+        self._features = features
+        self._table = table
+        self._client = client
+
+    def read(self, leaf: Leaf) -> Column:
+        """Return a tensor of all rows."""
+        if leaf.shape == (None,):
+            return self._ragged(leaf.columns[0], leaf)
+        arrays = [self._fixed(name, leaf) for name in leaf.columns]
+        return Column(np.stack(arrays, axis=1) if leaf.is_stacked else arrays[0])
+
+    def _fixed(self, name: str, leaf: Leaf) -> NDArray[Any]:
+        array = self._combined(self._table.column(name))
+        while is_list(array.type):
+            self._check_nulls(name, array)
+            array = array.flatten()
+        values = self._values(name, array, leaf)
+        return values.reshape(self._table.num_rows, *(leaf.shape or ()))
+
+    def _ragged(self, name: str, leaf: Leaf) -> Column:
+        array = self._combined(self._table.column(name))
+        self._check_nulls(name, array)
+        lengths = array.value_lengths().to_numpy(zero_copy_only=False)
+        splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return Column(self._values(name, array.flatten(), leaf), splits)
+
+    def _combined(self, column: Any) -> Any:
+        pyarrow: Any = opening.import_extra("pyarrow")
+        wanted = value_type(column.type)
+        if wanted != column.type:
+            column = column.cast(wanted)
+        array = (
+            column.chunk(0)
+            if column.num_chunks == 1
+            else pyarrow.concat_arrays(column.chunks)
+            if column.num_chunks
+            else pyarrow.array([], wanted)
+        )
+        return array.storage if hasattr(array, "storage") else array
+
+    def _check_nulls(self, name: str, array: Any) -> None:
+        if array.null_count:
+            raise self._mismatch(
+                name,
+                f"{array.null_count} nulls",
+                'fill them, or leave such rows out with `missing="drop"`.',
+            )
+
+    def _values(self, name: str, array: Any, leaf: Leaf) -> NDArray[Any]:
+        pyarrow: Any = opening.import_extra("pyarrow")
+        is_float = pyarrow.types.is_floating(array.type)
+        if not (is_float and self._features.missing == "keep"):
+            self._check_nulls(name, array)
+        if tensor_structures.storage_dtype(leaf.type_signature).kind == "O":
+            values = np.empty(len(array), object)
+            values[:] = array.cast(pyarrow.large_binary()).to_pylist()
+            return values
+        if leaf.cast_to is not None:
+            array = self._cast(name, array, leaf.cast_to)
+        values = array.to_numpy(zero_copy_only=False)
+        if values.dtype.kind == "f" and self._features.missing != "keep":
+            self._check_nan(name, values)
+        return values
+
+    def _cast(self, name: str, array: Any, dtype: np.dtype[Any]) -> Any:
+        pyarrow: Any = opening.import_extra("pyarrow")
+        try:
+            return array.cast(pyarrow.from_numpy_dtype(dtype))
+        except pyarrow.ArrowException as error:
+            raise self._mismatch(
+                name, f"`{error}`", f"name a dtype other than {dtype}."
+            ) from error
+
+    def _check_nan(self, name: str, values: NDArray[Any]) -> None:
+        count = int(np.isnan(values).sum())
+        if count:
+            raise self._mismatch(
+                name,
+                f"{count} values that are not a number (NaN)",
+                'fill them, leave such rows out with `missing="drop"`, or let them'
+                ' through with `missing="keep"`: weights trained on them are NaN.',
+            )
+
+    def _mismatch(self, column: str, found: str, then: str) -> Exception:
+        """Return the error that a cell does not fit."""
+        return errors.ValueMismatchError(
+            f"Expected values that fit in the column `{column}` of"
+            f" {self._features.table} for the client {self._client!r}, found {found}:"
+            f" {then}"
+        )

@@ -1,0 +1,161 @@
+"""Which rows of a table are a client's: an index made once, from one column.
+
+Rows are counted through the whole table. Neighbouring rows of one client are a range;
+a sorted table has about one for each client, an unsorted one up to one for each row.
+"""
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ray_fed.errors as errors
+from ray_fed.files import opening
+from ray_fed.files.features import value_type
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowIndex:
+    """The rows of each client.
+
+    Attributes:
+        splits: i64[clients + 1], the ranges of client i are those from `splits[i]` on,
+            up to `splits[i + 1]`.
+        starts: i64[ranges], the first row of each range.
+        counts: i64[ranges], the number of its rows.
+    """
+
+    splits: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    def ranges_of(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first rows and the sizes of a client's ranges, ascending."""
+        inside = slice(self.splits[position], self.splits[position + 1])
+        return self.starts[inside], self.counts[inside]
+
+    def rows_of(self, position: int) -> NDArray[np.int64]:
+        """Return the rows of a client, ascending."""
+        starts, counts = self.ranges_of(position)
+        offsets = np.cumsum(counts) - counts
+        return np.arange(counts.sum()) + np.repeat(starts - offsets, counts)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The number of rows of each client."""
+        total = np.concatenate([[0], np.cumsum(self.counts)])
+        return np.diff(total[self.splits]).astype(np.int64)
+
+
+class IndexBuilder:
+    """Makes an index of chunks of a column of ids.
+
+    Args:
+        column: its name, for errors.
+        table: what the table is called in an error.
+    """
+
+    def __init__(self, column: str, table: str) -> None:
+        self._column, self._table = column, table
+        self._codes: dict[Hashable, int] = {}
+        self._parts: list[tuple[NDArray[Any], ...]] = []
+        self._num_rows = 0
+
+    @property
+    def ids(self) -> list[Hashable]:
+        """The ids so far, in the order in which they were met first."""
+        return list(self._codes)
+
+    def add(self, chunk: Any) -> None:
+        """Add the ids of the rows that come next.
+
+        Args:
+            chunk: an array of arrow.
+
+        Raises:
+            ValueMismatchError: a row has no client, or the column holds no ids.
+        """
+        self._check(chunk)
+        encoded = chunk.dictionary_encode()
+        codes = np.array([self._code(i) for i in encoded.dictionary.to_pylist()])
+        if len(chunk):
+            of_rows = codes[encoded.indices.to_numpy(zero_copy_only=False)]
+            self._append(of_rows)
+        self._num_rows += len(chunk)
+
+    def add_range(self, client: Hashable, count: int) -> None:
+        """Add rows that come next, all of one client."""
+        if count:
+            part = np.array([self._code(client)]), np.zeros(1, np.int64)
+            self._keep(*part, np.array([count], np.int64))
+        self._num_rows += count
+
+    def finish(self) -> RowIndex:
+        """Return the index of all rows, with clients in the order of `ids`."""
+        parts = [np.concatenate(p) for p in zip(*self._parts, strict=True)]
+        codes, starts, counts = parts or [np.zeros(0, np.int64)] * 3
+        self._parts.clear()
+        order = np.argsort(codes, kind="stable")
+        codes, starts, counts = codes[order], starts[order], counts[order]
+        if len(codes):  # ranges that chunks cut in two
+            begins = np.ones(len(codes), bool)
+            begins[1:] = (codes[1:] != codes[:-1]) | (
+                starts[1:] != starts[:-1] + counts[:-1]
+            )
+            firsts = np.flatnonzero(begins)
+            counts = np.add.reduceat(counts, firsts).astype(np.int64)
+            codes, starts = codes[firsts], starts[firsts]
+        splits = np.searchsorted(codes, np.arange(len(self._codes) + 1))
+        return RowIndex(splits.astype(np.int64), starts.astype(np.int64), counts)
+
+    def _code(self, client: Hashable) -> int:
+        return self._codes.setdefault(client, len(self._codes))
+
+    def _append(self, of_rows: NDArray[Any]) -> None:
+        ends = np.flatnonzero(of_rows[1:] != of_rows[:-1]) + 1
+        starts = np.concatenate([[0], ends])
+        counts = np.diff(np.concatenate([starts, [len(of_rows)]]))
+        self._keep(of_rows[starts], starts, counts)
+
+    def _keep(
+        self, codes: NDArray[Any], starts: NDArray[Any], counts: NDArray[Any]
+    ) -> None:
+        small = codes.astype(np.int32), counts.astype(np.int32)
+        self._parts.append((small[0], starts + self._num_rows, small[1]))
+
+    def _check(self, chunk: Any) -> None:
+        types = opening.import_extra("pyarrow.types")
+        found = value_type(chunk.type)
+        is_id = (
+            types.is_integer(found)
+            or types.is_string(found)
+            or types.is_large_string(found)
+            or types.is_binary(found)
+        )
+        if not is_id:
+            raise errors.ValueMismatchError(
+                f"Expected whole numbers or strings, an id for each client, in the"
+                f" column `{self._column}` of {self._table}, found `{found}`."
+            )
+        if chunk.null_count:
+            first = int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
+            raise errors.ValueMismatchError(
+                f"Expected a client in every row of the column `{self._column}` of"
+                f" {self._table}, found {chunk.null_count} nulls from row"
+                f" {self._num_rows + first} on: leave such rows out."
+            )
+
+
+def sorted_by_id(
+    ids: Sequence[Hashable], index: RowIndex
+) -> tuple[list[Hashable], RowIndex]:
+    """Return clients in the order of their ids, whatever the order of their rows."""
+    order = sorted(range(len(ids)), key=lambda i: (str(type(ids[i])), ids[i]))
+    lengths = np.diff(index.splits)[order]
+    splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = np.repeat(index.splits[:-1][order] - splits[:-1], lengths)
+    taken = np.arange(len(index.starts)) + offsets
+    in_order = RowIndex(splits, index.starts[taken], index.counts[taken])
+    return [ids[i] for i in order], in_order

@@ -1,0 +1,172 @@
+"""Clients in an SQLite file, in the schema of TensorFlow Federated's client data.
+
+    examples           split_name TEXT, client_id TEXT, serialized_example_proto
+    client_metadata    client_id TEXT, split_name TEXT, num_examples INTEGER
+
+As documented for `tff.simulation.datasets.SqlClientData`:
+https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/SqlClientData
+"""
+
+import contextlib
+import pathlib
+import sqlite3
+import urllib.parse
+from collections.abc import Generator
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ray_fed.errors as errors
+from ray_fed.files import opening
+
+_SCHEMA = {
+    "examples": ("split_name", "client_id", "serialized_example_proto"),
+    "client_metadata": ("client_id", "split_name", "num_examples"),
+}
+
+
+class SqliteRows:
+    """Serialised examples by client, of one split or of all.
+
+    A client's rows are found by an index of the file; where it has none, by one that is
+    made here, once, of all row ids.
+
+    Args:
+        path: of the file, which every worker opens.
+        split_name: of the clients; None: all of them.
+
+    Attributes:
+        ids: of the clients, ascending.
+        sizes: i64[clients], the examples that the file says each has.
+
+    Raises:
+        MissingFileError: the file is not there.
+        ValueMismatchError: it has not the schema.
+        ConfigError: no client is of the split.
+    """
+
+    def __init__(self, path: str, split_name: str | None) -> None:
+        self._path, self._split = path, split_name
+        self.label = f"`{path}`"
+        with self._connect() as connection:
+            self._check_schema(connection)
+            found = connection.execute(
+                "SELECT client_id, SUM(num_examples) FROM client_metadata"
+                f"{self._where()} GROUP BY client_id ORDER BY client_id",
+                self._arguments(),
+            ).fetchall()
+            if not found:
+                raise self._no_client(connection)
+            self.ids = [client for client, _ in found]
+            self.sizes: NDArray[np.int64] = np.array([n for _, n in found], np.int64)
+            is_indexed = self._finds_clients(connection)
+            self._row_ids = None if is_indexed else self._index_rows(connection)
+
+    def read(self, position: int) -> list[bytes]:
+        """Return the serialised examples of a client, in the order of the file.
+
+        Raises:
+            MissingFileError: the file is not there.
+            ValueMismatchError: it cannot be read, or has another number of examples
+                for the client than it says.
+        """
+        with self._connect() as connection:
+            if self._row_ids is None:
+                found = self._search(connection, self.ids[position])
+            else:
+                found = self._pick(connection, self._row_ids[position])
+        if len(found) != self.sizes[position]:
+            raise errors.ValueMismatchError(
+                f"Expected {self.sizes[position]} examples of the client"
+                f" {self.ids[position]!r} in {self.label}, as its `client_metadata`"
+                f" says, found {len(found)}."
+            )
+        return found
+
+    @contextlib.contextmanager
+    def _connect(self) -> Generator[sqlite3.Connection]:
+        if not pathlib.Path(self._path).is_file():
+            raise errors.MissingFileError(
+                f"Expected an SQLite file {self.label}, found none in"
+                f" {opening.describe_executor()}: put it there, on every machine that"
+                " runs its clients."
+            )
+        quoted = urllib.parse.quote(str(pathlib.Path(self._path).resolve()))
+        connection = sqlite3.connect(f"file:{quoted}?mode=ro", uri=True)
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            raise errors.ValueMismatchError(
+                f"Expected an SQLite file {self.label}, whole and decompressed, found"
+                f" that it cannot be read ({error})."
+            ) from error
+        finally:
+            connection.close()
+
+    def _check_schema(self, connection: sqlite3.Connection) -> None:
+        for table, columns in _SCHEMA.items():
+            rows = connection.execute(f"PRAGMA table_info({table})").fetchall()
+            missing = set(columns) - {row[1] for row in rows}
+            if missing:
+                raise errors.ValueMismatchError(
+                    f"Expected a table `{table}` with the columns {list(columns)} in"
+                    f" {self.label}, found it without {sorted(missing)}."
+                )
+
+    def _no_client(self, connection: sqlite3.Connection) -> errors.ConfigError:
+        rows = connection.execute("SELECT DISTINCT split_name FROM client_metadata")
+        splits = sorted(str(name) for (name,) in rows)
+        return errors.ConfigError(
+            f"Expected clients of the split {self._split!r} in {self.label}, found the"
+            f" splits {splits}."
+        )
+
+    def _where(self, *more: str) -> str:
+        split = [] if self._split is None else ["split_name = ?"]
+        conditions = [*split, *more]
+        return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+
+    def _arguments(self, *more: object) -> list[object]:
+        return [*([] if self._split is None else [self._split]), *more]
+
+    @property
+    def _client_query(self) -> str:
+        where = self._where("client_id = ?")
+        return f"SELECT serialized_example_proto FROM examples{where}"
+
+    def _finds_clients(self, connection: sqlite3.Connection) -> bool:
+        """Return whether the file has an index that leads to a client's rows."""
+        plan = connection.execute(
+            f"EXPLAIN QUERY PLAN {self._client_query}", self._arguments("")
+        ).fetchall()
+        return all("SEARCH" in row[3] and "client_id=" in row[3] for row in plan)
+
+    def _index_rows(self, connection: sqlite3.Connection) -> list[NDArray[np.int64]]:
+        """Return the row ids of each client: one pass over the ids."""
+        positions = {client: index for index, client in enumerate(self.ids)}
+        rows = connection.execute(
+            f"SELECT rowid, client_id FROM examples{self._where()} ORDER BY rowid",
+            self._arguments(),
+        )
+        found: list[list[int]] = [[] for _ in self.ids]
+        for row, client in rows:
+            if client not in positions:
+                raise errors.ValueMismatchError(
+                    f"Expected every client of `examples` in `client_metadata` of"
+                    f" {self.label}, found {client!r} missing."
+                )
+            found[positions[client]].append(row)
+        return [np.array(rows, np.int64) for rows in found]
+
+    def _search(self, connection: sqlite3.Connection, client: object) -> list[bytes]:
+        rows = connection.execute(self._client_query, self._arguments(client))
+        return [bytes(row) for (row,) in rows]
+
+    def _pick(
+        self, connection: sqlite3.Connection, row_ids: NDArray[np.int64]
+    ) -> list[bytes]:
+        query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
+        return [
+            bytes(connection.execute(query, (int(row),)).fetchone()[0])
+            for row in row_ids
+        ]

@@ -1,0 +1,49 @@
+"""What a client has in the memory of the program: the same number of rows in a batch.
+
+Clients by reference and files are read elsewhere, and are not looked at here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import ray_fed.errors as errors
+
+
+def check_batches(clients: Mapping[int, Any]) -> None:
+    """Raise unless inputs and labels of each batch have one number of rows.
+
+    Args:
+        clients: what each has, by index; only lists are looked at.
+
+    Raises:
+        ValueMismatchError: a batch has several; client and batch are named.
+    """
+    for client, batches in clients.items():
+        if not isinstance(batches, list):
+            continue
+        for number, batch in enumerate(cast("list[Any]", batches)):
+            counts = dict(_counts(batch, ""))
+            if len(set(counts.values())) > 1:
+                shown = ", ".join(f"`{n}` {count}" for n, count in counts.items())
+                raise errors.ValueMismatchError(
+                    f"Expected one number of rows in the batch {number} of the client"
+                    f" `clients[{client}]`, found {shown}."
+                )
+
+
+def _counts(value: Any, name: str) -> Sequence[tuple[str, int]]:
+    """Return how many rows each tensor of a batch has, by its name."""
+    if isinstance(value, Mapping):
+        pairs = list(cast("Mapping[str, Any]", value).items())
+    elif isinstance(value, tuple) and not name:
+        pairs = list(zip(("x", "y"), cast("tuple[Any, ...]", value), strict=False))
+    else:
+        shape = getattr(value, "shape", None)
+        if shape is not None:
+            return [(name, int(shape[0]))] if len(shape) else []
+        return [(name, len(value))] if isinstance(value, list) else []
+    return [
+        found
+        for key, inside in pairs
+        for found in _counts(inside, f"{name}.{key}" if name else str(key))
+    ]

@@ -1,0 +1,193 @@
+"""Clients for data that has none: how examples are dealt out, by a seed alone.
+
+Each function returns the indices of every client's examples; each example goes to one
+client, and none is left out.
+
+Sources:
+    Mikhail Yurochkin, Mayank Agarwal, Soumya Ghosh, Kristjan Greenewald, Nghia Hoang,
+    Yasaman Khazaeni: Bayesian Nonparametric Federated Learning of Neural Networks. ICML
+    2019, https://arxiv.org/abs/1905.12022, Section 4 (`dirichlet`).
+
+    Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas:
+    Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS
+    2017, https://arxiv.org/abs/1602.05629, Section 3 (`shards`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ray_fed.errors as errors
+from ray_fed.learning.cohorts import split_by_label
+
+Parts: TypeAlias = list[NDArray[np.int64]]
+"""The indices of each client's examples."""
+
+__all__ = [
+    "dirichlet",
+    "draw_labels",
+    "log_normal",
+    "natural",
+    "shards",
+    "split_by_label",
+]
+
+_TRIES = 100
+"""Draws of a Dirichlet partition until every client has enough examples."""
+
+
+def dirichlet(
+    labels: NDArray[Any],
+    num_clients: int,
+    alpha: float,
+    *,
+    seed: int = 0,
+    min_examples: int = 1,
+) -> Parts:
+    """Deal each label out in proportions of its own, from a Dirichlet distribution.
+
+    Sizes differ, too, other than those of `split_by_label`.
+
+    Args:
+        labels: of all examples, any dtype that has an order, [n].
+        num_clients: >= 1.
+        alpha: > 0; small: a label is with few clients, large: all clients are alike.
+        seed: >= 0.
+        min_examples: of every client; partitions are drawn until they have them.
+
+    Raises:
+        ConfigError: an argument is out of its range, or no draw of 100 gave every
+            client its examples.
+    """
+    _check(len(labels), num_clients, seed)
+    _check_positive("alpha", alpha)
+    generator = np.random.default_rng(seed)
+    for _ in range(_TRIES):
+        parts: list[list[NDArray[np.int64]]] = [[] for _ in range(num_clients)]
+        for label in np.unique(labels):
+            indices = generator.permutation(np.flatnonzero(labels == label))
+            shares = generator.dirichlet(np.full(num_clients, alpha))
+            ends = np.round(np.cumsum(shares)[:-1] * len(indices)).astype(np.int64)
+            for part, taken in zip(parts, np.split(indices, ends), strict=True):
+                part.append(taken)
+        joined = [generator.permutation(np.concatenate(part)) for part in parts]
+        if min(map(len, joined)) >= min_examples:
+            return joined
+    raise errors.ConfigError(
+        f"Expected at least {min_examples} examples for each of {num_clients} clients,"
+        f" found none such in {_TRIES} draws: raise `alpha`, or lower one of these."
+    )
+
+
+def shards(
+    labels: NDArray[Any], num_clients: int, shards_per_client: int = 2, *, seed: int = 0
+) -> Parts:
+    """Deal examples out in shards of neighbouring labels, so many to each client.
+
+    Args:
+        labels: of all examples, any dtype that has an order, [n].
+        num_clients: >= 1.
+        shards_per_client: >= 1; a client has about so many labels.
+        seed: >= 0.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    _check(len(labels), num_clients * shards_per_client, seed)
+    _check_positive("shards_per_client", shards_per_client)
+    generator = np.random.default_rng(seed)
+    mixed = generator.permutation(len(labels))
+    in_order = mixed[np.argsort(labels[mixed], kind="stable")]
+    cut = np.array_split(in_order, num_clients * shards_per_client)
+    dealt = generator.permutation(len(cut)).reshape(num_clients, shards_per_client)
+    return [
+        generator.permutation(np.concatenate([cut[shard] for shard in row]))
+        for row in dealt
+    ]
+
+
+def log_normal(
+    num_examples: int, num_clients: int, sigma: float, *, seed: int = 0
+) -> Parts:
+    """Deal examples out at random, to clients of log-normal sizes.
+
+    Args:
+        num_examples: >= `num_clients`: each client has at least one.
+        num_clients: >= 1.
+        sigma: of the logarithm of a size, > 0; at 1.5 the largest of 1,000 clients has
+            about a hundred times what the median has.
+        seed: >= 0.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    _check(num_examples, num_clients, seed)
+    _check_positive("sigma", sigma)
+    generator = np.random.default_rng(seed)
+    shares = generator.lognormal(0.0, sigma, num_clients)
+    spread = np.cumsum(shares / shares.sum()) * (num_examples - num_clients)
+    ends = np.round(spread).astype(np.int64) + np.arange(1, num_clients + 1)
+    return np.split(generator.permutation(num_examples), ends[:-1])
+
+
+def natural(owners: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
+    """Return the indices of each owner's examples, by owner, both in order.
+
+    Args:
+        owners: who each example is of: writers, speakers, devices; [n].
+    """
+    names, codes = np.unique(np.asarray(owners), return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    ends = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
+    return dict(zip(names.tolist(), np.split(order, ends), strict=True))
+
+
+def draw_labels(
+    parts: Sequence[NDArray[np.int64]], labels: NDArray[Any], path: Any
+) -> None:
+    """Draw a partition: a bar for each client, with a piece for each label.
+
+    Args:
+        parts: of the clients.
+        labels: of all examples.
+        path: of the picture; its suffix says the format.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise errors.UnsupportedError(
+            "Expected matplotlib, which draws, found it missing: pip install"
+            " 'ray-fed[demo]'."
+        ) from error
+    figure = Figure(figsize=(8, max(2.0, 0.25 * len(parts))), layout="constrained")
+    axes = figure.subplots()
+    left = np.zeros(len(parts))
+    for label in np.unique(labels):
+        counts = np.array([(labels[part] == label).sum() for part in parts])
+        axes.barh(np.arange(len(parts)), counts, left=left, label=str(label))
+        left += counts
+    axes.set_xlabel("examples")
+    axes.set_ylabel("client")
+    axes.invert_yaxis()
+    axes.legend(title="label", loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path)
+
+
+def _check(num_examples: int, num_parts: int, seed: int) -> None:
+    if not 1 <= num_parts <= num_examples:
+        raise errors.ConfigError(
+            f"Expected parts from 1 to {num_examples}, the number of examples, found"
+            f" {num_parts}: lower `num_clients`."
+        )
+    if seed < 0:
+        raise errors.ConfigError(f"Expected `seed` to be at least 0, found {seed}.")
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise errors.ConfigError(f"Expected `{name}` above 0, found {value}.")

@@ -1,0 +1,53 @@
+"""Clients out of a Ray dataset, which Ray groups once."""
+
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pyarrow as pa
+import pytest
+import tensorflow as tf
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.program import ClientData
+from tests.data import tables
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+rtf_data_warnings = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@rtf_data_warnings
+def test_dataset_is_grouped_and_read_by_workers(ray_contexts: Any) -> None:
+    import ray.data
+
+    context = ray_contexts(workers=2, subrounds=2)
+    table = tables.make_table(6)
+    dataset = ray.data.from_arrow(pa.table(tables.shuffled(table))).repartition(3)
+
+    data = ClientData.from_ray(dataset, client="who", x="n", y="y", batch_size=2)
+
+    @rtf.computation(data.type_signature)
+    def count(batches: Any) -> Any:
+        def add(total: Any, batch: Any) -> Any:
+            return total + tf.size(batch["x"], tf.int64)
+
+        return batches.reduce(np.int64(0), add)
+
+    @fl.federated_computation(fl.FederatedType(data.type_signature, fl.CLIENTS))
+    def total(clients: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(count, clients))
+
+    assert context.invoke(total, data) == len(table["who"])
+    for client, batches in tables.read(data).items():
+        inside = table["who"] == client
+        found = np.concatenate([x for x, _ in batches])
+        assert sorted(found) == sorted(table["n"][inside])
+    with pytest.raises(errors.ConfigError, match="Did you mean `who`"):
+        ClientData.from_ray(dataset, client="whom", x="n")
+
+
+def test_what_is_no_dataset_is_refused(ray_contexts: Any) -> None:
+    with pytest.raises(errors.ValueMismatchError, match=r"Expected a ray\.data"):
+        ClientData.from_ray([1], client="who", x="n")

@@ -1,0 +1,288 @@
+"""Clients out of tables: files, memory; sorted or not; what does not fit is named."""
+
+import itertools
+import pathlib
+import pickle
+from typing import Any
+
+import fsspec
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed.program import ClientData
+from tests.data import tables
+
+NAMES: dict[str, Any] = {"client": "who", "x": ["a", "b"], "y": "y"}
+
+
+def write(table: Any, path: pathlib.Path, **options: Any) -> pathlib.Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(table), path, **options)
+    return path
+
+
+@pytest.mark.parametrize("is_sorted", [True, False], ids=["sorted", "not sorted"])
+@pytest.mark.parametrize("group_rows", [1, 5, 1000])
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_one_file_gives_each_client_its_rows(
+    tmp_path: pathlib.Path, is_sorted: bool, group_rows: int, batch_size: int | None
+) -> None:
+    table = tables.make_table()
+    laid = table if is_sorted else tables.shuffled(table)
+    path = write(laid, tmp_path / "t.parquet", row_group_size=group_rows)
+
+    data = ClientData.from_parquet(path, **NAMES, batch_size=batch_size)
+
+    wanted = tables.expected(table, [["a", "b"], "y"], batch_size)
+    tables.assert_same(tables.read(data), wanted)
+    assert data.weights is not None
+    np.testing.assert_array_equal(data.weights, np.bincount(table["who"]))
+    if batch_size:
+        assert data.type_signature == tables.BATCHES
+
+
+def test_many_files_and_pickled_sources_give_the_same(tmp_path: pathlib.Path) -> None:
+    table = tables.make_table(9)
+    bounds = [0, 7, 8, 20, len(table["who"])]
+    for index, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        part = {name: column[start:stop] for name, column in table.items()}
+        write(part, tmp_path / f"t/part{index}.parquet", row_group_size=4)
+
+    folder = ClientData.from_parquet(tmp_path / "t", **NAMES)
+    files = sorted((tmp_path / "t").iterdir())
+    listed = ClientData.from_parquet(files, **NAMES)
+
+    wanted = tables.expected(table, [["a", "b"], "y"], None)
+    tables.assert_same(tables.read(folder), wanted)
+    tables.assert_same(tables.read(listed), wanted)
+    source = pickle.loads(pickle.dumps(folder.source))
+    again = folder.source.read(3)
+    for column, other in zip(source.read(3).columns, again.columns, strict=True):
+        np.testing.assert_array_equal(column.rows, other.rows)
+
+
+def test_hive_folders_are_clients(tmp_path: pathlib.Path) -> None:
+    for client in ("anna", "bert"):
+        count = len(client) - 2 * (client == "bert")
+        rows = {"a": np.arange(count, dtype=np.float32)}
+        write(rows, tmp_path / f"t/who={client}/rows.parquet")
+
+    data = ClientData.from_parquet(tmp_path / "t", client="who", x="a")
+
+    assert data.ids == ("anna", "bert")
+    assert [len(rows) for rows in tables.read(data).values()] == [4, 2]
+
+
+def test_uris_of_fsspec_are_read() -> None:
+    table = tables.make_table()
+    with fsspec.open("memory://ratings/t.parquet", "wb") as file:
+        pq.write_table(pa.table(table), file)  # pyright: ignore[reportArgumentType]
+
+    data = ClientData.from_parquet("memory://ratings/t.parquet", **NAMES)
+
+    wanted = tables.expected(table, [["a", "b"], "y"], None)
+    tables.assert_same(tables.read(data), wanted)
+
+
+def test_only_row_groups_of_the_client_are_read(tmp_path: pathlib.Path) -> None:
+    table = {"who": np.repeat(np.arange(20), 10), "a": np.zeros(200, np.float32)}
+    path = write(table, tmp_path / "t.parquet", row_group_size=10)
+    data = ClientData.from_parquet(path, client="who", x="a")
+    source: Any = data.source
+
+    data[3].read()
+    data[17].read()
+
+    assert source._rows.num_groups_read == 2
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow", "columns"])
+@pytest.mark.parametrize("is_sorted", [True, False], ids=["sorted", "not sorted"])
+def test_tables_in_memory_give_each_client_its_rows(kind: str, is_sorted: bool) -> None:
+    table = tables.make_table()
+    laid = table if is_sorted else tables.shuffled(table)
+    makers: dict[str, Any] = {
+        "pandas": pd.DataFrame,
+        "arrow": pa.table,
+        "columns": dict,
+    }
+
+    data = ClientData.from_table(makers[kind](laid), **NAMES, batch_size=2)
+
+    wanted = tables.expected(table, [["a", "b"], "y"], 2)
+    tables.assert_same(tables.read(data), wanted)
+
+
+def test_a_grouped_table_is_not_copied() -> None:
+    table = pa.table(tables.make_table())
+
+    data = ClientData.from_table(table, client="who", x="a", y="y")
+
+    whole = table.column("a").chunk(0).to_numpy()
+    rows = [client.read().columns[0].rows for client in data]
+    assert all(np.shares_memory(whole, part) for part in rows)
+
+
+def test_named_inputs_strings_lists_and_images() -> None:
+    table = {
+        "who": ["b", "a", "b"],
+        "word": ["one", "two", "three"],
+        "tags": [[1], [], [2, 3]],
+        "image": pa.FixedSizeListArray.from_arrays(
+            pa.FixedSizeListArray.from_arrays(pa.array(range(12), pa.uint8()), 2), 2
+        ),
+        "kind": pa.array(["p", "q", "p"]).dictionary_encode(),
+    }
+
+    data = ClientData.from_table(
+        table,
+        client="who",
+        x={"word": "word", "tags": "tags", "image": "image", "kind": "kind"},
+    )
+
+    assert str(data.type_signature) == (
+        "<x=<word=str,tags=int64[?],image=uint8[2,2],kind=str>>*"
+    )
+    (first, second) = tables.read(data)["b"]
+    assert first[0] == b"one"
+    assert second[0] == b"three"
+    np.testing.assert_array_equal(second[1], [2, 3])
+    np.testing.assert_array_equal(first[2], [[0, 1], [2, 3]])
+    assert second[3] == b"p"
+
+
+def test_lists_of_one_length_are_batched_and_others_are_named() -> None:
+    table = {"who": [1, 1, 2, 2], "x": [[1, 2], [3, 4], [1], [1, 2]]}
+
+    data = ClientData.from_table(table, client="who", x="x", batch_size=2)
+
+    np.testing.assert_array_equal(tables.read(data[:1])[1][0][0], [[1, 2], [3, 4]])
+    with pytest.raises(errors.ValueMismatchError, match=r"client 2, found .*pad them"):
+        data[1].read()
+
+
+def test_dtypes_cast_and_name_what_does_not_fit() -> None:
+    table = {"who": [1, 1, 2], "x": [1, 2, 300], "y": [0.5, 1.0, 2.0]}
+
+    data = ClientData.from_table(
+        table, client="who", x="x", y="y", dtypes={"y": np.float32}
+    )
+
+    assert str(data.type_signature) == "<x=int64,y=float32>*"
+    with pytest.raises(errors.ValueMismatchError, match=r"column `x` .* client 2"):
+        ClientData.from_table(table, client="who", x="x", dtypes={"x": np.uint8})
+
+
+@pytest.mark.parametrize("cell", [None, np.nan], ids=["null", "NaN"])
+@pytest.mark.parametrize("route", ["memory", "file"])
+def test_missing_labels_never_reach_the_weights(
+    tmp_path: pathlib.Path, cell: Any, route: str
+) -> None:
+    labels = pa.array([1.0, cell, 2.0, 3.0], pa.float64())
+    table = pa.table({"who": ["a", "b", "b", "c"], "x": [1, 2, 3, 4], "y": labels})
+    path = write(table, tmp_path / "t.parquet")
+
+    def build(**options: Any) -> ClientData:
+        names: dict[str, Any] = {"client": "who", "x": "x", "y": "y"}
+        if route == "memory":
+            return ClientData.from_table(table, **names, **options)
+        return ClientData.from_parquet(path, **names, **options)
+
+    with pytest.raises(errors.ValueMismatchError, match=r"column `y` .* client 'b'"):
+        tables.read(build())
+    dropped = tables.read(build(missing="drop"))
+    assert [len(rows) for rows in dropped.values()] == [1, 1, 1]
+    kept = tables.read(build(missing="keep"))
+    assert np.isnan(kept["b"][0][1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"x": "aa"}, "a column `aa` in .* Did you mean `a`"),
+        ({"client": "whom"}, "a column `whom`"),
+        ({"x": ["a", "n"]}, "one dtype to stack.*`a` float32.*`n` int64"),
+        ({"x": []}, "one dtype to stack.*found none"),
+        ({"client": "a"}, "whole numbers or strings.*`a`.*found `float"),
+        ({"missing": "ignore"}, "`missing` to be one of"),
+        ({"dtypes": {"q": np.int8}}, r"for columns of `x` and `y`, found \['q'\]"),
+        ({"batch_size": 0}, "`batch_size` to be a whole number of at least 1"),
+        ({"x": "t"}, "column `t` of .*found `timestamp"),
+    ],
+)
+def test_bad_columns_are_named(options: dict[str, Any], message: str) -> None:
+    times = pa.array([0, 1], pa.timestamp("s"))
+    columns = {"who": [1, 2], "a": pa.array([0, 1], pa.float32()), "n": [1, 2]}
+    given: dict[str, Any] = {"client": "who", "x": "a"} | options
+
+    with pytest.raises(errors.UserError, match=message):
+        ClientData.from_table(pa.table(columns | {"t": times}), **given)
+
+
+def test_rows_without_a_client_are_refused() -> None:
+    table = {"who": [1, None, 2], "a": [1, 2, 3]}
+
+    with pytest.raises(errors.ValueMismatchError, match="1 nulls from row 1 on"):
+        ClientData.from_table(table, client="who", x="a")
+
+
+def test_files_of_two_types_are_refused(tmp_path: pathlib.Path) -> None:
+    write({"who": [1], "a": np.zeros(1, np.float32)}, tmp_path / "t/1.parquet")
+    write({"who": [2], "a": np.zeros(1, np.float64)}, tmp_path / "t/2.parquet")
+
+    with pytest.raises(
+        errors.ValueMismatchError, match=r"column `a` .*`float`.*2\.parquet.*`double`"
+    ):
+        ClientData.from_parquet(tmp_path / "t", client="who", x="a")
+
+
+def test_files_without_the_column_are_named(tmp_path: pathlib.Path) -> None:
+    write({"who": [1], "a": [1]}, tmp_path / "t/1.parquet")
+    write({"who": [2]}, tmp_path / "t/2.parquet")
+
+    with pytest.raises(errors.ConfigError, match=r"column `a` in .*2\.parquet"):
+        ClientData.from_parquet(tmp_path / "t", client="who", x="a")
+
+
+def test_what_is_no_table_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 but no more")
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(errors.ValueMismatchError, match="whole parquet files"):
+        ClientData.from_parquet(tmp_path / "t.parquet", client="who", x="a")
+    with pytest.raises(errors.UserError, match="empty"):
+        ClientData.from_parquet(tmp_path / "empty", client="who", x="a")
+    with pytest.raises(errors.MissingFileError, match="found none"):
+        ClientData.from_parquet(tmp_path / "none.parquet", client="who", x="a")
+    with pytest.raises(errors.ValueMismatchError, match=r"Expected a pyarrow\.Table"):
+        ClientData.from_table(3, client="who", x="a")
+
+
+def test_a_file_that_changes_is_an_error_of_its_client(tmp_path: pathlib.Path) -> None:
+    path = write(tables.make_table(), tmp_path / "t.parquet")
+    data = ClientData.from_parquet(path, **NAMES)
+    path.unlink()
+
+    with pytest.raises(errors.MissingFileError, match=r"t\.parquet"):
+        data[0].read()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_files_are_named_errors(tmp_path: pathlib.Path, seed: int) -> None:
+    path = write(tables.make_table(3, seed), tmp_path / "t.parquet", row_group_size=3)
+    rng = np.random.default_rng(seed)
+    content = bytearray(path.read_bytes())
+    for _ in range(4):
+        content[rng.integers(len(content))] = rng.integers(256)
+    path.write_bytes(content[: rng.integers(len(content) // 2, len(content) + 1)])
+
+    try:
+        tables.read(ClientData.from_parquet(path, **NAMES))
+        message = str(path)  # what was changed decides nothing, or a value alone
+    except errors.UserError as error:
+        message = str(error)
+    assert "t.parquet" in message

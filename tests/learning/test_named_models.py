@@ -1,0 +1,143 @@
+"""Models of several inputs and outputs, losses and metrics by their names."""
+
+from typing import Any
+
+import federated_language as fl
+import keras
+import numpy as np
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed import learning
+from ray_fed.learning import Model, build_fed_avg, build_fed_eval
+
+
+def build_two_towers(*, as_dict: bool = True, two_outputs: bool = False) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    user = keras.Input((), dtype="int32", name="user")
+    item = keras.Input((2,), name="item")
+    embedded = keras.layers.Embedding(5, 3)(user)
+    joined = keras.layers.Concatenate()([embedded, item])
+    joined = keras.layers.Dropout(0.1)(joined)
+    rating = keras.layers.Dense(1, name="rating")(joined)
+    outputs: Any = rating
+    if two_outputs:
+        kind = keras.layers.Dense(4, activation="softmax", name="kind")(joined)
+        outputs = {"rating": rating, "kind": kind}
+    inputs: Any = {"user": user, "item": item} if as_dict else [user, item]
+    return keras.Model(inputs, outputs)
+
+
+def batches_of(sizes: list[int], seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "x": {
+                "user": rng.integers(0, 5, size).astype(np.int32),
+                "item": rng.normal(size=(size, 2)).astype(np.float32),
+            },
+            "y": rng.normal(size=size).astype(np.float32),
+        }
+        for size in sizes
+    ]
+
+
+def test_model_of_two_inputs_learns_and_is_measured() -> None:
+    keras_model: Any = build_two_towers()
+    model = Model.from_keras(keras_model, loss="mse", metrics=["mae"])
+    training = build_fed_avg(model, keras.optimizers.SGD(0.1))
+    evaluation = build_fed_eval(model, training)
+    clients = [batches_of([4, 4], 1), batches_of([4], 2)]
+
+    state = training.initialize()
+    before = evaluation.next(state, clients)
+    for _ in range(3):
+        state, _ = training.next(state, clients)
+    after = evaluation.next(state, clients)
+
+    batches = [batch for client in clients for batch in client]
+    errors_of_rows = np.concatenate(
+        [keras_model(b["x"]).numpy()[:, 0] - b["y"] for b in batches]
+    )
+    np.testing.assert_allclose(before["loss"], np.mean(errors_of_rows**2), rtol=1e-5)
+    np.testing.assert_allclose(before["mae"], np.abs(errors_of_rows).mean(), rtol=1e-5)
+    assert after["loss"] < before["loss"]
+
+
+@pytest.mark.parametrize("as_dict", [True, False], ids=["keys", "layers"])
+def test_inputs_have_the_names_of_keys_or_layers(as_dict: bool) -> None:
+    model = Model.from_keras(build_two_towers(as_dict=as_dict), loss="mse")
+
+    assert str(model.batch_type) == (
+        "<x=<user=int32[?],item=float32[?,2]>,y=float32[?]>"
+    )
+
+
+def test_losses_of_several_outputs_are_summed() -> None:
+    keras_model: Any = build_two_towers(two_outputs=True)
+    model = Model.from_keras(
+        keras_model,
+        loss={"rating": "mse", "kind": "sparse_categorical_crossentropy"},
+        metrics={"kind": ["accuracy"]},
+    )
+    evaluation = build_fed_eval(model)
+    batches = batches_of([6])
+    kinds = np.array([0, 1, 2, 3, 0, 1], np.int32)
+    batches[0]["y"] = {"rating": batches[0]["y"], "kind": kinds}
+
+    metrics = evaluation.next(evaluation.initialize(), [batches])
+
+    found = keras_model(batches[0]["x"])
+    rating, kind = found["rating"].numpy()[:, 0], found["kind"].numpy()
+    square = np.mean((rating - batches[0]["y"]["rating"]) ** 2)
+    entropy = -np.log(kind[np.arange(6), kinds]).mean()
+    np.testing.assert_allclose(metrics["loss"], square + entropy, rtol=1e-5)
+    accuracy = (kind.argmax(1) == kinds).mean()
+    np.testing.assert_allclose(metrics["kind_accuracy"], accuracy, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "mean_squire"}, "name of a Keras loss"),
+        ({"loss": "mse", "metrics": ["acuracy"]}, "name of a Keras metric"),
+        ({"loss": "mse", "metrics": "mae"}, "a list of metrics"),
+        ({"loss": 3}, "Expected a Keras Loss"),
+    ],
+)
+def test_names_that_keras_lacks_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(errors.ValueMismatchError, match=message):
+        Model.from_keras(build_two_towers(), **options)
+
+
+def test_each_output_needs_a_loss() -> None:
+    two = build_two_towers(two_outputs=True)
+
+    for loss in ("mse", {"rating": "mse"}):
+        with pytest.raises(errors.ValueMismatchError, match=r"`loss`.*'rating'"):
+            Model.from_keras(two, loss=loss)
+
+
+def test_labels_follow_the_output_for_a_loss_by_name() -> None:
+    keras_model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+    by_name = Model.from_keras(keras_model, loss="mse")
+    given = fl.TensorType(np.float64, [None, 3])
+    by_type = Model.from_keras(keras_model, loss="mse", label_type=given)
+
+    assert str(by_name.batch_type) == "<x=float32[?,4],y=float32[?,3]>"
+    assert str(by_type.batch_type) == "<x=float32[?,4],y=float64[?,3]>"
+
+
+def test_batch_of_two_numbers_of_rows_names_client_and_batch() -> None:
+    model = Model.from_keras(build_two_towers(), loss="mse")
+    training = build_fed_avg(model, keras.optimizers.SGD(0.1))
+    clients = [batches_of([2]), batches_of([3, 3])]
+    clients[1][1]["y"] = clients[1][1]["y"][:2]
+
+    with pytest.raises(
+        errors.ValueMismatchError, match=r"batch 1 of the client `clients\[1\]`.*`y` 2"
+    ):
+        learning.run(training, clients, num_rounds=1)

@@ -1,0 +1,94 @@
+"""Partitions deal every example to one client, by their seed."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed.learning import partition
+
+LABELS = np.random.default_rng(0).permutation(np.arange(600) % 6)
+
+BUILDERS: dict[str, Callable[[int], Sequence[Any]]] = {
+    "dirichlet": lambda seed: partition.dirichlet(LABELS, 9, 0.5, seed=seed),
+    "shards": lambda seed: partition.shards(LABELS, 9, 2, seed=seed),
+    "log_normal": lambda seed: partition.log_normal(600, 9, 1.5, seed=seed),
+}
+
+
+@pytest.mark.parametrize("kind", BUILDERS)
+def test_each_example_goes_to_one_client_by_the_seed(kind: str) -> None:
+    build = BUILDERS[kind]
+
+    parts, same, other = build(1), build(1), build(2)
+
+    assert len(parts) == 9
+    assert sorted(np.concatenate(parts)) == list(range(600))
+    assert min(map(len, parts)) >= 1
+    assert all(np.array_equal(a, b) for a, b in zip(parts, same, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
+
+
+def num_labels(parts: Sequence[Any]) -> float:
+    return float(np.mean([len(np.unique(LABELS[part])) for part in parts]))
+
+
+def test_alpha_says_how_alike_clients_are() -> None:
+    few = partition.dirichlet(LABELS, 6, 0.05, min_examples=0)
+    many = partition.dirichlet(LABELS, 6, 1e4)
+
+    assert num_labels(few) < 3.5
+    assert num_labels(many) == 6
+    assert np.std([len(part) for part in many]) < 5
+
+
+def test_shards_are_of_few_labels_and_one_size() -> None:
+    parts = partition.shards(LABELS, 10, 2)
+
+    assert {len(part) for part in parts} == {60}
+    assert num_labels(parts) <= 4
+
+
+def test_sizes_are_log_normal() -> None:
+    parts = partition.log_normal(2_000_000, 2000, 1.5, seed=3)
+
+    logs = np.log([len(part) - 1 for part in parts if len(part) > 1])
+    assert np.std(logs) == pytest.approx(1.5, rel=0.1)
+    assert abs(np.mean(logs) - np.median(logs)) < 0.15
+
+
+def test_natural_clients_are_owners() -> None:
+    parts = partition.natural(np.array(["b", "a", "b", "c"]))
+
+    assert {name: part.tolist() for name, part in parts.items()} == {
+        "a": [1],
+        "b": [0, 2],
+        "c": [3],
+    }
+
+
+def test_a_partition_is_drawn(tmp_path: pathlib.Path) -> None:
+    parts = partition.shards(LABELS, 5)
+
+    partition.draw_labels(parts, LABELS, tmp_path / "parts.png")
+
+    assert (tmp_path / "parts.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: partition.dirichlet(LABELS, 601, 1.0), "from 1 to 600"),
+        (lambda: partition.dirichlet(LABELS, 3, 0.0), "`alpha` above 0"),
+        (lambda: partition.dirichlet(LABELS, 500, 0.01), "none such in 100 draws"),
+        (lambda: partition.shards(LABELS, 3, 0), "found 0"),
+        (lambda: partition.log_normal(5, 3, -1.0), "`sigma` above 0"),
+        (lambda: partition.log_normal(5, 3, 1.0, seed=-1), "`seed`"),
+    ],
+)
+def test_impossible_partitions_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        build()
