@@ -37,7 +37,7 @@ def flatten_type(type_spec: fl.Type) -> list[fl.TensorType]:
             )
 
 
-def flatten(plain: Plain) -> list[Any]:
+def flatten(plain: Plain) -> list[Plain]:
     """Return the tensors of a plain structure of tensors, in the order of its type."""
     if type(plain) is not tuple:
         return [plain]

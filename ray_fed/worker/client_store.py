@@ -8,12 +8,13 @@ is dropped with it.
 import collections
 import dataclasses
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from ray_fed.language.structs import Plain
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientMember, ClientRun, ClientSource
+from ray_fed.values.stored import ClientValues
 
 _T = TypeVar("_T")
 _KEPT_SIZES = 65_536
@@ -61,13 +62,13 @@ class ClientStore:
             stored.count_bytes,
         )
 
-    def read_all(self, clients: Sequence[Any]) -> Sequence[Plain]:
+    def read_all(self, clients: ClientValues) -> ClientValues:
         """Return the plain values of clients, whether they are a run or not."""
         if isinstance(clients, ClientRun):
             return [self.read(member) for member in clients]
         return clients
 
-    def count_bytes(self, clients: Sequence[Any]) -> int:
+    def count_bytes(self, clients: ClientValues) -> int:
         """Return about how many bytes of arrays the values of clients hold."""
         if not isinstance(clients, ClientRun):
             return stored.count_bytes(clients)

@@ -15,6 +15,7 @@ import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.graphs import graph_message, loader, random_states, randomness
+from ray_fed.tensorflow.graphs.protobufs import GraphDef
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.graph_values import GraphSequence, UnfitError
 from ray_fed.values.columnar_sequence import Sizes
@@ -170,7 +171,7 @@ class Grafts:
 
     def _assign(
         self,
-        graph_def: Any,
+        graph_def: GraphDef,
         states: random_states.RandomStates,
         content: bytes,
         path: tuple[str, ...],
@@ -188,7 +189,7 @@ class Grafts:
         return [op]
 
 
-def _find_stateful(graph_def: Any) -> str | None:
+def _find_stateful(graph_def: GraphDef) -> str | None:
     bodies_ = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
     for node in (node for nodes in bodies_ for node in nodes):
         if node.op not in _CALLS and bodies.definition_of(node).is_stateful:
@@ -197,7 +198,7 @@ def _find_stateful(graph_def: Any) -> str | None:
 
 
 def _without_placeholders(
-    graph_def: Any, feeds: dict[str, Any], fetches: Sequence[str]
+    graph_def: GraphDef, feeds: dict[str, Any], fetches: Sequence[str]
 ) -> dict[str, Any]:
     """Remove the placeholders of feeds, in place; return the feeds that are read.
 
