@@ -191,7 +191,7 @@ class LocatedError(RayFedError):
         return found
 
 
-class WorkerTraceback(Exception):  # noqa: N818 (a cause, for whoever reads it)
+class WorkerTraceback(Exception):  # noqa: N818 (a cause, shown in tracebacks)
     """What a worker's traceback said: the cause of an error that came from there."""
 
     @override

@@ -19,25 +19,25 @@ from ray_fed.values.stored import ArgumentPart
 
 @dataclasses.dataclass
 class Call:
-    """What one call has so far.
+    """The state of one call while it runs.
 
     Attributes:
-        spec: what was decided of it.
-        cut: of its cohort.
+        spec: when the call began, and what is asked of it.
+        cut: the leaves and subrounds of its cohort.
         store: see `RoundPolicy`.
         parameter: type of the argument; None where the computation takes none.
         argument: the argument, if the computation takes one; at most one element.
         at_finish: the same, as after-merge work takes it.
-        of_runs: the same for each run, with the values of its clients alone.
-        merged: by each stage that is done.
+        of_runs: the argument of each subround: with the values of its clients alone.
+        merged: the merged value of each stage that is done.
         dropped: why clients take no part, by index in the cohort.
-        max_dropped: how many may be.
+        max_dropped: how many clients may be dropped.
         keeps: for each run, whether stages keep values of its clients.
-        kept: for each run, those values by name.
+        kept: for each run, the kept values by name.
         bytes_broadcast: of what all its subrounds are given, each value once.
         bytes_sliced: of clients' values, for each run.
         next_index: of the next subround.
-        notes: what its work told.
+        notes: the notes that its work left, see `diagnostics`.
         decisions: about XLA, by the content of kernels that it runs.
     """
 

@@ -118,11 +118,11 @@ def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
 
 
 def drop_clients(clients: ClientValues, dropped: Sequence[int]) -> ClientValues:
-    """Return values of clients, a list or a run of them, without those of some.
+    """Return the values of some clients without the values of dropped clients.
 
     Args:
-        clients: in order.
-        dropped: positions of those that are left out, in order.
+        clients: their values, in order.
+        dropped: positions of the dropped clients, in order.
     """
     if not dropped:
         return clients

@@ -1,8 +1,8 @@
-"""What one executor keeps of clients between rounds: read once, laid out once.
+"""A cache of clients' data on one worker, between rounds: read once, laid out once.
 
-The least recently used is dropped beyond a number of bytes, and read again when it is
-asked for: what is kept decides nothing but time. What came from a source that is gone
-is dropped with it.
+Beyond a number of bytes the least recently used data is dropped, and read again when it
+is next needed: the cache decides nothing but time. Data of a source is dropped once the
+source is gone.
 """
 
 import collections

@@ -30,7 +30,7 @@ _CALLS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class DrawSite:
-    """A random op of a kernel, as far as its draws go.
+    """A random op of a kernel, and what its random numbers depend on.
 
     Attributes:
         path: names of the locals that its computation is called in.
@@ -46,7 +46,7 @@ class Grafts:
 
     Attributes:
         sites: the random ops, in the order of their states.
-        unkeyed: what draws without a state.
+        unkeyed: the random ops without a state that can be set.
         ends: results of what was put in. Where the next iteration waits for them,
             TensorFlow optimises each computation for itself: it would make one sum of
             several, in an order of its own, and other bits.
