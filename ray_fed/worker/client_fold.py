@@ -7,7 +7,7 @@ import federated_language as fl
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
-from ray_fed.plan import fused, merge_tree, plans
+from ray_fed.plan import diagnostics, fused, merge_tree, plans
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import tensor_structures
 from ray_fed.values.client_references import ClientRun
@@ -55,7 +55,7 @@ async def fold(
         raise
     except Exception as error:  # noqa: BLE001 (the interpreter will say what it is)
         cause = error.__cause__ if isinstance(error, FailedLeafError) else error
-        if cause is not None and errors.is_defect(cause):
+        if cause is not None and diagnostics.is_defect(cause):
             raise cause from None
         leaf = getattr(error, "leaf", None)
         return plans.NoKernel(f"{type(cause).__name__} in a kernel", leaf)
