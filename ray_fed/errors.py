@@ -34,7 +34,6 @@ import contextlib
 import copy
 import dataclasses
 import reprlib
-import traceback
 import types
 from collections.abc import Generator, Mapping
 from typing import Any, Self
@@ -44,7 +43,6 @@ from typing_extensions import override
 MAX_SHOWN = 200
 """Characters of a value that an error message shows."""
 
-_OF_DEFECTS = AttributeError, AssertionError, LookupError, NameError
 _SHORTENED = reprlib.Repr()
 _SHORTENED.maxlevel = 4
 _SHORTENED.maxlist = _SHORTENED.maxtuple = _SHORTENED.maxdict = 20
@@ -58,31 +56,6 @@ def describe(value: object) -> str:
     except Exception as error:  # noqa: BLE001 (ints of 5,000 digits, any class at all)
         text = f"<no text of it: {type(error).__name__}>"
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
-
-
-def first_line(error: BaseException) -> str:
-    """Return the class of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
-def is_defect(error: BaseException) -> bool:
-    """Return whether an error tells of a mistake in ray_fed, and of nothing else.
-
-    True for an AttributeError, a failed assertion and their like that a line of ray_fed
-    raised. A user's function or graph, and TensorFlow, raise such errors in lines of
-    their own. TensorFlow may raise one again, as another object of the same class.
-    """
-    found: BaseException | None = error
-    while isinstance(found, _OF_DEFECTS):
-        frames = list(traceback.walk_tb(found.__traceback__))
-        if frames and _is_of_ray_fed(frames[-1][0]):
-            return True
-        found = found.__cause__ or found.__context__
-    return False
-
-
-def _is_of_ray_fed(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith("ray_fed.")
 
 
 class RayFedError(Exception):
@@ -191,7 +164,7 @@ class LocatedError(RayFedError):
         return found
 
 
-class WorkerTraceback(Exception):  # noqa: N818 (a cause, for whoever reads it)
+class WorkerTraceback(Exception):  # noqa: N818 (a cause, shown in tracebacks)
     """What a worker's traceback said: the cause of an error that came from there."""
 
     @override

@@ -1,4 +1,4 @@
-"""Functions in an argument become part of the computation that takes them.
+"""Reads a computation and its argument; functions in that become part of the former.
 
     comp: (<f=(a -> b), x=c> -> d),  <f=g, x=1>   ->   (x -> comp(<f=g, x=x>)),  <x=1>
 
@@ -12,7 +12,10 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.errors as errors
+from ray_fed.compiler.form import function_type_of
 from ray_fed.language import blocks, structs, type_checks
+from ray_fed.language.structs import Plain
+from ray_fed.values import plain_values, read_limits
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -31,6 +34,28 @@ class _Bound:
     type_spec: fl.Type | None
     value: Any
     build: Callable[[Any], Block]
+
+
+def read_invocation(
+    comp: Any, arg: Any, limits: read_limits.Limits
+) -> tuple[Any, Plain]:
+    """Return a computation that takes no functions, and its argument as a plain value.
+
+    Args:
+        comp: a computation, or a `MergeableCompForm`.
+        arg: its argument; where the parameter's type has functions, computations.
+        limits: of what is read of the argument.
+
+    Raises:
+        TypeError: the argument is not of its type, or `comp` is no computation.
+    """
+    type_checks.check_no_argument(function_type_of(comp), arg)
+    with read_limits.limited(limits):
+        comp, arg = bind_functions(comp, arg)
+        parameter = comp.type_signature.parameter
+        if parameter is None:
+            return comp, None
+        return comp, plain_values.to_plain(arg, parameter, "the argument")
 
 
 def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:

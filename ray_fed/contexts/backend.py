@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import federated_language as fl
 
 from ray_fed.contexts.first_calls import AwaitReady
+from ray_fed.language.structs import Plain
 from ray_fed.rounds.policy import RoundPolicy
+from ray_fed.values.stored import ArgumentPart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Backend:
     runners: Sequence[fl.framework.AsyncContext]
     num_workers: int | Callable[[], Awaitable[int]]
     close: Callable[[], None]
-    store: Callable[[Any], tuple[Any, int]] = RoundPolicy.store
-    fetch: Callable[[Any], Awaitable[Any]] | None = None
+    store: Callable[[ArgumentPart], tuple[ArgumentPart, int]] = RoundPolicy.store
+    fetch: Callable[[ArgumentPart], Awaitable[Plain]] | None = None
     await_ready: AwaitReady | None = None
     spreads_subrounds: bool = False

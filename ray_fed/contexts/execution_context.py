@@ -10,12 +10,8 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.compiler.binding import bind_functions
-from ray_fed.compiler.form import (
-    MergeableCompChain,
-    MergeableCompForm,
-    function_type_of,
-)
+from ray_fed.compiler.binding import read_invocation
+from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
 from ray_fed.contexts.backend import Backend
@@ -24,6 +20,7 @@ from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.executors.calling_thread import CallingThread
 from ray_fed.executors.loops import LoopThread, wait_for
 from ray_fed.language import blocks, type_checks
+from ray_fed.language.structs import Plain
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.plan import merge_tree
@@ -31,28 +28,10 @@ from ray_fed.rounds.computation_cache import ComputationCache
 from ray_fed.rounds.execution import Rounds
 from ray_fed.rounds.policy import CallSpec, RoundPolicy
 from ray_fed.values import plain_values, read_limits
+from ray_fed.values.components import Components
+from ray_fed.values.stored import ArgumentPart
 
 flf = fl.framework
-
-
-def read_invocation(comp: Any, arg: Any, limits: read_limits.Limits) -> tuple[Any, Any]:
-    """Return a computation that takes no functions, and its argument as a plain value.
-
-    Args:
-        comp: a computation, or a `MergeableCompForm`.
-        arg: its argument; where the parameter's type has functions, computations.
-        limits: of what is read of the argument.
-
-    Raises:
-        TypeError: the argument is not of its type, or `comp` is no computation.
-    """
-    type_checks.check_no_argument(function_type_of(comp), arg)
-    with read_limits.limited(limits):
-        comp, arg = bind_functions(comp, arg)
-        parameter = comp.type_signature.parameter
-        if parameter is None:
-            return comp, None
-        return comp, plain_values.to_plain(arg, parameter, "the argument")
 
 
 class ExecutionContext(flf.SyncContext):
@@ -177,8 +156,8 @@ class ExecutionContext(flf.SyncContext):
     def start(
         self,
         comp: Any,
-        prepare: Callable[[], Awaitable[Any]],
-        deliver: Callable[[Sequence[Any]], None],
+        prepare: Callable[[], Awaitable[Plain]],
+        deliver: Callable[[Components], None],
     ) -> concurrent.futures.Future[None]:
         """Start a call whose result stays, each component by itself, where it was made.
 
@@ -205,14 +184,14 @@ class ExecutionContext(flf.SyncContext):
 
         return thread.submit(run())
 
-    def fetch(self, component: Any) -> concurrent.futures.Future[Any]:
+    def fetch(self, component: ArgumentPart) -> concurrent.futures.Future[Plain]:
         """Read a component that a call delivered, into this process.
 
         Raises:
             ContextStateError: the context was closed.
         """
 
-        async def run() -> Any:
+        async def run() -> Plain:
             fetch = self._backend.fetch
             return component if fetch is None else await fetch(component)
 
@@ -225,14 +204,14 @@ class ExecutionContext(flf.SyncContext):
             )
         return self._thread
 
-    async def _invoke(self, comp: Any, arg: Any, spec: CallSpec) -> Any:
+    async def _invoke(self, comp: Any, arg: Plain, spec: CallSpec) -> Plain:
         called = comp.up_to_merge if isinstance(comp, MergeableCompForm) else comp
         if self._first_calls.has_returned(called):
             return await self._run(comp, arg, spec)
         async with self._first_calls.telling(called):
             return await self._run(comp, arg, spec)
 
-    async def _run(self, comp: Any, arg: Any, spec: CallSpec) -> Any:
+    async def _run(self, comp: Any, arg: Plain, spec: CallSpec) -> Plain:
         self._checks.check(comp)
         if isinstance(comp, MergeableCompForm):
             return await self._rounds.run_chain(MergeableCompChain.of(comp), arg, spec)
@@ -268,8 +247,8 @@ def _to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain | None:
 
 
 def _wait_for(
-    thread: LoopThread | CallingThread, coroutine: Coroutine[Any, Any, Any]
-) -> Any:
+    thread: LoopThread | CallingThread, coroutine: Coroutine[Any, Any, Plain]
+) -> Plain:
     if isinstance(thread, CallingThread):
         return thread.run(coroutine)
     return wait_for(thread, coroutine)

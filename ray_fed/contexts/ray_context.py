@@ -17,8 +17,8 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.cluster.driver.session import Session
+from ray_fed.compiler.binding import read_invocation
 from ray_fed.config import Config
-from ray_fed.contexts.execution_context import read_invocation
 from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.executors.loops import LoopThread
 from ray_fed.observability import events

@@ -22,6 +22,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.executors.fanout import gather_by_index, run_in_order
 from ray_fed.language import blocks, structs
+from ray_fed.language.structs import Plain
 from ray_fed.plan import diagnostics, merge_tree, outcomes, plans
 from ray_fed.plan.fingerprint import Fingerprint
 from ray_fed.values import read_limits, stored
@@ -45,7 +46,7 @@ class SequentialRunner(flf.AsyncContext):
         self._name = name
 
     @override
-    async def invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
+    async def invoke(self, comp: Any, arg: Plain) -> outcomes.Outcome:
         match comp:
             case plans.Subround():
                 results = await self._run(comp, arg)
@@ -56,7 +57,7 @@ class SequentialRunner(flf.AsyncContext):
             tuple(results), 1, self._name, pid, pid, platform.node()
         )
 
-    async def _run(self, subround: plans.Subround, arg: Any) -> list[Any]:
+    async def _run(self, subround: plans.Subround, arg: Plain) -> list[Plain]:
         comp = _parse(subround.computation)
         results = [
             await self._call(
@@ -76,7 +77,7 @@ class SequentialRunner(flf.AsyncContext):
         ]
 
     async def _merge(
-        self, merge: bytes, partials: list[Any], subtrees: list[merge_tree.Subtree]
+        self, merge: bytes, partials: list[Plain], subtrees: list[merge_tree.Subtree]
     ) -> Any:
         comp = _parse(merge)
         for left, right, _ in merge_tree.merge_order(subtrees):
@@ -85,7 +86,7 @@ class SequentialRunner(flf.AsyncContext):
         return partials[0]
 
     async def _finish(
-        self, finish: plans.Finish, partials: list[Any], before: list[Any]
+        self, finish: plans.Finish, partials: list[Plain], before: list[Plain]
     ) -> Any:
         merged: Any = ()
         if finish.merge is not None:
@@ -97,7 +98,7 @@ class SequentialRunner(flf.AsyncContext):
         comp = _parse(finish.computation)
         return await self._call(comp, plans.as_argument([*before, merged]))
 
-    async def _call(self, comp: flf.ConcreteComputation, arg: Any) -> Any:
+    async def _call(self, comp: flf.ConcreteComputation, arg: Plain) -> Any:
         if comp.type_signature.parameter is None:
             arg = None
         result = self._context.invoke(comp, arg)
@@ -169,7 +170,7 @@ class LocalRunner(flf.AsyncContext):
         self._stack.close()
 
     @override
-    async def invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
+    async def invoke(self, comp: Any, arg: Plain) -> outcomes.Outcome:
         stack = self._stack
         inner = stack.stack if isinstance(stack, ThreadedStack) else stack
         size = comp.clients_per_leaf

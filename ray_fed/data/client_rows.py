@@ -3,6 +3,8 @@
 import collections
 import dataclasses
 import functools
+import math
+import numbers
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Self
 

@@ -1,4 +1,4 @@
-"""An event loop that runs on whichever thread calls, for as long as the call."""
+"""An event loop that runs on the thread of each caller, while the call lasts."""
 
 import asyncio
 import concurrent.futures
@@ -17,8 +17,9 @@ _T = TypeVar("_T")
 class CallingThread:
     """Runs coroutines on the thread that hands them over, one after another.
 
-    So breakpoints in what they call stop that thread, with its caller on the stack. A
-    thread whose own event loop runs may call too: that loop stands still meanwhile.
+    So a breakpoint inside of a coroutine stops the thread of the caller, whose frames
+    are on the stack. A thread may call while its own event loop runs: that event loop
+    stands still until the call returns.
     """
 
     def __init__(self) -> None:

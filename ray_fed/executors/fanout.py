@@ -14,7 +14,7 @@ async def gather_by_index(
 
     Args:
         coroutines: what to run.
-        first: indices of those that are begun before the others, in this order.
+        first: indices of the coroutines to begin before the others, in this order.
 
     Raises:
         Exception: what the first coroutine to fail raised, after all others ended.

@@ -65,8 +65,8 @@ class LoopThread:
     async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the thread and return its result, to another event loop.
 
-        Quicker than a future of `submit` that is wrapped, which is two futures. Who is
-        cancelled here cancels it there.
+        Quicker than `submit` with a wrapped future, which takes two futures. Where the
+        caller is cancelled, the coroutine is cancelled on the thread.
 
         Raises:
             ContextStateError: the thread was closed, now or before the end.
@@ -268,8 +268,8 @@ def run_alone(
 ) -> _T:
     """Return the result of a coroutine, on a loop that runs only for it.
 
-    Tasks that it leaves are cancelled, as is the coroutine by an interrupt: what they
-    wait for may come while nobody looks after the loop, which would hold it.
+    Tasks that it leaves are cancelled, as is the coroutine by an interrupt: the
+    loop does not run between calls, so a task that stays would never end.
     """
     try:
         return loop.run_until_complete(coroutine)

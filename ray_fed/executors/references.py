@@ -188,7 +188,7 @@ class ReferenceResolvingExecutor(flf.Executor):
     async def _evaluate_part(
         self, part: flf.ComputationBuildingBlock, where: str | int, scope: Scope
     ) -> ResolvedValue:
-        """Return a part of a block, which draws by its place in that."""
+        """Evaluate a part of a block; its random numbers depend on its place there."""
         name = blocks.operand_name(part, where)
         if name is None:
             return await self._evaluate(part, scope)
@@ -198,9 +198,8 @@ class ReferenceResolvingExecutor(flf.Executor):
     def _local(
         self, name: str, block: flf.ComputationBuildingBlock, scope: Scope
     ) -> Callable[[], Coroutine[Any, Any, ResolvedValue]]:
-        key = (
-            random_keys.current()
-        )  # of the block: who asks for the local first is chance
+        # The key of the block: which part needs the local first is left to chance.
+        key = random_keys.current()
 
         async def evaluate() -> ResolvedValue:
             with random_keys.using(key), random_keys.at_local(name):

@@ -120,9 +120,9 @@ class FederatingStrategy(abc.ABC):
         """Fold clients into the partials of subtrees of leaves, by one graph.
 
         It means what the computation of the subround says: `map` its work over the
-        clients of each leaf, `reduce` that, merge inside of subtrees. Whoever asks does
-        that instead where there is no such graph, as in strategies without a `fold` of
-        their own. The bits are the same.
+        clients of each leaf, `reduce` the results, merge inside of subtrees. Where
+        there is no such graph, as in a strategy without a `fold` of its own, the caller
+        does these three steps itself. The bits are the same.
 
         Args:
             subround: a `plans.Subround` with a kernel, which says what a graph does for

@@ -2,8 +2,9 @@
 
     /data/a.npz        file:///data/a.parquet#label        s3://bucket/a.tfrecord
 
-A name is a path, or a URI that fsspec knows, in the file system of whoever reads it;
-what follows the last `#` names one column. Nothing here is cached: files may change.
+A name is a path, or a URI that fsspec knows, in the file system of the process that
+reads the file; the text behind the last `#` names one column. Nothing here is cached:
+files may change.
 """
 
 import dataclasses

@@ -8,10 +8,12 @@ calls to other threads. The function that evaluates a subround collects them wit
 import contextlib
 import contextvars
 import dataclasses
+import traceback
+import types
 from collections.abc import Generator, Iterable
 from typing import TypeAlias
 
-import ray_fed.errors as errors
+_OF_DEFECTS = AttributeError, AssertionError, LookupError, NameError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +89,9 @@ class Interpreted:
         Raises:
             Exception: the error itself, where it tells of a mistake in ray_fed.
         """
-        if errors.is_defect(error):
+        if is_defect(error):
             raise error
-        return cls(work, errors.first_line(error))
+        return cls(work, first_line(error))
 
 
 Note: TypeAlias = Unkeyed | Unlowered | Unshaped | JitDecision | Interpreted
@@ -120,3 +122,28 @@ def note(told: Iterable[Note]) -> None:
 def in_order(noted: Iterable[Note]) -> tuple[Note, ...]:
     """Return notes sorted by their content."""
     return tuple(sorted(noted, key=repr))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def is_defect(error: BaseException) -> bool:
+    """Return whether an error tells of a mistake in ray_fed, and of nothing else.
+
+    True for an AttributeError, a failed assertion and their like that a line of ray_fed
+    raised. A user's function or graph, and TensorFlow, raise such errors in lines of
+    their own. TensorFlow may raise one again, as another object of the same class.
+    """
+    found: BaseException | None = error
+    while isinstance(found, _OF_DEFECTS):
+        frames = list(traceback.walk_tb(found.__traceback__))
+        if frames and _is_of_ray_fed(frames[-1][0]):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def _is_of_ray_fed(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("ray_fed.")

@@ -2,59 +2,62 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import federated_language as fl
 
 from ray_fed.compiler.form import KeepingStage
 from ray_fed.language import type_checks
+from ray_fed.language.structs import Plain
 from ray_fed.plan import outcomes, plans
 from ray_fed.plan.diagnostics import Note
 from ray_fed.rounds import partition
 from ray_fed.rounds.policy import CallSpec, CohortCut
 from ray_fed.values import components
 from ray_fed.values import stored as stored_
+from ray_fed.values.stored import ArgumentPart
 
 
 @dataclasses.dataclass
 class Call:
-    """What one call has so far.
+    """The state of one call while it runs.
 
     Attributes:
-        spec: what was decided of it.
-        cut: of its cohort.
+        spec: when the call began, and what is asked of it.
+        cut: the leaves and subrounds of its cohort.
         store: see `RoundPolicy`.
         parameter: type of the argument; None where the computation takes none.
         argument: the argument, if the computation takes one; at most one element.
         at_finish: the same, as after-merge work takes it.
-        of_runs: the same for each run, with the values of its clients alone.
-        merged: by each stage that is done.
+        of_runs: the argument of each subround: with the values of its clients alone.
+        merged: the merged value of each stage that is done.
         dropped: why clients take no part, by index in the cohort.
-        max_dropped: how many may be.
+        max_dropped: how many clients may be dropped.
         keeps: for each run, whether stages keep values of its clients.
-        kept: for each run, those values by name.
+        kept: for each run, the kept values by name.
         bytes_broadcast: of what all its subrounds are given, each value once.
         bytes_sliced: of clients' values, for each run.
         next_index: of the next subround.
-        notes: what its work told.
+        notes: the notes that its work left, see `diagnostics`.
         decisions: about XLA, by the content of kernels that it runs.
     """
 
     spec: CallSpec
     cut: CohortCut
-    store: Callable[[Any], tuple[Any, int]]
+    store: Callable[[ArgumentPart], tuple[ArgumentPart, int]]
     parameter: fl.Type | None = None
-    argument: list[Any] = dataclasses.field(default_factory=list[Any])
-    at_finish: list[Any] = dataclasses.field(default_factory=list[Any])
-    of_runs: dict[int, list[Any]] = dataclasses.field(
-        default_factory=dict[int, list[Any]]
+    argument: list[ArgumentPart] = dataclasses.field(default_factory=list[ArgumentPart])
+    at_finish: list[ArgumentPart] = dataclasses.field(
+        default_factory=list[ArgumentPart]
     )
-    merged: list[Any] = dataclasses.field(default_factory=list[Any])
+    of_runs: dict[int, list[ArgumentPart]] = dataclasses.field(
+        default_factory=dict[int, list[ArgumentPart]]
+    )
+    merged: list[ArgumentPart] = dataclasses.field(default_factory=list[ArgumentPart])
     max_dropped: int = 0
     dropped: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
     keeps: Sequence[bool] = ()
-    kept: dict[int, dict[str, Any]] = dataclasses.field(
-        default_factory=dict[int, dict[str, Any]]
+    kept: dict[int, dict[str, ArgumentPart]] = dataclasses.field(
+        default_factory=dict[int, dict[str, ArgumentPart]]
     )
     bytes_broadcast: int = 0
     bytes_sliced: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
@@ -69,7 +72,7 @@ class Call:
 
     def take_argument(
         self,
-        argument: Any,
+        argument: Plain,
         parameter: fl.Type | None,
         *,
         leaves_out_clients: bool = False,
@@ -90,15 +93,15 @@ class Call:
         for run in range(len(self.cut.runs)):
             self.slice_run(run)
 
-    def share(self, value: Any, type_spec: fl.Type) -> Any:
+    def share(self, value: Plain, type_spec: fl.Type) -> Plain:
         """Store what all subrounds see; leave what is cut by clients."""
 
-        def store(part: Any) -> Any:
+        def store(part: Plain) -> ArgumentPart:
             stored, num_bytes = self.store(part)
             self.bytes_broadcast += num_bytes
             return stored
 
-        def share(part_type: fl.Type, part: Any) -> Any:
+        def share(part_type: fl.Type, part: ArgumentPart) -> ArgumentPart:
             if type_checks.differs_by_client(part_type):
                 return part
             if stored_.holds_stored(part):
@@ -117,7 +120,7 @@ class Call:
             return
         dropped = [client - clients.start for client in self.dropped_of(run)]
 
-        def cut(part_type: fl.Type, part: Any) -> Any:
+        def cut(part_type: fl.Type, part: ArgumentPart) -> ArgumentPart:
             if not type_checks.differs_by_client(part_type):
                 return part
             inside = part[clients.start : clients.stop]
@@ -153,7 +156,7 @@ class Call:
             start += size
         return tuple(found)
 
-    def run_arg(self, run: int, takes: Sequence[str] = ()) -> Any:
+    def run_arg(self, run: int, takes: Sequence[str] = ()) -> Plain:
         """Return what the work of this stage takes, with the values of a run's clients.
 
         `takes` names values that were kept.

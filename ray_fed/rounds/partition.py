@@ -1,7 +1,6 @@
 """Cuts a round's argument by clients: pure, by index, nothing copied."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import federated_language as fl
 import numpy as np
@@ -9,15 +8,17 @@ from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 from ray_fed.language import structs, type_checks
+from ray_fed.language.structs import Plain
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.columnar_sequence import ColumnarSequence
+from ray_fed.values.stored import ArgumentPart, ClientValues
 
 _BASE_WEIGHT = 10
 """What a client costs beside its rows: about so many rows of a small model."""
 
 
-def count_clients(arg: Any, type_spec: fl.Type | None, default: int) -> int:
+def count_clients(arg: Plain, type_spec: fl.Type | None, default: int) -> int:
     """Return the size of the cohort that an argument brings.
 
     Args:
@@ -33,10 +34,9 @@ def count_clients(arg: Any, type_spec: fl.Type | None, default: int) -> int:
         return default
     counts: list[tuple[fl.Type, int]] = []
 
-    def note(part_type: fl.Type, part: Any) -> Any:
+    def note(part_type: fl.Type, part: ArgumentPart) -> None:
         if type_checks.differs_by_client(part_type):
             counts.append((part_type, len(stored.client_sequence(part, part_type))))
-        return part
 
     stored.map_placed(note, arg, type_spec)
     if len({count for _, count in counts}) > 1:
@@ -48,7 +48,7 @@ def count_clients(arg: Any, type_spec: fl.Type | None, default: int) -> int:
     return counts[0][1] if counts else default
 
 
-def weigh_clients(arg: Any, type_spec: fl.Type | None) -> NDArray[np.float64] | None:
+def weigh_clients(arg: Plain, type_spec: fl.Type | None) -> NDArray[np.float64] | None:
     """Return what each client's work will cost, as far as its data tell.
 
     Args:
@@ -63,7 +63,7 @@ def weigh_clients(arg: Any, type_spec: fl.Type | None) -> NDArray[np.float64] | 
     if type_spec is None:
         return None
 
-    def note(part_type: fl.Type, part: Any) -> Any:
+    def note(part_type: fl.Type, part: ArgumentPart) -> None:
         if isinstance(part, ClientRun):
             rows.append(np.empty(0) if part.weights is None else part.weights)
         elif type_checks.differs_by_client(part_type) and isinstance(
@@ -71,7 +71,6 @@ def weigh_clients(arg: Any, type_spec: fl.Type | None) -> NDArray[np.float64] | 
         ):
             member = type_checks.member_type(part_type)
             rows.append(np.array([_count_rows(v, member) for v in part], np.float64))
-        return part
 
     stored.map_placed(note, arg, type_spec)
     told = [counts for counts in rows if not np.isnan(counts).all()]
@@ -80,7 +79,7 @@ def weigh_clients(arg: Any, type_spec: fl.Type | None) -> NDArray[np.float64] | 
     return _BASE_WEIGHT + np.sum(told, axis=0)
 
 
-def _count_rows(value: Any, type_spec: fl.Type) -> int | None:
+def _count_rows(value: Plain, type_spec: fl.Type) -> int | None:
     if isinstance(value, ColumnarSequence):
         return max([value.length, *(len(column.rows) for column in value.columns)])
     if not isinstance(type_spec, fl.StructType) or not isinstance(value, list | tuple):
@@ -118,12 +117,12 @@ def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
     return runs
 
 
-def drop_clients(clients: Sequence[Any], dropped: Sequence[int]) -> Sequence[Any]:
-    """Return values of clients, a list or a run of them, without those of some.
+def drop_clients(clients: ClientValues, dropped: Sequence[int]) -> ClientValues:
+    """Return the values of some clients without the values of dropped clients.
 
     Args:
-        clients: in order.
-        dropped: positions of those that are left out, in order.
+        clients: their values, in order.
+        dropped: positions of the dropped clients, in order.
     """
     if not dropped:
         return clients
@@ -132,10 +131,10 @@ def drop_clients(clients: Sequence[Any], dropped: Sequence[int]) -> Sequence[Any
     return [member for i, member in enumerate(clients) if i not in dropped]
 
 
-def without_clients(arg: Any, type_spec: fl.Type) -> Any:
+def without_clients(arg: Plain, type_spec: fl.Type) -> Plain:
     """Return an argument with stand-ins of the same length for values of clients."""
 
-    def leave_out(part_type: fl.Type, part: Any) -> Any:
+    def leave_out(part_type: fl.Type, part: ArgumentPart) -> ArgumentPart:
         if type_checks.differs_by_client(part_type):
             return stored.StoredClients(None, 0, len(part))
         return part
@@ -143,7 +142,7 @@ def without_clients(arg: Any, type_spec: fl.Type) -> Any:
     return stored.map_placed(leave_out, arg, type_spec)
 
 
-def join_results(results: list[Any], type_spec: fl.Type) -> Any:
+def join_results(results: list[Plain], type_spec: fl.Type) -> Plain:
     """Return the results of leaves as the result of their cohort.
 
     Args:

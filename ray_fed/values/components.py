@@ -5,11 +5,14 @@ move the model, and a component is freed once nothing refers to it.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import federated_language as fl
 
 from ray_fed.language.structs import Plain, Struct
+
+Components: TypeAlias = Sequence[Plain]
+"""The components of a value in the order of its type; each is plain, or `Stored`."""
 
 
 def component_types(type_spec: fl.Type) -> list[fl.Type]:
@@ -27,7 +30,7 @@ def component_types(type_spec: fl.Type) -> list[fl.Type]:
             return [type_spec]
 
 
-def split(value: Plain, type_spec: fl.Type) -> list[Any]:
+def split(value: Plain, type_spec: fl.Type) -> list[Plain]:
     """Return the components of a plain value, in the order of `component_types`."""
     match type_spec:
         case fl.StructType():
@@ -44,12 +47,12 @@ def split(value: Plain, type_spec: fl.Type) -> list[Any]:
             return [value]
 
 
-def join(components: Sequence[Any], type_spec: fl.Type) -> Plain:
+def join(components: Components, type_spec: fl.Type) -> Plain:
     """Return the plain value that has these components: undoes `split`."""
     return _join(iter(components), type_spec)
 
 
-def _join(components: Iterator[Any], type_spec: fl.Type) -> Plain:
+def _join(components: Iterator[Plain], type_spec: fl.Type) -> Plain:
     match type_spec:
         case fl.StructType():
             return tuple(_join(components, element) for _, element in type_spec.items())
@@ -59,7 +62,7 @@ def _join(components: Iterator[Any], type_spec: fl.Type) -> Plain:
             return next(components)
 
 
-def to_containers(components: Sequence[Any], type_spec: fl.Type) -> Any:
+def to_containers(components: Components, type_spec: fl.Type) -> Any:
     """Return components, whatever they are, in the Python containers of their type.
 
     Raises:
@@ -69,7 +72,7 @@ def to_containers(components: Sequence[Any], type_spec: fl.Type) -> Any:
     return fl.framework.type_to_py_container(struct, type_spec)
 
 
-def _to_structs(components: Iterator[Any], type_spec: fl.Type) -> Any:
+def _to_structs(components: Iterator[Plain], type_spec: fl.Type) -> Plain:
     match type_spec:
         case fl.StructType():
             return Struct(

@@ -6,14 +6,14 @@ private.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import federated_language as fl
 import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.language.structs import is_raw_memory, show, struct_elements
+from ray_fed.language.structs import Plain, is_raw_memory, show, struct_elements
 from ray_fed.language.type_checks import (
     differs_by_client,
     is_placed_struct,
@@ -59,8 +59,16 @@ class External:
     uri: str
 
 
-class ClientSequence(Sequence[Any]):
+class ClientSequence(Sequence[Plain]):
     """Base of objects that stand for a list with one value for each client."""
+
+
+ClientValues: TypeAlias = Sequence[Plain]
+"""The values of some clients, in client order: a list, or a `ClientSequence`."""
+
+ArgumentPart: TypeAlias = Plain
+"""A part of an argument that is placed, or not, as a whole: a plain value,
+`ClientValues`, or what stands for a value: `Stored`, `StoredComponents`, `External`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +101,7 @@ class StoredClients(ClientSequence):
 
 
 def map_placed(
-    fn: Callable[[fl.Type, Any], Any], value: object, type_spec: fl.Type
+    fn: Callable[[fl.Type, ArgumentPart], object], value: object, type_spec: fl.Type
 ) -> Any:
     """Apply `fn` to each placed or unplaced part of an argument.
 
@@ -113,12 +121,12 @@ def map_placed(
     return fn(type_spec, value)
 
 
-def slice_clients(arg: Any, type_spec: fl.Type | None, clients: range) -> Any:
+def slice_clients(arg: Plain, type_spec: fl.Type | None, clients: range) -> Plain:
     """Return an argument with the values of some contiguous clients only."""
     if type_spec is None:
         return None
 
-    def cut(part_type: fl.Type, part: Any) -> Any:
+    def cut(part_type: fl.Type, part: ArgumentPart) -> ArgumentPart:
         if differs_by_client(part_type):
             return part[clients.start : clients.stop]
         return part
@@ -133,7 +141,7 @@ def is_listed(value: object) -> bool:
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
 
 
-def client_sequence(value: object, type_spec: fl.Type) -> Sequence[Any]:
+def client_sequence(value: object, type_spec: fl.Type) -> ClientValues:
     """Return a value placed at clients as the sequence it must be.
 
     Raises:
@@ -144,7 +152,7 @@ def client_sequence(value: object, type_spec: fl.Type) -> Sequence[Any]:
             f"Expected a list or tuple with a value for each client for `{type_spec}`,"
             f" found {show(value)}."
         )
-    return cast("Sequence[Any]", value)
+    return cast("ClientValues", value)
 
 
 def check_cardinality(
@@ -164,7 +172,7 @@ def check_cardinality(
         )
 
 
-def holds_stored(value: Any) -> bool:
+def holds_stored(value: Plain) -> bool:
     """Return whether a `Stored` is an element of nested tuples."""
     return isinstance(value, tuple) and any(
         isinstance(element, Stored) or holds_stored(element)
@@ -172,14 +180,14 @@ def holds_stored(value: Any) -> bool:
     )
 
 
-def holds_external(value: Any) -> bool:
+def holds_external(value: Plain) -> bool:
     """Return whether an `External` is an element of nested tuples, or the value."""
     if isinstance(value, tuple):
         return any(map(holds_external, cast("tuple[Any, ...]", value)))
     return isinstance(value, External)
 
 
-def count_bytes(value: Any) -> int:
+def count_bytes(value: Plain) -> int:
     """Return about how many bytes of arrays a plain value holds."""
     if isinstance(value, tuple | list):
         return sum(count_bytes(member) for member in cast("Sequence[Any]", value))

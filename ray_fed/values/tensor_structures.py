@@ -60,7 +60,7 @@ def batch_type(row: fl.Type) -> fl.Type:
             )
 
 
-def flatten(plain: Plain) -> list[Any]:
+def flatten(plain: Plain) -> list[Plain]:
     """Return the tensors of a plain structure of tensors, in the order of its type."""
     if type(plain) is not tuple:
         return [plain]

@@ -1,16 +1,17 @@
 """Folds the clients of a subround by one graph: its data, its leaves, its merges."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import federated_language as fl
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
-from ray_fed.plan import fused, merge_tree, plans
+from ray_fed.plan import diagnostics, fused, merge_tree, plans
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import tensor_structures
 from ray_fed.values.client_references import ClientRun
+from ray_fed.values.stored import ClientValues
 from ray_fed.worker import leaf_calls
 from ray_fed.worker.client_store import ClientStore
 from ray_fed.worker.device_stack import DeviceStack
@@ -26,8 +27,8 @@ flf = fl.framework
 async def fold(
     stack: DeviceStack,
     subround: plans.Subround,
-    inputs: Sequence[Any],
-    data: Sequence[Sequence[Plain]],
+    inputs: Sequence[Plain],
+    data: Sequence[ClientValues],
 ) -> Evaluated | plans.NoKernel:
     """Return the partial of each of `subround.subtrees`, and what is kept of clients.
 
@@ -54,7 +55,7 @@ async def fold(
         raise
     except Exception as error:  # noqa: BLE001 (the interpreter will say what it is)
         cause = error.__cause__ if isinstance(error, FailedLeafError) else error
-        if cause is not None and errors.is_defect(cause):
+        if cause is not None and diagnostics.is_defect(cause):
             raise cause from None
         leaf = getattr(error, "leaf", None)
         return plans.NoKernel(f"{type(cause).__name__} in a kernel", leaf)
@@ -69,7 +70,7 @@ async def fold(
 async def _fold_groups(
     calls: LeafCalls,
     subround: plans.Subround,
-    data: Sequence[Sequence[Plain]],
+    data: Sequence[ClientValues],
     store: ClientStore,
 ) -> list[Partial]:
     kernel = cast("plans.Kernel", subround.kernel)
@@ -96,7 +97,7 @@ async def _fold_groups(
 def _lay(
     calls: LeafCalls,
     kernel: plans.Kernel,
-    data: Sequence[Sequence[Plain]],
+    data: Sequence[ClientValues],
     store: ClientStore,
 ) -> "LaidData":
     """Return the data of clients as tensors, from the store where it was laid before.
@@ -118,7 +119,7 @@ def _lay(
 
 
 def _groups(
-    leaves: Sequence[range], data: Sequence[Sequence[Plain]], store: ClientStore
+    leaves: Sequence[range], data: Sequence[ClientValues], store: ClientStore
 ) -> Iterator[list[range]]:
     """Yield groups of leaves whose data is laid at once: few copies of bounded size."""
     group: list[range] = []

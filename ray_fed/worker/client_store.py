@@ -1,19 +1,20 @@
-"""What one executor keeps of clients between rounds: read once, laid out once.
+"""A cache of clients' data on one worker, between rounds: read once, laid out once.
 
-The least recently used is dropped beyond a number of bytes, and read again when it is
-asked for: what is kept decides nothing but time. What came from a source that is gone
-is dropped with it.
+Beyond a number of bytes the least recently used data is dropped, and read again when it
+is next needed: the cache decides nothing but time. Data of a source is dropped once the
+source is gone.
 """
 
 import collections
 import dataclasses
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from ray_fed.language.structs import Plain
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientMember, ClientRun, ClientSource
+from ray_fed.values.stored import ClientValues
 
 _T = TypeVar("_T")
 _KEPT_SIZES = 65_536
@@ -65,7 +66,7 @@ class ClientStore:
             return source.read(position)
         return source.arrange(self.read(ClientMember(source.base, position)), position)
 
-    def read_all(self, clients: Sequence[Any]) -> Sequence[Plain]:
+    def read_all(self, clients: ClientValues) -> ClientValues:
         """Return the plain values of clients, whether they are a run or not."""
         if isinstance(clients, ClientRun):
             return [self.read(member) for member in clients]
@@ -75,7 +76,7 @@ class ClientStore:
         """Return whether clients have other values in the next call."""
         return self._open(clients.source).opened().occasion() is not None
 
-    def count_bytes(self, clients: Sequence[Any]) -> int:
+    def count_bytes(self, clients: ClientValues) -> int:
         """Return about how many bytes of arrays the values of clients hold."""
         if not isinstance(clients, ClientRun):
             return stored.count_bytes(clients)

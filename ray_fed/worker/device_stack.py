@@ -2,7 +2,8 @@
 
     DeviceStack (resolves names) -> SequenceExecutor -> EagerTFExecutor
 
-TensorFlow is imported where a stack is made: whoever coordinates never loads it.
+TensorFlow is imported where a stack is made: a coordinator imports this module, but
+never loads TensorFlow.
 """
 
 from collections.abc import Coroutine

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import federated_language as fl
 from typing_extensions import override
@@ -10,6 +10,7 @@ from typing_extensions import override
 from ray_fed.language.structs import Plain
 from ray_fed.plan import diagnostics, fused, plans
 from ray_fed.plan.outcomes import Evaluated
+from ray_fed.values.stored import ArgumentPart, ClientValues
 from ray_fed.worker import client_fold, stacks
 from ray_fed.worker.device_stack import DeviceStack
 from ray_fed.worker.merging import fetch
@@ -37,12 +38,12 @@ class DeviceStrategy(LocalStrategy):
     ) -> Evaluated | plans.NoKernel:
         kernel = cast("plans.Kernel", subround.kernel)
         inputs = await self._compute_shared(subround, kernel, arg)
-        data: list[Sequence[Any]] = [_part(arg, path) for path in kernel.data]
+        data: list[ClientValues] = [_part(arg, path) for path in kernel.data]
         return await client_fold.fold(self._stack, subround, inputs, data)
 
     async def _compute_shared(
         self, subround: plans.Subround, kernel: plans.Kernel, arg: Plain
-    ) -> Sequence[Any]:
+    ) -> Sequence[Plain]:
         """Return zeros and constants: plain, or tensors in tuples."""
         given = tuple(_part(arg, path) for path in kernel.parts)
         work = fused.ServerWork(kernel.server)
@@ -62,7 +63,7 @@ class DeviceStrategy(LocalStrategy):
         if parameter is not None:
             argument = await stack.create_value(given, parameter)
         called = await stack.create_call(function, argument)
-        return cast("Sequence[Any]", await fetch(called.reference.reference))
+        return cast("Sequence[Plain]", await fetch(called.reference.reference))
 
 
 def federated_stack(
@@ -74,5 +75,5 @@ def federated_stack(
     )
 
 
-def _part(arg: Any, path: plans.Path) -> Any:
+def _part(arg: Plain, path: plans.Path) -> ArgumentPart:
     return functools.reduce(lambda part, index: part[index], path, arg)

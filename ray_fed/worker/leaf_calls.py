@@ -74,7 +74,7 @@ class LeafCalls:
         stack: DeviceStack,
         function: flf.ExecutorValue,
         content: bytes,
-        inputs: Sequence[Any],
+        inputs: Sequence[Plain],
         subround: plans.Subround,
     ) -> None:
         self._stack, self._function = stack, function

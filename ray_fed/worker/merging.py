@@ -50,7 +50,7 @@ async def merge_values(
 ) -> flf.ExecutorValue:
     """Merge adjacent subtrees, all embedded in one executor, along the tree.
 
-    Each merge draws from the key of its subtree, whoever runs it.
+    Each merge draws from the key of its subtree, on any worker.
     """
     partials = list(partials)
     for left, right, subtree in merge_tree.merge_order(subtrees):

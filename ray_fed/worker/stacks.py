@@ -6,7 +6,8 @@
     SequenceExecutor                FederatingExecutor --- LocalStrategy
     EagerTFExecutor                 device_stack           device_stack, one a thread
 
-TensorFlow is imported inside of functions: whoever coordinates never loads it.
+TensorFlow is imported inside of functions: a coordinator imports this module, but
+never loads TensorFlow.
 """
 
 import contextlib

@@ -74,3 +74,43 @@ def test_defect_of_ray_fed_is_raised_instead_of_noted() -> None:
             diagnostics.Interpreted.of("a merge", error)
     else:
         pytest.fail("no error to note")
+
+
+def _raised_in(module: str, statement: str) -> Exception:
+    """Return what a line of a module of this name raises."""
+    try:
+        exec(statement, {"__name__": module})
+    except Exception as error:  # noqa: BLE001 (any: it is returned)
+        return error
+    raise AssertionError(f"Expected an error of `{statement}`, found none.")
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "is_defect"),
+    [
+        ("ray_fed.somewhere", "None.missing", True),
+        ("ray_fed.somewhere", "assert False", True),
+        ("ray_fed.somewhere", "{}['missing']", True),
+        ("ray_fed.somewhere", "raise ValueError('refused')", False),
+        ("tensorflow.somewhere", "None.missing", False),
+        ("__main__", "{}['missing']", False),
+    ],
+)
+def test_defect_is_an_error_that_only_a_line_of_ray_fed_explains(
+    module: str, statement: str, is_defect: bool
+) -> None:
+    assert diagnostics.is_defect(_raised_in(module, statement)) == is_defect
+
+
+def test_defect_that_tensorflow_raises_again_is_one() -> None:
+    again = _raised_in("tensorflow.somewhere", "raise KeyError('missing')")
+    again.__context__ = _raised_in("ray_fed.somewhere", "{}['missing']")
+
+    assert diagnostics.is_defect(again)
+
+
+def test_error_that_stands_for_another_one_is_no_defect() -> None:
+    refused = _raised_in("ray_fed.somewhere", "raise ValueError('refused')")
+    refused.__cause__ = _raised_in("ray_fed.somewhere", "{}['missing']")
+
+    assert not diagnostics.is_defect(refused)

@@ -89,7 +89,7 @@ def read(uri: str, type_spec: fl.Type) -> Any:
         type_spec: a sequence of tensors or structures of them, or one of those alone.
 
     Returns:
-        A dataset for a sequence, whose rows are read by whoever iterates over it; else
+        For a sequence a dataset, which reads rows as a caller iterates over it; else
         numpy arrays, in a tuple for a structure.
 
     Raises:

@@ -11,7 +11,7 @@ import ray_fed.errors as errors
 from ray_fed.language import blocks
 from ray_fed.plan import random_keys
 from ray_fed.tensorflow.front.computation import computation
-from ray_fed.tensorflow.tensors import containers, datasets
+from ray_fed.tensorflow.tensors import containers, datasets, specs
 from ray_fed.values import plain_values, tensor_structures
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 

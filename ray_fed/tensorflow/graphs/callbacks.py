@@ -80,7 +80,8 @@ class _Order:
         """Call the function, as TensorFlow would: in a context of its own.
 
         Raises:
-            BaseException: an interrupt, which is for whoever waits, too.
+            BaseException: an interrupt; the thread that waits for the result gets it
+                too.
         """
         try:
             self.result = contextvars.Context().run(self._function, *self._args)
@@ -94,7 +95,7 @@ class _Order:
 
 
 class _Interrupted(errors.UserError):
-    """Whoever called the graph waits for it no longer."""
+    """The caller of the graph was interrupted, and no longer waits for it."""
 
 
 class _Desk:

@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
+
 _PARALLEL_CALLS: Mapping[str, tuple[int, tf.DType]] = {
     "MapAndBatchDataset": (-2, tf.int64),
     "ParallelFilterDataset": (-1, tf.int64),
@@ -19,7 +21,7 @@ _PARALLEL_CALLS: Mapping[str, tuple[int, tf.DType]] = {
 dtype of that."""
 
 
-def run_in_order(graph_def: Any, *, datasets: bool) -> None:
+def run_in_order(graph_def: GraphDef, *, datasets: bool) -> None:
     """Rewrite a GraphDef in place so that nothing draws before its predecessor has.
 
     Args:
@@ -37,7 +39,7 @@ def run_in_order(graph_def: Any, *, datasets: bool) -> None:
                 _interleave_in_order(node)
 
 
-def _call_one_at_a_time(node: Any, nodes: Any, *, in_function: bool) -> None:
+def _call_one_at_a_time(node: NodeDef, nodes: Any, *, in_function: bool) -> None:
     position, dtype = _PARALLEL_CALLS[node.op]
     one = nodes.add(name=f"{node.name}/ray_fed_one", op="Const", device=node.device)
     one.attr["dtype"].type = dtype.as_datatype_enum
@@ -47,7 +49,7 @@ def _call_one_at_a_time(node: Any, nodes: Any, *, in_function: bool) -> None:
     node.input[len(node.input) - waits + position] = source
 
 
-def _interleave_in_order(node: Any) -> None:
+def _interleave_in_order(node: NodeDef) -> None:
     """Replace a parallel interleave by the one that reads in turn."""
     waits = [source for source in node.input if source.startswith("^")]
     kept = 3 + len(node.attr["Targuments"].list.type)  # up to the length of a block

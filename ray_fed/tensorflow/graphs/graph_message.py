@@ -15,6 +15,7 @@ from federated_language.proto import computation_pb2
 
 from ray_fed.language.structs import Struct, to_struct
 from ray_fed.tensorflow.graphs import origins, python_functions
+from ray_fed.tensorflow.graphs.protobufs import GraphDef, TensorFlowMessage
 from ray_fed.tensorflow.tensors import datasets, specs
 
 pb: Any = computation_pb2
@@ -176,12 +177,12 @@ def build_message(
     return message
 
 
-def build_computation(message: Any, type_spec: fl.FunctionType) -> Any:
+def build_computation(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Any:
     """Return a computation that is the message, of the type."""
     return pb.Computation(type=type_spec.to_proto(), tensorflow=message)
 
 
-def graph_of(message: Any) -> Any:
+def graph_of(message: TensorFlowMessage) -> Any:
     """Return the GraphDef inside a message, without what names its origin.
 
     Raises:
@@ -193,7 +194,7 @@ def graph_of(message: Any) -> Any:
     return graph_def
 
 
-def content_of(graph_def: Any) -> bytes:
+def content_of(graph_def: GraphDef) -> bytes:
     """Return what identifies a graph that `graph_of` returned; its draws too.
 
     Not the message's own bytes: draws must not depend on the line of the source.
@@ -201,12 +202,12 @@ def content_of(graph_def: Any) -> bytes:
     return hashlib.sha256(graph_def.SerializeToString(deterministic=True)).digest()
 
 
-def origin_of(message: Any) -> str:
+def origin_of(message: TensorFlowMessage) -> str:
     """Return what an error calls the computation: its name and line, where known."""
     return origins.read(_read_any(message))
 
 
-def check_portable(message: Any) -> None:
+def check_portable(message: TensorFlowMessage) -> None:
     """Raise if a message cannot run in another process than the one that made it.
 
     Raises:
@@ -215,7 +216,7 @@ def check_portable(message: Any) -> None:
     python_functions.check_absent(_read_any(message))
 
 
-def _read_any(message: Any) -> Any:
+def _read_any(message: TensorFlowMessage) -> Any:
     """Return the GraphDef that the message holds as a protobuf `Any`."""
     graph_def = tf.compat.v1.GraphDef()
     message.graph_def.Unpack(graph_def)

@@ -5,13 +5,13 @@ import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.graphs import callbacks, loader, randomness
+from ray_fed.tensorflow.graphs.protobufs import GraphDef
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LoadedGraph:
 
     def __init__(
         self,
-        graph_def: Any,
+        graph_def: GraphDef,
         feeds: Sequence[str],
         fetches: Sequence[str],
         initialize_op: str | None,

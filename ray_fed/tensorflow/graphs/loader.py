@@ -19,6 +19,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context, execute  # no public names
 
+from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
+
 _ANONYMOUS_NAME = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 """What TensorFlow's kernels take as "a handle of its own for each execution"."""
 
@@ -37,7 +39,7 @@ _UNORDERED_OPS = frozenset({"Placeholder", "Const", "Switch", "Merge"})
 """What has no effect and may run before initialisation."""
 
 
-def isolate(graph_def: Any, *first_ops: str | None) -> None:
+def isolate(graph_def: GraphDef, *first_ops: str | None) -> None:
     """Rewrite a GraphDef in place so that calls share nothing.
 
     Args:
@@ -54,11 +56,11 @@ def isolate(graph_def: Any, *first_ops: str | None) -> None:
             _run_first(graph_def, first_op)
 
 
-def _all_nodes(graph_def: Any) -> list[Any]:
+def _all_nodes(graph_def: GraphDef) -> list[Any]:
     return [graph_def.node, *(f.node_def for f in graph_def.library.function)]
 
 
-def _rename_functions(graph_def: Any) -> None:
+def _rename_functions(graph_def: GraphDef) -> None:
     library = graph_def.library
     if not library.function:
         return
@@ -70,7 +72,7 @@ def _rename_functions(graph_def: Any) -> None:
     rename_functions(graph_def, names)
 
 
-def rename_functions(graph_def: Any, renamed: Mapping[str, str]) -> None:
+def rename_functions(graph_def: GraphDef, renamed: Mapping[str, str]) -> None:
     """Give library functions of a GraphDef other names, in place, wherever they stand.
 
     Args:
@@ -106,7 +108,7 @@ def _rename_in_attributes(attributes: Any, renamed: Mapping[str, str]) -> None:
             value.s = renamed[name].encode() if name in renamed else value.s
 
 
-def _make_anonymous(node: Any) -> None:
+def _make_anonymous(node: NodeDef) -> None:
     if node.op == "VarHandleOp":
         if node.attr["shared_name"].s.startswith(KEPT_PREFIX):
             return
@@ -118,7 +120,7 @@ def _make_anonymous(node: Any) -> None:
                 del node.attr[attribute]
 
 
-def _run_first(graph_def: Any, initialize_op: str) -> None:
+def _run_first(graph_def: GraphDef, initialize_op: str) -> None:
     nodes = {node.name: node for node in graph_def.node}
     initialize_op = initialize_op.removeprefix("^")
     closure: set[str] = set()
@@ -138,7 +140,7 @@ def _run_first(graph_def: Any, initialize_op: str) -> None:
             node.input.append(f"^{initialize_op}")
 
 
-def _loop_depths(nodes: dict[str, Any]) -> dict[str, int]:
+def _loop_depths(nodes: dict[str, NodeDef]) -> dict[str, int]:
     """Return how many v1 loops are around each node that is in one."""
     consumers: dict[str, list[Any]] = {}
     for node in nodes.values():
@@ -158,7 +160,7 @@ def _loop_depths(nodes: dict[str, Any]) -> dict[str, int]:
     return depths
 
 
-def import_function(graph_def: Any, feeds: list[str], fetches: list[str]) -> Any:
+def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -> Any:
     """Return an isolated graph as a function from feeds to fetches.
 
     Args:
@@ -192,7 +194,7 @@ def import_function(graph_def: Any, feeds: list[str], fetches: list[str]) -> Any
 
 
 def import_graph(
-    graph_def: Any,
+    graph_def: GraphDef,
     feeds: Sequence[str],
     fetches: Sequence[str],
     signature: Sequence[tf.TensorSpec],

@@ -13,10 +13,12 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+from ray_fed.tensorflow.graphs.protobufs import GraphDef
+
 _KEY = "ray_fed computation"
 
 
-def write(graph_def: Any, fn: Callable[..., Any]) -> None:
+def write(graph_def: GraphDef, fn: Callable[..., Any]) -> None:
     """Note in a GraphDef which Python function it was traced from."""
     function = _innermost(fn)
     name = getattr(function, "__name__", type(function).__name__)
@@ -28,7 +30,7 @@ def write(graph_def: Any, fn: Callable[..., Any]) -> None:
         frame.line = code.co_firstlineno
 
 
-def read(graph_def: Any) -> str:
+def read(graph_def: GraphDef) -> str:
     """Return what an error calls the computation: what `write` noted, if it did."""
     debug_info = graph_def.debug_info
     if _KEY not in debug_info.traces:

@@ -14,20 +14,21 @@ from typing import Any
 
 import ray_fed.errors as errors
 from ray_fed.tensorflow.graphs import origins
+from ray_fed.tensorflow.graphs.protobufs import GraphDef
 
 _OPS = frozenset({"EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless"})
 _KEY = "ray_fed process"
 """In the graph's debug information; the name of no node, as in `origins`."""
 
 
-def write_process(graph_def: Any) -> None:
+def write_process(graph_def: GraphDef) -> None:
     """Note in a graph with Python functions that this process traced it."""
     if any(_found(graph_def)):
         frames = graph_def.debug_info.traces[_KEY].file_line_cols
         frames.add(func=_this_process())
 
 
-def check_process(graph_def: Any) -> None:
+def check_process(graph_def: GraphDef) -> None:
     """Raise unless the Python functions of a graph, if any, are of this process.
 
     Args:
@@ -40,7 +41,7 @@ def check_process(graph_def: Any) -> None:
         raise _stays_error(graph_def)
 
 
-def check_absent(graph_def: Any) -> None:
+def check_absent(graph_def: GraphDef) -> None:
     """Raise if a graph has Python functions, as before it is sent elsewhere.
 
     Raises:
@@ -50,7 +51,7 @@ def check_absent(graph_def: Any) -> None:
         raise _stays_error(graph_def)
 
 
-def _found(graph_def: Any) -> Iterator[str]:
+def _found(graph_def: GraphDef) -> Iterator[str]:
     """Yield the kinds of the ops that call Python functions."""
     bodies: list[Iterable[Any]] = [graph_def.node]
     bodies += [function.node_def for function in graph_def.library.function]
@@ -58,7 +59,7 @@ def _found(graph_def: Any) -> Iterator[str]:
         yield from (node.op for node in nodes if node.op in _OPS)
 
 
-def _process_of(graph_def: Any) -> str | None:
+def _process_of(graph_def: GraphDef) -> str | None:
     traces = graph_def.debug_info.traces
     return traces[_KEY].file_line_cols[0].func if _KEY in traces else None
 
@@ -72,7 +73,7 @@ def _token() -> str:
     return uuid.uuid4().hex
 
 
-def _stays_error(graph_def: Any) -> errors.UnsupportedError:
+def _stays_error(graph_def: GraphDef) -> errors.UnsupportedError:
     kinds = ", ".join(sorted(set(_found(graph_def))))
     return errors.UnsupportedError(
         f"Expected TensorFlow's own operations in {origins.read(graph_def)}, found"

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # no public name
 
 from ray_fed.plan import random_keys
+from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
 
 
 class RandomStates:
@@ -55,7 +56,7 @@ class RandomStates:
         self._handles.clear()
 
 
-def add_assignments(graph_def: Any, names: Sequence[str]) -> tuple[list[str], str]:
+def add_assignments(graph_def: GraphDef, names: Sequence[str]) -> tuple[list[str], str]:
     """Add to a GraphDef what sets state variables; for who calls it inside of a graph.
 
     Args:
@@ -82,7 +83,7 @@ def add_assignments(graph_def: Any, names: Sequence[str]) -> tuple[list[str], st
     return values, group.name
 
 
-def describe_state(handle: Any, name: str) -> None:
+def describe_state(handle: NodeDef, name: str) -> None:
     """Complete the node of a state variable, in place."""
     handle.attr["dtype"].type = tf.int64.as_datatype_enum
     handle.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from ray_fed.tensorflow.graphs import draw_order, loader
+from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
 from ray_fed.tensorflow.graphs.random_states import RandomStates, describe_state
 
 _PHILOX = 1
@@ -64,7 +65,7 @@ _UNKEYED = frozenset(
 """Random ops that are left as they are, and draw anew on every attempt."""
 
 
-def key_random_ops(graph_def: Any) -> RandomStates:
+def key_random_ops(graph_def: GraphDef) -> RandomStates:
     """Rewrite the random ops of a GraphDef in place, library functions included.
 
     Args:
@@ -105,24 +106,24 @@ class _Rewriter:
             elif node.op in _UNKEYED:
                 self._states.unkeyed.append(shown)
 
-    def _add(self, like: Any, suffix: str, op: str, inputs: list[str]) -> Any:
+    def _add(self, like: NodeDef, suffix: str, op: str, inputs: list[str]) -> Any:
         node = self._nodes.add(name=f"{like.name}/ray_fed_{suffix}", op=op)
         node.device = like.device
         node.input.extend(inputs)
         return node
 
-    def _output(self, node: Any, name: str = "output", index: int = 0) -> str:
+    def _output(self, node: NodeDef, name: str = "output", index: int = 0) -> str:
         if self._in_function:
             return f"{node.name}:{name}:0"
         return node.name if index == 0 else f"{node.name}:{index}"
 
-    def _constant(self, like: Any, suffix: str, value: Any, dtype: tf.DType) -> str:
+    def _constant(self, like: NodeDef, suffix: str, value: Any, dtype: tf.DType) -> str:
         node = self._add(like, suffix, "Const", [])
         node.attr["dtype"].type = dtype.as_datatype_enum
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
         return self._output(node)
 
-    def _state_inputs(self, like: Any, suffix: str = "") -> list[str]:
+    def _state_inputs(self, like: NodeDef, suffix: str = "") -> list[str]:
         """Return the inputs that give an op a state of its own."""
         name = f"{loader.KEPT_PREFIX.decode()}{uuid.uuid4().hex}"
         self._states.names.append(name)
@@ -131,7 +132,7 @@ class _Rewriter:
         algorithm = self._constant(like, f"philox{suffix}", _PHILOX, tf.int64)
         return [self._output(handle, "resource"), algorithm]
 
-    def _replace_by_twin(self, node: Any) -> None:
+    def _replace_by_twin(self, node: NodeDef) -> None:
         twin, dtype, shape_dtype = _TWINS[node.op]
         types = node.attr[dtype].type, node.attr[shape_dtype].type
         inputs = [*self._state_inputs(node), *node.input]
@@ -143,7 +144,7 @@ class _Rewriter:
         node.input.extend(inputs)
         node.attr["dtype"].type, node.attr["shape_dtype"].type = types
 
-    def _draw_integers(self, like: Any, suffix: str, shape: list[int]) -> str:
+    def _draw_integers(self, like: NodeDef, suffix: str, shape: list[int]) -> str:
         size = self._constant(like, f"shape{suffix}", shape, tf.int32)
         inputs = [*self._state_inputs(like, suffix), size]
         drawn = self._add(like, f"seeds{suffix}", "StatefulUniformFullInt", inputs)
@@ -151,14 +152,14 @@ class _Rewriter:
         drawn.attr["shape_dtype"].type = tf.int32.as_datatype_enum
         return self._output(drawn)
 
-    def _key_multinomial(self, node: Any) -> None:
+    def _key_multinomial(self, node: NodeDef) -> None:
         seeds = self._draw_integers(node, "", [2])
         node.op = "StatelessMultinomial"
         node.input.insert(2, seeds)
         node.attr["Tseed"].type = tf.int64.as_datatype_enum
         del node.attr["seed"], node.attr["seed2"]
 
-    def _key_shaped(self, node: Any) -> None:
+    def _key_shaped(self, node: NodeDef) -> None:
         shape, parameter = node.input[:2]
         op, parameter_dtype, stateless_dtype = _SHAPED[node.op]
         dtype, shape_dtype = node.attr[parameter_dtype].type, node.attr["S"].type
@@ -184,13 +185,13 @@ class _Rewriter:
         node.attr[stateless_dtype].type = dtype
         node.attr["dtype"].type = result
 
-    def _seed(self, node: Any) -> None:
+    def _seed(self, node: NodeDef) -> None:
         """Draw the two seeds that a shuffle, or what seeds one, takes as inputs."""
         position = _SEEDED[node.op]
         for offset in range(2):
             node.input[position + offset] = self._draw_integers(node, str(offset), [])
 
-    def _sort_by_draws(self, node: Any) -> None:
+    def _sort_by_draws(self, node: NodeDef) -> None:
         """Shuffle rows by sorting one uniform draw for each."""
         value, *waits = node.input
         dtype = node.attr["T"].type

@@ -29,6 +29,7 @@ from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel
 from ray_fed.tensorflow.kernels.shaped_graphs import ShapedGraphs
 from ray_fed.tensorflow.loading import normal
 from ray_fed.values import tensor_structures
+from ray_fed.values.stored import ClientValues
 
 _CACHED_INDICES = 64
 """Cuts of cohorts whose indices a kernel keeps as tensors."""
@@ -107,7 +108,7 @@ class ClientKernel:
         return self._shaped.refuse_shapes(leaf_size)
 
     def lay_values(
-        self, data: Sequence[Sequence[Plain]], *, with_shapes: bool
+        self, data: Sequence[ClientValues], *, with_shapes: bool
     ) -> LaidData:
         """Return some clients' data as tensors, to be used in any round.
 
@@ -155,7 +156,7 @@ class ClientKernel:
         with tf.device(self._device):
             return tf.constant(states)
 
-    def inputs(self, given: Sequence[Any]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def inputs(self, given: Sequence[Plain]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return zeros and constants, plain or tensors, as `run` takes them.
 
         Args:

@@ -26,9 +26,9 @@ class ClientWork:
         kernel: what the compiler planned.
 
     Attributes:
-        constants: type of what is the same for all clients.
+        constants: type of the values that are the same for all clients.
         partial: type of the accumulators.
-        kept: type of what is kept of each client.
+        kept: type of the values that are kept of each client.
         layout: of the clients' data.
         specs: of the accumulators.
 

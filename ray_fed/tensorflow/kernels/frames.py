@@ -22,12 +22,13 @@ from typing import Any
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
+from ray_fed.tensorflow.graphs.protobufs import FunctionDef, GraphDef, NodeDef
 from ray_fed.tensorflow.lowering.bodies import CannotLower
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
 
-def write_frames(graph_def: Any, kept: Sequence[str]) -> Any:
+def write_frames(graph_def: GraphDef, kept: Sequence[str]) -> Any:
     """Return a graph that does the same, with frames for loops.
 
     Loops that TensorFlow would not write so are left, and so are those in functions
@@ -40,7 +41,7 @@ def write_frames(graph_def: Any, kept: Sequence[str]) -> Any:
     """
     functions = {f.signature.name: f for f in graph_def.library.function}
     renamed: dict[str, str] = {}
-    nodes: dict[str, Any] = {}
+    nodes: dict[str, NodeDef] = {}
     pending = collections.deque(graph_def.node)
     while pending:
         node = pending.popleft()
@@ -61,7 +62,7 @@ def write_frames(graph_def: Any, kept: Sequence[str]) -> Any:
     return framed
 
 
-def _frame_of(node: Any, functions: Mapping[str, Any]) -> "_Frame | None":
+def _frame_of(node: NodeDef, functions: Mapping[str, FunctionDef]) -> "_Frame | None":
     if node.op not in _LOOPS or not node.attr["_lower_using_switch_merge"].b:
         return None
     condition, body = (
@@ -106,7 +107,7 @@ def _rewired(source: str, renamed: Mapping[str, str]) -> str:
     return renamed.get(bodies.tensor_of(source), source)
 
 
-def _reached(nodes: Mapping[str, Any], kept: Sequence[str]) -> set[str]:
+def _reached(nodes: Mapping[str, NodeDef], kept: Sequence[str]) -> set[str]:
     """Return the names of what some tensors need, loops' ways back included."""
     reached: set[str] = set()
     pending = [bodies.node_of(name) for name in kept]
@@ -131,7 +132,7 @@ class _Frame:
         renamed: what stands for the loop's tensors, and for a wait for it.
     """
 
-    def __init__(self, loop: Any, steady: list[bool], read: set[int]) -> None:
+    def __init__(self, loop: NodeDef, steady: list[bool], read: set[int]) -> None:
         self.nodes: list[Any] = []
         self.renamed: dict[str, str] = {}
         self._loop = loop

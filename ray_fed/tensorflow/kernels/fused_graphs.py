@@ -112,7 +112,7 @@ class FusedGraphs:
         except (UnfitError, errors.UnsupportedError) as error:
             return _Refusal(str(error))
         except errors.RayFedError as error:
-            return _Refusal(errors.first_line(error))
+            return _Refusal(diagnostics.first_line(error))
         except Exception as error:  # noqa: BLE001 (TensorFlow refuses with any class)
             note = diagnostics.Interpreted.of(work.label, error)
             return _Refusal(note.reason, note)

@@ -15,6 +15,7 @@ import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.graphs import graph_message, loader, random_states, randomness
+from ray_fed.tensorflow.graphs.protobufs import GraphDef
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.graph_values import GraphSequence, UnfitError
 from ray_fed.values.columnar_sequence import Sizes
@@ -29,7 +30,7 @@ _CALLS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class DrawSite:
-    """A random op of a kernel, as far as its draws go.
+    """A random op of a kernel, and what its random numbers depend on.
 
     Attributes:
         path: names of the locals that its computation is called in.
@@ -45,7 +46,7 @@ class Grafts:
 
     Attributes:
         sites: the random ops, in the order of their states.
-        unkeyed: what draws without a state.
+        unkeyed: the random ops without a state that can be set.
         ends: results of what was put in. Where the next iteration waits for them,
             TensorFlow optimises each computation for itself: it would make one sum of
             several, in an order of its own, and other bits.
@@ -170,7 +171,7 @@ class Grafts:
 
     def _assign(
         self,
-        graph_def: Any,
+        graph_def: GraphDef,
         states: random_states.RandomStates,
         content: bytes,
         path: tuple[str, ...],
@@ -188,7 +189,7 @@ class Grafts:
         return [op]
 
 
-def _find_stateful(graph_def: Any) -> str | None:
+def _find_stateful(graph_def: GraphDef) -> str | None:
     bodies_ = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
     for node in (node for nodes in bodies_ for node in nodes):
         if node.op not in _CALLS and bodies.definition_of(node).is_stateful:
@@ -197,7 +198,7 @@ def _find_stateful(graph_def: Any) -> str | None:
 
 
 def _without_placeholders(
-    graph_def: Any, feeds: dict[str, Any], fetches: Sequence[str]
+    graph_def: GraphDef, feeds: dict[str, Any], fetches: Sequence[str]
 ) -> dict[str, Any]:
     """Remove the placeholders of feeds, in place; return the feeds that are read.
 

@@ -7,11 +7,11 @@ decides the same. docs/performance.md has the measurements behind it.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
+from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
 
 GAIN = "ops that XLA gains on"
 
@@ -68,7 +68,7 @@ _OF_SHAPES = _names("Rank Shape ShapeN Size")
 _OF_DATASETS = ("Dataset", "DatasetV2", "DatasetV3")
 
 
-def op_kinds(graph_def: Any) -> Iterator[str]:
+def op_kinds(graph_def: GraphDef) -> Iterator[str]:
     """Yield the ops of a graph and its functions, as they were written.
 
     Without those of datasets, which no kernel has. An op that takes what a computed
@@ -86,7 +86,7 @@ def op_kinds(graph_def: Any) -> Iterator[str]:
                 yield node.op
 
 
-def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, Any]) -> bool:
+def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, NodeDef]) -> bool:
     """Return whether any of these tensors depends on more than shapes and constants."""
     pending = [bodies.node_of(source) for source in sources]
     seen: set[str] = set()
@@ -101,7 +101,7 @@ def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, Any]) -> bool:
     return False
 
 
-def _num_axes(node: Any, nodes: Mapping[str, Any]) -> int | None:
+def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
     """Return over how many axes an op reduces; None where no constant says so."""
     axes = nodes.get(bodies.node_of(node.input[1]))
     if axes is None or axes.op != "Const":

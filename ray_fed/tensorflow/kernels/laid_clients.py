@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ray_fed.language.structs import Plain
 from ray_fed.tensorflow.kernels.client_tensors import ClientLayout, ClientShape
 from ray_fed.tensorflow.kernels.shaped_clients import Window
+from ray_fed.values.stored import ClientValues
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LaidData:
     def of(
         cls,
         layout: ClientLayout,
-        data: Sequence[Sequence[Plain]],
+        data: Sequence[ClientValues],
         *,
         with_shapes: bool,
     ) -> "LaidData":

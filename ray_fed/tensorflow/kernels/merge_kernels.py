@@ -1,4 +1,4 @@
-"""Merges of partials as graphs: the interpreter would make many calls of each."""
+"""Merges of partials as graphs, where the interpreter would make many calls each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +24,12 @@ class MergeKernel:
 
     Attributes:
         type_signature: <U, U> -> U.
-        has_state: whether it has state or effects.
+        has_state: whether the merge has state or effects.
         partial: type of a partial.
 
     Raises:
-        UnfitError: it needs what a graph cannot do, or draws: executors then run it,
-            each merge with the key of its node.
+        UnfitError: the merge draws random numbers, or does what a graph cannot do:
+            executors run it, each merge with the key of its subtree.
     """
 
     def __init__(self, merge: bytes, device: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What is computed at the server as a graph: executors would make many calls of it."""
+"""Work at the server as one graph, where executors would make many calls."""
 
 import functools
 import operator
@@ -29,20 +29,21 @@ _CACHED_PAIRS = 64
 class ServerGraph:
     """The graph of a function of values at the server, without draws or effects.
 
-    It has the bits that executors have: each computation in it is optimised for itself.
+    Its results have the bits of executors' results: TensorFlow optimises each
+    computation in it for itself.
 
     Args:
-        function: serialised; what it takes may hold values of clients, unread. None
-            returns what was merged.
+        function: serialised; its argument may hold values of clients that it does not
+            read. None returns the merged partial.
         device: name of the device to run on; None leaves it to TensorFlow.
-        merge: of partials, whose sum stands for the last part of what the function
-            takes, or for all of it; None: there are none.
-        num_others: how many parts it takes before that.
+        merge: of two partials. The merged partial is the last part of the argument, or
+            all of it. None: no partials are merged.
+        num_others: the number of parts of the argument before the merged partial.
 
     Attributes:
-        nest: returns the plain value of leaves of its result.
-        type_signature: of a function of what it reads, then of partials and of the
-            pairs of them to merge.
+        nest: takes the tensors of the result, and returns its plain value.
+        type_signature: the parameter has the parts that the graph reads, then the
+            partials, then the pairs of partials to merge.
         may_be_shared: whether several threads may run it at once.
 
     Raises:
@@ -104,13 +105,15 @@ class ServerGraph:
         """Return the tensors of the result.
 
         Args:
-            given: each part that the function takes, but for what is merged: plain, or
-                tensors in tuples; those that are not read are any.
-            partials: to merge, plain.
-            pairs: which of these, in order; the left one takes the sum.
+            given: each part of the argument but the merged partial: plain, or
+                tensors in tuples; a part that the function does not read may be any.
+            partials: the plain partials to merge.
+            pairs: positions of the two partials of each merge, in order; the result
+                takes the place of the left one.
 
         Raises:
-            UnfitError: it divides by a count of zero: executors say what that is.
+            UnfitError: the function divides by a count of zero; executors raise an
+                error that says so.
         """
         with tf.device(self._device):
             tensors = [*self._read(given), *self._stack(partials, pairs)]

@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-import ray_fed.errors as errors
 from ray_fed.plan import diagnostics, plans
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.client_work import ClientWork
@@ -205,9 +204,9 @@ class ShapedGraphs:
             told = str(error).rpartition(f"{UnfitError.__name__}: ")[2]
             return self._refuse(told.strip())
         except Exception as error:
-            if errors.is_defect(error):
+            if diagnostics.is_defect(error):
                 raise
-            return self._refuse(errors.first_line(_first_of(error)))
+            return self._refuse(diagnostics.first_line(_first_of(error)))
 
 
 def _first_of(error: BaseException) -> BaseException:

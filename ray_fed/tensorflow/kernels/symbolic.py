@@ -96,7 +96,7 @@ class Interpreter:
                 return self._atom(block)
 
     def _part(self, part: Block, where: str | int, names: Names, path: Path) -> Any:
-        """Return a part of a block, which draws by its place in that."""
+        """Evaluate a part of a block; its random numbers depend on its place there."""
         name = blocks.operand_name(part, where)
         return self._evaluate(part, names, path if name is None else (*path, name))
 

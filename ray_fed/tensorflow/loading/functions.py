@@ -7,7 +7,7 @@ Where a message takes sequences, and can do without tf.data, it is loaded so (se
 import hashlib
 import threading
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import federated_language as fl
 import tensorflow as tf
@@ -15,6 +15,7 @@ import tensorflow as tf
 import ray_fed.tensorflow.lowering as lowering
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.graphs import graph_message, loaded_graph
+from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
 from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.tensors import datasets
 
@@ -33,7 +34,11 @@ def _contains_sequences(type_spec: fl.Type) -> bool:
 
 
 def load_function(
-    message: Any, type_spec: fl.Type, device: str | None, *, lowers: bool = True
+    message: TensorFlowMessage,
+    type_spec: fl.Type,
+    device: str | None,
+    *,
+    lowers: bool = True,
 ) -> normal.Executable:
     """Return a TensorFlow message as a function from normal form to normal form.
 
@@ -66,7 +71,7 @@ def load_function(
 
 
 def _load_lowered(
-    message: Any, type_spec: fl.FunctionType, source: loaded_graph.Source
+    message: TensorFlowMessage, type_spec: fl.FunctionType, source: loaded_graph.Source
 ) -> loaded_graph.LoadedGraph | lowering.Unlowered:
     lowered = lowering.lower(message, type_spec)
     if isinstance(lowered, lowering.Unlowered):
@@ -94,7 +99,7 @@ class _Written:
 
     def __init__(
         self,
-        message: Any,
+        message: TensorFlowMessage,
         type_spec: fl.FunctionType,
         source: loaded_graph.Source,
     ) -> None:

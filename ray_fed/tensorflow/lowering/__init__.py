@@ -14,11 +14,11 @@ What matches no rule is left as it was written, and the reason said.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import federated_language as fl
 
 from ray_fed.tensorflow.graphs import graph_message
+from ray_fed.tensorflow.graphs.protobufs import GraphDef, TensorFlowMessage
 from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.rewriting import fill_token, leaf_types, rewrite
 from ray_fed.values.columnar_sequence import Sizes
@@ -38,7 +38,7 @@ class Lowered:
         initialize_op: to run first on every call.
     """
 
-    graph_def: Any
+    graph_def: GraphDef
     feeds: tuple[str, ...]
     fetches: tuple[str, ...]
     initialize_op: str | None
@@ -56,7 +56,7 @@ class Unlowered:
 
 
 def lower(
-    message: Any,
+    message: TensorFlowMessage,
     type_spec: fl.FunctionType,
     sizes: Sequence[Sizes | None] | None = None,
     *,
@@ -92,7 +92,7 @@ def lower(
     )
 
 
-def _itself(message: Any, type_spec: fl.FunctionType) -> Lowered:
+def _itself(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Lowered:
     graph_def = graph_message.graph_of(message)
     feeds: list[str] = []
     if type_spec.parameter is not None:

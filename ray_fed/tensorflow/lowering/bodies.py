@@ -10,6 +10,8 @@ from typing import Any
 
 from tensorflow.python.framework import op_def_registry  # no public name
 
+from ray_fed.tensorflow.graphs.protobufs import FunctionDef, GraphDef, NodeDef
+
 
 class CannotLower(Exception):  # noqa: N818 (says what is so; never leaves the package)
     """The computation runs as it was written.
@@ -34,7 +36,7 @@ class Body:
         last: names of nodes that must have run when the body has.
     """
 
-    nodes: Mapping[str, Any]
+    nodes: Mapping[str, NodeDef]
     arguments: tuple[str, ...]
     results: tuple[str, ...]
     last: tuple[str, ...] = ()
@@ -51,7 +53,7 @@ def tensor_of(source: str) -> str:
 
 
 def of_graph(
-    graph_def: Any,
+    graph_def: GraphDef,
     arguments: Sequence[str],
     results: Sequence[str],
     last: Sequence[str],
@@ -67,14 +69,14 @@ def of_graph(
     )
 
 
-def of_function(function: Any) -> Body:
+def of_function(function: FunctionDef) -> Body:
     """Return the body of a FunctionDef."""
     arguments = [argument.name for argument in function.signature.input_arg]
     flat = {name: f"{name}:0" for name in arguments}
     for node in function.node_def:
         for index, name in enumerate(_output_names(node)):
             flat[f"{node.name}:{name}"] = f"{node.name}:{index}"
-    nodes: dict[str, Any] = {}
+    nodes: dict[str, NodeDef] = {}
     for node in function.node_def:
         copied = type(node)()
         copied.CopyFrom(node)
@@ -92,7 +94,7 @@ def of_function(function: Any) -> Body:
     )
 
 
-def _output_names(node: Any) -> Iterator[str]:
+def _output_names(node: NodeDef) -> Iterator[str]:
     definition = definition_of(node)
     for output in definition.output_arg:
         count = 1
@@ -104,7 +106,7 @@ def _output_names(node: Any) -> Iterator[str]:
             yield f"{output.name}:{index}"
 
 
-def definition_of(node: Any) -> Any:
+def definition_of(node: NodeDef) -> Any:
     """Return the OpDef of a node."""
     definition = op_def_registry.get(node.op)
     if definition is None:
@@ -112,7 +114,7 @@ def definition_of(node: Any) -> Any:
     return definition
 
 
-def functions_of(node: Any) -> Iterator[str]:
+def functions_of(node: NodeDef) -> Iterator[str]:
     """Yield the names of the functions that a node calls."""
     for _, value in sorted(node.attr.items()):
         if value.HasField("func"):
@@ -121,7 +123,7 @@ def functions_of(node: Any) -> Iterator[str]:
             yield function.name
 
 
-def needed(nodes: Mapping[str, Any], roots: Iterable[str]) -> list[str]:
+def needed(nodes: Mapping[str, NodeDef], roots: Iterable[str]) -> list[str]:
     """Return the names of the nodes that roots wait for, each after its inputs.
 
     Raises:

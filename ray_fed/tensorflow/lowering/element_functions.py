@@ -6,6 +6,7 @@ from typing import Any, cast
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
+from ray_fed.tensorflow.graphs.protobufs import FunctionDef, NodeDef
 from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.indexed import Traits
 from ray_fed.tensorflow.lowering.inlining import Inliner, Site
@@ -23,7 +24,7 @@ _DRAWS = ("Random", "StatefulUniform", "StatefulStandard", "StatefulTruncated",
 _UNKNOWN: Any = tf.TensorShape(cast("Any", None))
 
 
-def specs_of(node: Any) -> list[tf.TensorSpec]:
+def specs_of(node: NodeDef) -> list[tf.TensorSpec]:
     """Return the specs of the elements of a dataset's node."""
     written = "output_types" if "output_types" in node.attr else "Toutput_types"
     types = node.attr[written].list.type
@@ -69,7 +70,7 @@ def traits_of(inliner: Inliner, name: str) -> Traits:
     return traits
 
 
-def selected(function: Any, num_components: int) -> list[int] | None:
+def selected(function: FunctionDef, num_components: int) -> list[int] | None:
     """Return which arguments a function gives back; None where it does more."""
     body = bodies.of_function(function)
     if body.last:

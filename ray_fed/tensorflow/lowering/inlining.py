@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
+from ray_fed.tensorflow.graphs.protobufs import FunctionDef, NodeDef
 from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.symbols import Symbol
 
@@ -39,7 +40,7 @@ class Site:
         done: the rule adds what else to wait for, beside its own results.
     """
 
-    node: Any
+    node: NodeDef
     inputs: "list[Any]"
     waits: Anchors
     inliner: "Inliner"
@@ -65,7 +66,7 @@ class Inliner:
 
     def __init__(
         self,
-        functions: Mapping[str, Any],
+        functions: Mapping[str, FunctionDef],
         data_rules: Mapping[str, Rule],
         flow_rules: Mapping[str, Rule],
     ) -> None:
@@ -87,7 +88,7 @@ class Inliner:
     def _search(self, name: str) -> bool:
         return any(self.is_symbolic(node) for node in self.function(name).node_def)
 
-    def is_symbolic(self, node: Any) -> bool:
+    def is_symbolic(self, node: NodeDef) -> bool:
         """Return whether a node is of tf.data, or calls what is."""
         if node.op in self._data_rules or _is_of_data(node.op):
             return True
@@ -169,7 +170,7 @@ class _Run:
                 ]
         return results, done
 
-    def _visit(self, node: Any) -> None:
+    def _visit(self, node: NodeDef) -> None:
         sources = [bodies.tensor_of(s) for s in node.input if not s.startswith("^")]
         takes_symbol = any(isinstance(self._values.get(s), Symbol) for s in sources)
         if not takes_symbol and not self._inliner.is_symbolic(node):
@@ -216,7 +217,7 @@ class _Run:
                 self._values[f"{name}:{index}"] = output
 
     def _detached(
-        self, node: Any, nodes: Mapping[str, Any], mapped: dict[str, tf.Tensor]
+        self, node: NodeDef, nodes: Mapping[str, NodeDef], mapped: dict[str, tf.Tensor]
     ) -> Any:
         """Return a node whose inputs from elsewhere are in `mapped`."""
         copied = type(node)()

@@ -12,14 +12,15 @@ import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.tensorflow.graphs import loader
+from ray_fed.tensorflow.graphs.protobufs import FunctionDef, GraphDef, NodeDef
 
 
-def rename_functions(graph_def: Any) -> None:
+def rename_functions(graph_def: GraphDef) -> None:
     """Give the functions of a graph names that no tracing here can give again."""
     _rename(graph_def, "written")
 
 
-def with_functions(graph_def: Any, library: Any, kept: Sequence[str]) -> Any:
+def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> Any:
     """Return what a graph needs to run, with its functions.
 
     Args:
@@ -50,11 +51,11 @@ def with_functions(graph_def: Any, library: Any, kept: Sequence[str]) -> Any:
     return built
 
 
-def _called(node: Any, functions: dict[str, Any]) -> list[str]:
+def _called(node: NodeDef, functions: dict[str, FunctionDef]) -> list[str]:
     return [name for name in bodies.functions_of(node) if name in functions]
 
 
-def _rename(graph_def: Any, prefix: str) -> None:
+def _rename(graph_def: GraphDef, prefix: str) -> None:
     """Number the functions of a graph in the order in which they stand."""
     names = {
         function.signature.name: f"{prefix}_{index}"

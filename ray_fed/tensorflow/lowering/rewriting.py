@@ -12,6 +12,7 @@ import ray_fed.tensorflow.lowering.control_flow as control_flow
 import ray_fed.tensorflow.lowering.iterators as iterators
 import ray_fed.tensorflow.lowering.pipelines as pipelines
 from ray_fed.tensorflow.graphs import graph_message
+from ray_fed.tensorflow.graphs.protobufs import GraphDef, TensorFlowMessage
 from ray_fed.tensorflow.lowering.bodies import CannotLower
 from ray_fed.tensorflow.lowering.inlining import Inliner
 from ray_fed.tensorflow.lowering.laid import Laid
@@ -26,7 +27,7 @@ from ray_fed.values.columnar_sequence import Sizes
 class Rewritten:
     """A graph with the names of its feeds, fetches and initialisation."""
 
-    graph_def: Any
+    graph_def: GraphDef
     feeds: list[str]
     fetches: list[str]
     initialize_op: str | None
@@ -41,7 +42,7 @@ def leaf_types(type_spec: fl.Type | None) -> list[fl.Type]:
     return [] if type_spec is None else [type_spec]
 
 
-def fill_token(graph_def: Any, name: str) -> None:
+def fill_token(graph_def: GraphDef, name: str) -> None:
     """Make the session token of a graph, which nothing here reads, a constant."""
     for node in graph_def.node:
         if node.name == bodies.node_of(name):
@@ -52,7 +53,7 @@ def fill_token(graph_def: Any, name: str) -> None:
 
 
 def rewrite(
-    message: Any,
+    message: TensorFlowMessage,
     type_spec: fl.FunctionType,
     sizes: Sequence[Sizes | None] | None = None,
     *,
@@ -86,7 +87,7 @@ def rewrite(
     )
 
 
-def _run(written: Any, message: Any, arguments: Mapping[str, Any]) -> Any:
+def _run(written: Any, message: TensorFlowMessage, arguments: Mapping[str, Any]) -> Any:
     """Run the graph as it was written; return results and what initialises."""
     functions = {f.signature.name: f for f in written.library.function}
     data_rules = {**pipelines.RULES, **iterators.RULES}
@@ -101,7 +102,9 @@ def _run(written: Any, message: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _stamp(
-    message: Any, parameter: fl.Type | None, sizes: Sequence[Sizes | None] | None
+    message: TensorFlowMessage,
+    parameter: fl.Type | None,
+    sizes: Sequence[Sizes | None] | None,
 ) -> "tuple[list[str], dict[str, Any]]":
     """Add placeholders; return their names, and what stands for each bound tensor."""
     feeds: list[str] = []

@@ -5,7 +5,7 @@ what is left comes out in a random order. So step `j` gives what went last into 
 that it chose, which was the slot's first element or came in after the step that chose
 the slot before: a sort by slots finds it, with no loop over elements.
 
-The draws are random ops of the graph, so that whoever loads it may key them.
+The draws are random ops of the graph, so they are keyed when the graph is loaded.
 """
 
 import dataclasses
