@@ -13,6 +13,7 @@
     │   ├── ComputationError             (RuntimeError) the user's computation raised
     │   │   └── WorkerMemoryError        and found no memory: retried on Ray
     │   ├── SavedStateError              (ValueError)  a file of saved state is damaged
+    │   │   └── StorageError             (OSError)     it cannot be read or written
     │   ├── UpToMergeTypeError           (TypeError)   \
     │   ├── MergeTypeNotAssignableError  (TypeError)    } MergeableCompForm refuses
     │   └── AfterMergeStructureError     (ValueError)  /
@@ -226,6 +227,10 @@ def origin_of(error: BaseException) -> str | None:
 
 class SavedStateError(UserError, ValueError):
     """A file of saved program state is damaged, or of another format."""
+
+
+class StorageError(SavedStateError, OSError):
+    """A place for saved state is not there, is full, or may not be used."""
 
 
 class UpToMergeTypeError(UserError, TypeError):
