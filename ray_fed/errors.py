@@ -14,6 +14,7 @@
     │   │   └── WorkerMemoryError        and found no memory: retried on Ray
     │   ├── SavedStateError              (ValueError)  a file of saved state is damaged
     │   │   └── StorageError             (OSError)     it cannot be read or written
+    │   ├── CallbackError                (RuntimeError) a callback of a run raised
     │   ├── UpToMergeTypeError           (TypeError)   \
     │   ├── MergeTypeNotAssignableError  (TypeError)    } MergeableCompForm refuses
     │   └── AfterMergeStructureError     (ValueError)  /
@@ -231,6 +232,10 @@ class SavedStateError(UserError, ValueError):
 
 class StorageError(SavedStateError, OSError):
     """A place for saved state is not there, is full, or may not be used."""
+
+
+class CallbackError(UserError, RuntimeError):
+    """A callback of a run raised; the run was saved before it ended."""
 
 
 class UpToMergeTypeError(UserError, TypeError):
