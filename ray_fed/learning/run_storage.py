@@ -52,6 +52,7 @@ class RunStorage:
         self._runs = FileProgramStateManager(path, "run_", 1)
         self._rounds = FileProgramStateManager(path, "round_", num_to_keep or 0)
         self._lock = asyncio.Lock()
+        self._encoded: list[str] = []
         self.saved_rounds = -1
         """Rounds that the latest saved state has; -1: none was saved."""
 
@@ -121,7 +122,10 @@ class RunStorage:
             rounds = records[-1].round_index + 1
             if rounds == self.saved_rounds:
                 return
-            history = json.dumps(to_json(records))
-            content = {"state": state, "history": history}
+            # Rounds are only ever added: each is encoded once.
+            new = to_json(records[len(self._encoded) :])
+            self._encoded += [json.dumps(record) for record in new]
+            history = ", ".join(self._encoded[: len(records)])
+            content = {"state": state, "history": f"[{history}]"}
             await self._rounds.save(content, rounds)
             self.saved_rounds = rounds
