@@ -65,6 +65,18 @@ def build_model() -> learning.Model:
     )
 
 
+class Show:
+    """Prints what each round came to."""
+
+    def on_round(self, record: learning.RoundRecord) -> None:
+        """Print the numbers of a round."""
+        numbers = record.evaluation or {}
+        print(
+            f"round {record.round_index + 1}: loss {numbers['loss']:.3f}, accuracy"
+            f" {numbers['accuracy']:.3f}, {record.seconds:.2f} s"
+        )
+
+
 def main(
     address: str | None = None, num_rounds: str = "30", num_modules: str = "all"
 ) -> None:
@@ -95,13 +107,6 @@ def main(
         )
         evaluation = learning.build_fed_eval(model, training)
 
-        def show(_: Any, record: learning.RoundRecord) -> None:
-            numbers = record.evaluation or {}
-            print(
-                f"round {record.round_index + 1}: loss {numbers['loss']:.3f}, accuracy"
-                f" {numbers['accuracy']:.3f}, {record.seconds:.2f} s"
-            )
-
         learning.run(
             training,
             clients,
@@ -109,7 +114,7 @@ def main(
             cohort_size=min(COHORT_SIZE, len(clients)),
             seed=SEED,
             evaluate=lambda state: evaluation.next(state, tests),
-            on_round=show,
+            callbacks=[Show()],
         )
 
 

@@ -2,6 +2,8 @@
 
 python examples/fed_avg_digits.py                 joins the Ray that runs, or starts one
 python examples/fed_avg_digits.py local 5         a Ray of its own, five rounds
+python examples/fed_avg_digits.py local 5 runs/a  the same, saved in runs/a: stopped
+                                                  anywhere, it goes on there
 """
 
 # ray_fed comes first: it keeps TensorFlow's start-up lines off the screen.
@@ -57,7 +59,21 @@ def build_model() -> learning.Model:
     )
 
 
-def main(address: str | None = None, num_rounds: str = "30") -> None:
+class Printer:
+    """Prints what the model makes of the test set after each round."""
+
+    def on_round(self, record: learning.RoundRecord) -> None:
+        """Print a line."""
+        numbers = record.evaluation or {}
+        print(
+            f"round {record.round_index + 1}: test loss {numbers['loss']:.4f},"
+            f" accuracy {numbers['accuracy']:.4f}"
+        )
+
+
+def main(
+    address: str | None = None, num_rounds: str = "30", storage_path: str | None = None
+) -> None:
     """Train, and print what the model makes of the test set after each round."""
     with ray_fed.init(address):  # before the model: it sets TensorFlow's threads
         clients, test = load_clients()
@@ -69,13 +85,6 @@ def main(address: str | None = None, num_rounds: str = "30") -> None:
         )
         evaluation = learning.build_fed_eval(model, training)
 
-        def show(_: Any, record: learning.RoundRecord) -> None:
-            numbers = record.evaluation or {}
-            print(
-                f"round {record.round_index + 1}: test loss {numbers['loss']:.4f},"
-                f" accuracy {numbers['accuracy']:.4f}"
-            )
-
         result = learning.run(
             training,
             clients,
@@ -83,8 +92,10 @@ def main(address: str | None = None, num_rounds: str = "30") -> None:
             cohort_size=COHORT_SIZE,
             seed=SEED,
             evaluate=lambda state: evaluation.next(state, [test]),
-            on_round=show,
+            storage_path=storage_path,
+            callbacks=[Printer()],
         )
+        print(f"{len(result.history)} rounds in all, {result.reason}")
         model.to_keras(result.state).summary()
 
 

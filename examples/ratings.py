@@ -12,7 +12,6 @@ python examples/ratings.py local 5 100     a Ray of its own, five rounds, 100 pe
 import pathlib
 import sys
 import tempfile
-from typing import Any
 
 import ray_fed
 from ray_fed import learning
@@ -60,6 +59,18 @@ def build_model() -> learning.Model:
     )
 
 
+class Show:
+    """Prints what each round came to."""
+
+    def on_round(self, record: learning.RoundRecord) -> None:
+        """Print the numbers of a round."""
+        numbers = record.evaluation or {}
+        print(
+            f"round {record.round_index + 1}: mean squared error"
+            f" {numbers['loss']:.3f}, {record.seconds:.2f} s"
+        )
+
+
 def main(
     address: str | None = None, num_rounds: str = "30", num_people: str = "1000"
 ) -> None:
@@ -83,13 +94,6 @@ def main(
         )
         evaluation = learning.build_fed_eval(model, training)
 
-        def show(_: Any, record: learning.RoundRecord) -> None:
-            numbers = record.evaluation or {}
-            print(
-                f"round {record.round_index + 1}: mean squared error"
-                f" {numbers['loss']:.3f}, {record.seconds:.2f} s"
-            )
-
         learning.run(
             training,
             clients,
@@ -97,7 +101,7 @@ def main(
             cohort_size=min(COHORT_SIZE, len(clients)),
             seed=SEED,
             evaluate=lambda state: evaluation.next(state, tests),
-            on_round=show,
+            callbacks=[Show()],
         )
 
 

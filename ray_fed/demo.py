@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
+from typing_extensions import override
+
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed.config import Config
@@ -156,9 +158,11 @@ def _train(options: DemoOptions, progress: RoundProgress) -> Sequence[Any]:
     evaluation = learning.build_fed_eval(model, process)
     progress.say("")
 
-    def on_round(_: Any, record: learning.RoundRecord) -> None:
-        numbers = cast("Mapping[str, Any]", record.evaluation)
-        progress.advance(loss=numbers["loss"], accuracy=numbers["accuracy"])
+    class Advance(learning.callbacks.Callback):
+        @override
+        def on_round(self, record: learning.RoundRecord) -> None:
+            numbers = cast("Mapping[str, Any]", record.evaluation)
+            progress.advance(loss=numbers["loss"], accuracy=numbers["accuracy"])
 
     result = learning.run(
         process,
@@ -167,11 +171,11 @@ def _train(options: DemoOptions, progress: RoundProgress) -> Sequence[Any]:
         cohort_size=math.ceil(options.clients * _COHORT_SHARE),
         seed=options.seed,
         evaluate=lambda state: evaluation.next(state, [test]),
-        on_round=on_round,
+        callbacks=[Advance()],
     )
     if options.save is not None:
         model.to_keras(result.state).save(options.save)
-    return result.rounds
+    return result.history
 
 
 def _clients_per_second(records: Sequence[Any]) -> float:

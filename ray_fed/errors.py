@@ -13,6 +13,8 @@
     │   ├── ComputationError             (RuntimeError) the user's computation raised
     │   │   └── WorkerMemoryError        and found no memory: retried on Ray
     │   ├── SavedStateError              (ValueError)  a file of saved state is damaged
+    │   │   └── StorageError             (OSError)     it cannot be read or written
+    │   ├── CallbackError                (RuntimeError) a callback of a run raised
     │   ├── UpToMergeTypeError           (TypeError)   \
     │   ├── MergeTypeNotAssignableError  (TypeError)    } MergeableCompForm refuses
     │   └── AfterMergeStructureError     (ValueError)  /
@@ -226,6 +228,14 @@ def origin_of(error: BaseException) -> str | None:
 
 class SavedStateError(UserError, ValueError):
     """A file of saved program state is damaged, or of another format."""
+
+
+class StorageError(SavedStateError, OSError):
+    """A place for saved state is not there, is full, or may not be used."""
+
+
+class CallbackError(UserError, RuntimeError):
+    """A callback of a run raised; the run was saved before it ended."""
 
 
 class UpToMergeTypeError(UserError, TypeError):

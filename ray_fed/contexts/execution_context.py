@@ -158,6 +158,7 @@ class ExecutionContext(flf.SyncContext):
         comp: Any,
         prepare: Callable[[], Awaitable[Plain]],
         deliver: Callable[[Components], None],
+        number: int | None = None,
     ) -> concurrent.futures.Future[None]:
         """Start a call whose result stays, each component by itself, where it was made.
 
@@ -166,6 +167,7 @@ class ExecutionContext(flf.SyncContext):
             prepare: returns its argument, plain; components of it may be stored.
             deliver: takes the components of the result, in the order of
                 `ray_fed.values.components`: each plain or stored, for `fetch`.
+            number: of the call, which is not counted then; None: the next one.
 
         Returns:
             A future of the call; it raises what the call raises. `prepare`, `deliver`
@@ -175,7 +177,7 @@ class ExecutionContext(flf.SyncContext):
             ContextStateError: the context was closed.
         """
         thread = self._open_thread()
-        spec = self._rounds.new_call(by_component=True)
+        spec = self._rounds.new_call(by_component=True, number=number)
 
         async def run() -> None:
             argument = await prepare()  # may wait for the call before

@@ -27,7 +27,7 @@ def check_batches(clients: Mapping[int, Any]) -> None:
                 shown = ", ".join(f"`{n}` {count}" for n, count in counts.items())
                 raise errors.ValueMismatchError(
                     f"Expected one number of rows in the batch {number} of the client"
-                    f" `clients[{client}]`, found {shown}."
+                    f" `data[{client}]`, found {shown}."
                 )
 
 

@@ -1,124 +1,176 @@
-"""The loop over rounds: pick a cohort, run a round, keep its numbers."""
+"""The loop over rounds: seen, saved, stopped and resumed.
+
+    main thread    round r ------> round r+1 -------------------------> round r+2
+                          |                                        |
+    work thread           +--> evaluate, callbacks, stop?, save    +--> the same
+
+What follows a round overlaps the next one. That one counts only if the run goes on, so
+that timing decides nothing.
+"""
 
 import dataclasses
-import time
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from ray_fed.learning.batches import check_batches
+import ray_fed.errors as errors
+from ray_fed.learning.callbacks.hooks import Callbacks
 from ray_fed.learning.cohorts import CohortSampler
+from ray_fed.learning.history import History
+from ray_fed.learning.interrupts import Interrupts
+from ray_fed.learning.loop_thread import IoThread
+from ray_fed.learning.metric_check import check_metrics
+from ray_fed.learning.process_calls import ProcessCalls, open_calls
 from ray_fed.learning.processes import LearningProcess
-
-_MAX_NAMED = 10
-"""Clients of a cohort that a note lists."""
+from ray_fed.learning.run_identity import describe_run
+from ray_fed.learning.run_loop import Reason, RunLoop
+from ray_fed.learning.run_spec import RunSpec
+from ray_fed.learning.run_storage import RunStorage, SavedRun
 
 Dataset = Sequence[Any]
 """What one client has: its batches, each of the model's `batch_type`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundRecord:
-    """What one round was and did.
-
-    Attributes:
-        round_index: rounds of the training before this one.
-        clients: of its cohort, by index, ascending.
-        training: metrics of the clients' training.
-        evaluation: what `evaluate` returned after the round; None without it.
-        seconds: that the round took, without evaluation.
-    """
-
-    round_index: int
-    clients: tuple[int, ...]
-    training: Mapping[str, Any]
-    evaluation: Mapping[str, Any] | None
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """Where a training ended, and how it came there.
+    """Where a run ended, and how it came there.
 
     Attributes:
-        state: of the server, after the last round.
-        rounds: those that were run, in order.
+        history: what its rounds were and did, those before a resume included.
+        state: of the server, after the last of them, as plain values.
+        reason: why it ended: "finished", "stopped early" or "interrupted".
     """
 
-    state: Any
-    rounds: tuple[RoundRecord, ...]
+    history: History
+    state: Any = dataclasses.field(repr=False)
+    reason: Reason
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self.reason}</p>{self.history._repr_html_()}"  # pyright: ignore[reportPrivateUsage]
 
 
 def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
     process: LearningProcess,
-    clients: Sequence[Dataset],
+    data: Sequence[Dataset],
     *,
     num_rounds: int,
     cohort_size: int | None = None,
     seed: int = 0,
+    storage_path: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+    num_to_keep: int | None = 3,
     evaluate: Callable[[Any], Mapping[str, Any]] | None = None,
-    on_round: Callable[[Any, RoundRecord], None] | None = None,
+    evaluate_every: int = 1,
+    callbacks: Sequence[Any] = (),
+    on_error: Literal["raise", "log"] = "raise",
+    stop: Callable[[History], bool] | None = None,
+    progress: bool = False,
     state: Any = None,
 ) -> TrainingResult:
     """Run rounds of a learning process in the default context.
 
-    A run goes on where another one ended, with the cohorts that it would have had, when
-    it is given that one's state, clients, cohort size and seed.
+    With a `storage_path`, what is saved there is resumed: state, history and random
+    numbers, to the bits of a run that was never interrupted. On the main thread, the
+    first SIGINT or SIGTERM saves the run and ends it; a second one leaves at once.
+
+    In a context of ray_fed the state stays in the object store. It is read into this
+    process to be saved, for callbacks that want it, and at the end.
 
     Args:
-        process: such as `build_fed_avg` returns; its state counts rounds.
-        clients: each client's batches; only those of a cohort are read.
-        num_rounds: to run now, >= 0.
-        cohort_size: clients a round; None: all of them.
+        process: such as `build_fed_avg` returns.
+        data: each client's batches; only those of a cohort are read.
+        num_rounds: of the whole run, those before a resume included; >= 0.
+        cohort_size: clients a round; None: all of them. Which ones they are depends on
+            the seed and the round alone.
         seed: of the cohorts, >= 0.
-        evaluate: called with the state after each round; returns metrics.
-        on_round: called with the state and the record after each round.
-        state: to go on from; None: `process.initialize()`.
+        storage_path: a path or a URI of fsspec, for this run alone; None saves nothing.
+        checkpoint_every: rounds between two saves, >= 1. The end is always saved.
+        num_to_keep: saved states to keep, >= 1; None keeps all.
+        evaluate: called with the state, returns metrics. On ray_fed's contexts the
+            state holds references, which computations take as they are, and numpy
+            reads.
+        evaluate_every: rounds between two calls of `evaluate`, >= 1.
+        callbacks: objects with `on_round(record)`, see `callbacks.Callback`; release
+            managers of federated_language.
+        on_error: whether what a callback raises ends the run, saved, or is logged.
+        stop: called with the history after each round; true ends the run.
+        progress: whether a bar shows the run in a terminal or notebook, or a line of
+            the log does elsewhere.
+        state: to go on from, such as that of another result; its `round_index` says
+            how many rounds it has behind it. None: `process.initialize()`. What is
+            saved at `storage_path` goes before it.
 
     Returns:
-        The last state and a record of each round.
+        The history, the last state, and why the run ended.
 
     Raises:
-        ConfigError: `cohort_size` or `seed` is out of its range.
+        ConfigError: an argument is out of its range, a metric is asked for that the
+            process does not have, or what is saved is of another run.
         ValueMismatchError: inputs and labels of a batch, in a list, have different
             numbers of rows.
-        Exception: what a round raised. It counts clients by their place in the cohort;
-            a note says which of `clients` these are.
+        StorageError: `storage_path` cannot be read or written.
+        SavedStateError: what is saved is damaged, or of a newer version.
+        CallbackError: a callback raised.
+        Exception: what a round or `evaluate` raised. A round counts clients by their
+            place in the cohort; a note says which of `data` these are.
     """
-    num_clients = len(clients)
-    sampler = CohortSampler(num_clients, cohort_size or num_clients, seed)
-    state = process.initialize() if state is None else state
-    records: list[RoundRecord] = []
-    for _ in range(num_rounds):
-        round_index = int(state.round_index)
-        cohort = sampler.sample(round_index)
-        started = time.monotonic()
-        try:
-            drawn = {index: clients[index] for index in cohort}
-            check_batches(drawn)
-            state, training = process.next(state, list(drawn.values()))
-        except Exception as error:
-            _say_who(error, cohort)
-            raise
-        seconds = time.monotonic() - started
-        evaluation = None if evaluate is None else evaluate(state)
-        record = RoundRecord(round_index, tuple(cohort), training, evaluation, seconds)
-        records.append(record)
-        if on_round is not None:
-            on_round(state, record)
-    return TrainingResult(state, tuple(records))
-
-
-def _say_who(error: Exception, cohort: Sequence[int]) -> None:
-    """Note which clients the places in an error are: it knows of the cohort alone."""
-    place = getattr(getattr(error, "location", None), "client_index", None)
-    if place is None:
-        shown = ", ".join(map(str, cohort[:_MAX_NAMED]))
-        others = f" and {len(cohort) - _MAX_NAMED} others" * (len(cohort) > _MAX_NAMED)
-        error.add_note(
-            f"The cohort is, in order, `clients[i]` for i in {shown}{others}."
+    for name, value, least in (
+        ("num_rounds", num_rounds, 0),
+        ("checkpoint_every", checkpoint_every, 1),
+        ("evaluate_every", evaluate_every, 1),
+        ("num_to_keep", 1 if num_to_keep is None else num_to_keep, 1),
+    ):
+        _check(name, value, least)
+    if on_error not in ("raise", "log"):
+        raise errors.ConfigError(
+            f'Expected "raise" or "log" as `on_error`, found'
+            f" {errors.describe(on_error)}."
         )
+    check_metrics([stop, *callbacks], process, evaluates=evaluate is not None)
+    size = len(data) if cohort_size is None else cohort_size
+    spec = RunSpec(
+        data=data,
+        sampler=CohortSampler(len(data), size, seed),
+        num_rounds=num_rounds,
+        checkpoint_every=checkpoint_every,
+        evaluate=evaluate,
+        evaluate_every=evaluate_every,
+        stop=stop,
+        shows_progress=progress,
+    )
+    told = Callbacks(callbacks, logs=on_error == "log")
+    storage = None if storage_path is None else RunStorage(storage_path, num_to_keep)
+    with IoThread() as io, Interrupts() as interrupts:
+        calls = open_calls(process, io, interrupts)
+        loop = RunLoop(spec, calls, io, interrupts, told, storage)
+        try:
+            initial = calls.initialize()
+            saved = SavedRun()
+            if storage is not None:
+                identity = describe_run(process, spec)
+                saved = io.run(storage.open(identity, initial, calls.first_number))
+            _begin(loop, calls, saved, initial if state is None else state, state)
+            reason = loop.run()
+            return TrainingResult(loop.history, loop.read_state(), reason)
+        finally:
+            calls.close(loop.num_rounds)
+
+
+def _begin(
+    loop: RunLoop, calls: ProcessCalls, saved: SavedRun, initial: Any, given: Any
+) -> None:
+    """Begin where the saved run was, else where the given state was."""
+    if saved.first_number is not None:
+        calls.resume(saved.first_number)
+    if saved.records:
+        loop.begin(saved.state, saved.records, saved.records[-1].round_index + 1)
     else:
-        error.add_note(
-            f"The client at position {place} of the cohort is"
-            f" `clients[{cohort[place]}]`."
+        loop.begin(initial, (), int(getattr(given, "round_index", 0)))
+
+
+def _check(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise errors.ConfigError(
+            f"Expected a whole number of at least {least} as `{name}`, found"
+            f" {errors.describe(value)}."
         )

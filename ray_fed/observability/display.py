@@ -41,10 +41,14 @@ class RoundProgress:
     Args:
         num_rounds: of the run.
         console: where to draw; by default standard error.
+        done: rounds of the run that are done before.
     """
 
     def __init__(
-        self, num_rounds: int, console: rich.console.Console | None = None
+        self,
+        num_rounds: int,
+        console: rich.console.Console | None = None,
+        done: int = 0,
     ) -> None:
         console = console or rich.console.Console(stderr=True)
         self._view: ProgressView = (
@@ -52,7 +56,7 @@ class RoundProgress:
             if console.is_jupyter
             else TerminalView(num_rounds, console)
         )
-        self._done = 0
+        self._done = done
         self._activity = self._numbers = ""
         self._subrounds = (0, 0)
         self.retries = 0

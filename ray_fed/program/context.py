@@ -99,6 +99,22 @@ class RayFederatedContext(fl.program.FederatedContext):
             TypeError: `comp` is no computation, or the argument is not of its type.
             ContextStateError: the context was closed.
         """
+        return self._invoke(comp, arg, None)
+
+    def invoke_at(self, number: int, comp: Any, arg: Any = None) -> Any:
+        """Start a computation as the call of a number, and count no call.
+
+        Random numbers follow that number, whatever other threads call meanwhile: a loop
+        that numbers its rounds itself draws the same ones however it is interrupted.
+
+        Args:
+            number: >= 0; not that of a call that runs.
+            comp: as for `invoke`, which also says what is raised.
+            arg: likewise.
+        """
+        return self._invoke(comp, arg, type_checks.check_count(number, "number", 0))
+
+    def _invoke(self, comp: Any, arg: Any, number: int | None) -> Any:
         type_spec = function_type_of(comp)
         type_checks.check_no_argument(type_spec, arg)
         _check_result(type_spec.result)
@@ -110,11 +126,15 @@ class RayFederatedContext(fl.program.FederatedContext):
             for component_type in components.component_types(type_spec.result)
         ]
         result = components.to_containers(references, type_spec.result)
-        self._start(comp, checked, references)
+        self._start(comp, checked, references, number)
         return result
 
     def _start(
-        self, comp: Any, checked: Any, references: Sequence[RayValueReference]
+        self,
+        comp: Any,
+        checked: Any,
+        references: Sequence[RayValueReference],
+        number: int | None,
     ) -> None:
         parameter = comp.type_signature.parameter
 
@@ -130,7 +150,7 @@ class RayFederatedContext(fl.program.FederatedContext):
         with self._lock:
             if not self._is_open:
                 raise _closed()
-            call = self._context.start(comp, prepare, deliver)
+            call = self._context.start(comp, prepare, deliver, number)
             self._calls.add(call)
             self._references.update(references)
         call.add_done_callback(functools.partial(self._end, references))

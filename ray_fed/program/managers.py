@@ -1,12 +1,8 @@
-"""Saved program state: one file a version, the last few kept."""
+"""Saved program state: one version after another, the last few kept."""
 
 import asyncio
-import glob
 import logging
 import os
-import pathlib
-import re
-from collections.abc import Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -16,30 +12,30 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.program.state_encoding as state_encoding
-import ray_fed.program.state_files as state_files
+import ray_fed.program.version_names as version_names
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import structs
+from ray_fed.program.versions import open_versions
 
 _logger = logging.getLogger(__name__)
 
-_MAX_VERSION = 2**63
-"""One past the latest version; names of files have an end, too."""
-
 
 class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
-    """Saves program state to files of a folder, one a version.
+    """Saves program state to a folder of this machine, or of any that fsspec knows.
 
     A version appears complete or not at all, with a checksum of each value, and is read
     without pickle. References are read into this process when they are saved, and only
     then. A folder belongs to one program at a time.
 
     Args:
-        root_dir: the folder; made when it is first needed.
+        root_dir: the folder, as a path or as a URI such as `s3://bucket/runs/a`; made
+            when it is first needed, but never a bucket.
         prefix: of file names.
         keep_total: versions to keep, the latest ones; 0 or less keeps all.
 
     Raises:
-        UnsupportedError: `root_dir` is no path, or `prefix` no beginning of a name.
+        UnsupportedError: `root_dir` is neither a path nor a URI that fsspec can use
+            here, or `prefix` no beginning of a name.
     """
 
     def __init__(
@@ -48,14 +44,13 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         prefix: str = "program_state_",
         keep_total: int = 5,
     ) -> None:
-        self._folder = _check_folder(root_dir)
-        self._prefix = _check_prefix(prefix)
+        self._versions = open_versions(root_dir, prefix)
         self._keep_total = keep_total
 
     @override
     async def get_versions(self) -> list[int] | None:
         """Return the saved versions, ascending; None if there is none."""
-        return await asyncio.to_thread(self._find_versions) or None
+        return await asyncio.to_thread(self._versions.find) or None
 
     @override
     async def load(self, version: int, structure: Any) -> Any:
@@ -70,15 +65,18 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         Raises:
             ProgramStateNotFoundError: there is no such version.
             SavedStateError: its file is damaged, or is no regular file.
+            StorageError: it cannot be read now.
             UnsupportedError: no version can be that.
             ValueMismatchError: what was saved has another structure.
         """
-        path = self._path(version)
+        version = _check_version(version)
         try:
-            saved = await asyncio.to_thread(state_files.read_values, path)
+            saved = await asyncio.to_thread(self._versions.read, version)
+        except errors.StorageError:
+            raise
         except FileNotFoundError as error:
             raise fl.program.ProgramStateNotFoundError(version) from error
-        return _restore(saved, structure, path)
+        return _restore(saved, structure, self._versions.where(version))
 
     @override
     async def load_latest(self, structure: Any) -> tuple[Any, int]:
@@ -98,6 +96,8 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         for version in reversed(await self.get_versions() or []):
             try:
                 return await self.load(version, structure), version
+            except errors.StorageError:
+                raise
             except errors.SavedStateError as error:
                 _logger.warning("Version %d is passed over. %s", version, error)
                 damage = damage or error
@@ -118,12 +118,14 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
 
         Raises:
             ProgramStateExistsError: the version is there, and not damaged.
+            StorageError: it cannot be written: no room, no right, no such bucket.
             ValueMismatchError: a value is of a kind that cannot be saved.
             Exception: the failure of a call that should have made one of the values.
         """
-        path = self._path(version)
-        if await asyncio.to_thread(_is_whole, path):
-            raise fl.program.ProgramStateExistsError(version=version, path=str(path))
+        version = _check_version(version)
+        if await asyncio.to_thread(self._is_whole, version):
+            path = self._versions.where(version)
+            raise fl.program.ProgramStateExistsError(version=version, path=path)
         named = _flatten(program_state)
         materialised = await gather_by_index(_read(value) for _, value in named)
         names = [name for name, _ in named]
@@ -133,89 +135,38 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
                 f" {structs.show(names)}: `/` parts the names of keys, leave it out."
             )
         content = dict(zip(names, materialised, strict=True))
-        await asyncio.to_thread(self._write, path, content)
+        await asyncio.to_thread(self._write, version, content)
 
     async def remove_all(self) -> None:
         """Remove all versions."""
-        await asyncio.to_thread(self._remove, self._find_versions())
+        versions = await asyncio.to_thread(self._versions.find)
+        await asyncio.to_thread(self._versions.remove, versions)
 
-    def _write(self, path: pathlib.Path, content: dict[str, Any]) -> None:
-        self._find_versions()  # says so where the folder is none
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # What a program that was killed left half-written.
-        pattern = f".{glob.escape(self._prefix)}*{state_files.TEMPORARY_SUFFIX}"
-        for leftover in filter(_is_file, self._folder.glob(pattern)):
-            leftover.unlink(missing_ok=True)
-        state_files.write_values(path, content)
+    def _write(self, version: int, content: dict[str, Any]) -> None:
+        self._versions.write(version, content)
         if self._keep_total > 0:
-            removable = [v for v in self._find_versions() if _is_file(self._path(v))]
             # What was just written stays, also where later versions lie about.
-            before = [v for v in removable if self._path(v) != path]
-            self._remove(before[: max(0, len(before) + 1 - self._keep_total)])
+            before = [v for v in self._versions.removable() if v != version]
+            self._versions.remove(before[: max(0, len(before) + 1 - self._keep_total)])
 
-    def _remove(self, versions: Sequence[int]) -> None:
-        for path in map(self._path, versions):
-            if _is_file(path):
-                path.unlink(missing_ok=True)
-
-    def _path(self, version: object) -> pathlib.Path:
-        is_whole = isinstance(version, int | np.integer) and type(version) is not bool
-        if not is_whole or not 0 <= int(cast("Any", version)) < _MAX_VERSION:
-            raise errors.UnsupportedError(
-                f"Expected a whole number as a version, of at least 0 and below 2**63,"
-                f" found {structs.show(version)}."
-            )
-        return self._folder / f"{self._prefix}{version}.zip"
-
-    def _find_versions(self) -> list[int]:
+    def _is_whole(self, version: int) -> bool:
         try:
-            names = os.listdir(self._folder)  # noqa: PTH208 (3.11 passes over loops)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise errors.SavedStateError(
-                "Expected a folder of saved state, or nothing yet, at"
-                f" `{self._folder}`, found that it cannot be listed ({error.strerror}):"
-                " name another folder, or move away what is there."
-            ) from error
-        pattern = re.compile(
-            re.escape(self._prefix) + r"(0|[1-9]\d{0,18})\.zip", re.ASCII
-        )
-        found = sorted(
-            int(match[1]) for match in map(pattern.fullmatch, names) if match
-        )
-        return [version for version in found if version < _MAX_VERSION]
+            self._versions.read(version)
+        except errors.StorageError:
+            raise
+        except (FileNotFoundError, errors.SavedStateError):
+            return False
+        return True
 
 
-def _check_folder(root_dir: object) -> pathlib.Path:
-    is_path = isinstance(root_dir, str | os.PathLike)
-    path = os.fspath(cast("Any", root_dir)) if is_path else None
-    if not isinstance(path, str) or not _names_a_file(path):
+def _check_version(version: object) -> int:
+    is_whole = isinstance(version, int | np.integer) and type(version) is not bool
+    if not is_whole or not 0 <= int(cast("Any", version)) < version_names.MAX_VERSION:
         raise errors.UnsupportedError(
-            f"Expected the path of a folder as `root_dir`, found"
-            f" {structs.show(root_dir)}."
+            f"Expected a whole number as a version, of at least 0 and below 2**63,"
+            f" found {structs.show(version)}."
         )
-    return pathlib.Path(path)
-
-
-def _check_prefix(prefix: object) -> str:
-    if not isinstance(prefix, str) or "/" in prefix or not _names_a_file(f"{prefix}0"):
-        raise errors.UnsupportedError(
-            "Expected the beginning of a file name as `prefix`, without `/`, found"
-            f" {structs.show(prefix)}."
-        )
-    return prefix
-
-
-def _names_a_file(path: str) -> bool:
-    try:
-        return bool(path) and b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-
-
-def _is_file(path: pathlib.Path) -> bool:
-    return path.is_symlink() or not path.is_dir()
+    return int(cast("Any", version))
 
 
 def _flatten(structure: Any) -> list[tuple[str, Any]]:
@@ -239,20 +190,12 @@ async def _read(value: Any) -> Any:
     return value
 
 
-def _is_whole(path: pathlib.Path) -> bool:
-    try:
-        state_files.read_values(path)
-    except (FileNotFoundError, errors.SavedStateError):
-        return False
-    return True
-
-
-def _restore(saved: dict[str, Any], structure: Any, path: pathlib.Path) -> Any:
+def _restore(saved: dict[str, Any], structure: Any, where: str) -> Any:
     named = _flatten(structure)
     names = [name for name, _ in named]
     if set(names) != set(saved):
         raise errors.ValueMismatchError(
-            f"Expected a structure with the values that `{path}` has,"
+            f"Expected a structure with the values that `{where}` has,"
             f" {sorted(saved)}, found one with {sorted(names)}."
         )
     leaves = [_revive(saved[name], leaf, name) for name, leaf in named]

@@ -8,7 +8,6 @@ not compressed, so reading takes no more memory than the file has bytes.
 """
 
 import contextlib
-import errno
 import json
 import os
 import pathlib
@@ -19,13 +18,12 @@ from typing import IO, Any
 
 import ray_fed.errors as errors
 import ray_fed.program.state_encoding as state_encoding
+import ray_fed.program.version_names as version_names
 from ray_fed.files import npy, opening
 
 TEMPORARY_SUFFIX = ".tmp"
 _FORMAT = 1
 _MANIFEST = "manifest.json"
-_OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What opening a file fails with however whole the file is."""
 
 
 def write_values(path: pathlib.Path, values: Mapping[str, object]) -> None:
@@ -47,8 +45,7 @@ def write_values(path: pathlib.Path, values: Mapping[str, object]) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                _write(archive, values)
+            write_archive(file, values)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -58,14 +55,20 @@ def write_values(path: pathlib.Path, values: Mapping[str, object]) -> None:
     _sync_folder(path.parent)
 
 
-def _write(archive: zipfile.ZipFile, values: Mapping[str, object]) -> None:
-    encoder = state_encoding.Encoder(archive)
-    described = [
-        {"name": name, "value": encoder.describe(value, f"`{name}`")}
-        for name, value in values.items()
-    ]
-    manifest = {"format": _FORMAT, "values": described}
-    archive.writestr(_MANIFEST, json.dumps(manifest))
+def write_archive(file: IO[bytes], values: Mapping[str, object]) -> None:
+    """Write named values to a file that is open, empty and can seek.
+
+    Raises:
+        ValueMismatchError: a value is of a kind that cannot be saved.
+    """
+    with zipfile.ZipFile(file, "w") as archive:
+        encoder = state_encoding.Encoder(archive)
+        described = [
+            {"name": name, "value": encoder.describe(value, f"`{name}`")}
+            for name, value in values.items()
+        ]
+        manifest = {"format": _FORMAT, "values": described}
+        archive.writestr(_MANIFEST, json.dumps(manifest))
 
 
 def _sync_folder(folder: pathlib.Path) -> None:
@@ -86,12 +89,25 @@ def read_values(path: pathlib.Path) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
     """
     with _open(path) as file:
-        try:
-            return _read(file, path)
-        except errors.SavedStateError:
-            raise
-        except npy.DAMAGES as error:
-            raise _damage(path, error) from error
+        return read_archive(file, str(path))
+
+
+def read_archive(file: IO[bytes], where: str) -> dict[str, Any]:
+    """Return the values of a file that is open and can seek, by name.
+
+    Args:
+        file: to read bytes; not owned.
+        where: it is, as an error says it.
+
+    Raises:
+        SavedStateError: the file is damaged, or of another format.
+    """
+    try:
+        return _read(file, where)
+    except errors.SavedStateError:
+        raise
+    except npy.DAMAGES as error:
+        raise damage(where, error) from error
 
 
 def _open(path: pathlib.Path) -> IO[bytes]:
@@ -99,29 +115,30 @@ def _open(path: pathlib.Path) -> IO[bytes]:
         return opening.open_regular(path)
     except FileNotFoundError as error:
         if path.is_symlink():
-            raise _damage(path, "a link to nothing") from error
+            raise damage(path, "a link to nothing") from error
         raise
     except OSError as error:
-        if error.errno in _OF_THIS_PROCESS:
+        if error.errno in version_names.OF_THIS_PROCESS:
             raise
-        raise _damage(path, error.strerror) from error
+        raise damage(path, error.strerror) from error
 
 
-def _damage(path: pathlib.Path, found: object) -> errors.SavedStateError:
+def damage(where: object, found: object) -> errors.SavedStateError:
+    """Return the error that a version is not as it was written."""
     return errors.SavedStateError(
-        f"Expected whole saved state in `{path}`, found it damaged ({found}): delete"
+        f"Expected whole saved state in `{where}`, found it damaged ({found}): delete"
         " it, or load another version."
     )
 
 
-def _read(file: IO[bytes], path: pathlib.Path) -> dict[str, Any]:
+def _read(file: IO[bytes], where: str) -> dict[str, Any]:
     with zipfile.ZipFile(file) as archive:
-        _check_sizes(archive, os.fstat(file.fileno()).st_size)
+        _check_sizes(archive, file.seek(0, os.SEEK_END))
         damaged = archive.testzip()
         if damaged is not None:
             raise zipfile.BadZipFile(f"bad checksum of `{damaged}`")
         manifest = json.loads(archive.read(_MANIFEST))
-        _check_format(manifest["format"], path)
+        check_format(manifest["format"], _FORMAT, where)
         decoder = state_encoding.Decoder(archive)
         return {
             described["name"]: decoder.decode(described["value"])
@@ -140,9 +157,15 @@ def _check_sizes(archive: zipfile.ZipFile, num_bytes: int) -> None:
         raise zipfile.BadZipFile(f"members larger than the file of {num_bytes} bytes")
 
 
-def _check_format(found: object, path: pathlib.Path) -> None:
-    if found != _FORMAT:
+def check_format(found: object, known: int, where: str) -> None:
+    """Refuse what another version of ray_fed wrote.
+
+    Raises:
+        SavedStateError: it is not of the format that is known.
+    """
+    if found != known:
         raise errors.SavedStateError(
-            f"Expected saved state of format {_FORMAT} in `{path}`, found format"
-            f" {found}: read it with the version of ray_fed that wrote it."
+            f"Expected saved state of format {known} in `{where}`, found format"
+            f" {errors.describe(found)}: read it with the version of ray_fed that wrote"
+            " it."
         )

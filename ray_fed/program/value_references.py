@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import federated_language as fl
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from ray_fed.contexts.execution_context import ExecutionContext
@@ -56,6 +57,17 @@ class RayValueReference(fl.program.MaterializableValueReference):
         component = await self.held()
         value = await wait_in_loop(self._context.fetch(component))
         return _lock(plain_values.from_plain(value, self._type_signature))
+
+    def __array__(
+        self,
+        dtype: np.dtype[Any] | None = None,
+        copy: bool | None = None,  # noqa: FBT001 (numpy's protocol)
+    ) -> NDArray[Any]:
+        """Read the value for numpy, as `get_value` does, and wait for it."""
+        held = self._component.result()
+        value = self._context.fetch(held).result()
+        plain = plain_values.from_plain(value, self._type_signature)
+        return np.array(plain, dtype, copy=copy)
 
     async def held(self) -> Any:
         """Wait for the value and return it as it is kept: plain or stored."""

@@ -55,13 +55,20 @@ class Rounds:
         self._kernels = ComputationCache(self._plan_kernel)
 
     def new_call(
-        self, *, by_component: bool = False, started: float | None = None
+        self,
+        *,
+        by_component: bool = False,
+        started: float | None = None,
+        number: int | None = None,
     ) -> CallSpec:
         """Number a call; those of several threads in the order in which they ask.
 
-        It has `started` now, unless that is said, by the monotonic clock.
+        It has `started` now, unless that is said, by the monotonic clock. A call whose
+        `number` is said is not counted.
         """
         started = time.monotonic() if started is None else started
+        if number is not None:
+            return CallSpec(number, started, by_component)
         with self._lock:
             self.num_calls += 1
             return CallSpec(self.num_calls - 1, started, by_component)

@@ -26,6 +26,8 @@ def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plai
             " pass `filled(...)` of it."
         )
     dtype: type[np.generic] = np.dtype(type_spec.dtype).type
+    if isinstance(value, fl.program.MaterializableValueReference):
+        raise _tensor_error(value, type_spec, label)  # numpy would wait for its value
     if dtype is np.str_:
         array = _string_array(value, type_spec, label)
     elif isinstance(value, np.ndarray | np.generic):

@@ -1,7 +1,9 @@
+import pathlib
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, cast
 
+import federated_language as fl
 import keras
 import numpy as np
 import pytest
@@ -9,37 +11,21 @@ import pytest
 import ray_fed.errors as errors
 from ray_fed.learning import (
     CohortSampler,
+    EarlyStopping,
     LearningProcess,
     Model,
     RoundRecord,
     build_fed_avg,
     run,
 )
-
-
-class Counter(NamedTuple):
-    """A state that remembers what it was given."""
-
-    round_index: int
-    seen: tuple[Any, ...]
-
-
-def build_counter() -> LearningProcess:
-    def advance(state: Counter, data: list[Any]) -> tuple[Counter, dict[str, int]]:
-        seen = (*state.seen, tuple(data))
-        return Counter(state.round_index + 1, seen), {"num_clients": len(data)}
-
-    return LearningProcess(lambda: Counter(0, ()), advance)
-
-
-CLIENTS = [[name] for name in "abcdef"]
+from tests.learning.counting import CLIENTS, Counter, build_counter, build_tally
 
 
 def test_all_clients_take_part_without_a_cohort_size() -> None:
     result = run(build_counter(), CLIENTS, num_rounds=2)
 
     assert result.state.seen == (tuple(CLIENTS), tuple(CLIENTS))
-    assert [record.clients for record in result.rounds] == [tuple(range(6))] * 2
+    assert [record.clients for record in result.history] == [tuple(range(6))] * 2
 
 
 def test_each_round_has_the_cohort_of_its_sampler() -> None:
@@ -47,7 +33,7 @@ def test_each_round_has_the_cohort_of_its_sampler() -> None:
 
     sampler = CohortSampler(6, 2, 9)
     for index, (record, seen) in enumerate(
-        zip(result.rounds, result.state.seen, strict=True)
+        zip(result.history, result.state.seen, strict=True)
     ):
         assert record.round_index == index
         assert list(record.clients) == sampler.sample(index)
@@ -61,40 +47,140 @@ def test_resumed_run_equals_one_in_one_go() -> None:
     rest = run(
         build_counter(),
         CLIENTS,
-        num_rounds=3,
+        num_rounds=5,
         cohort_size=3,
         seed=1,
         state=first.state,
     )
 
     assert rest.state == whole.state
-    assert [record.round_index for record in rest.rounds] == [2, 3, 4]
+    assert [record.round_index for record in rest.history] == [2, 3, 4]
+
+
+class Told:
+    """The least that a callback is."""
+
+    def __init__(self) -> None:
+        self.records: list[RoundRecord] = []
+
+    def on_round(self, record: RoundRecord) -> None:
+        self.records.append(record)
 
 
 def test_rounds_are_evaluated_and_told() -> None:
-    told: list[tuple[Any, RoundRecord]] = []
+    told = Told()
 
     result = run(
         build_counter(),
         CLIENTS,
-        num_rounds=2,
+        num_rounds=4,
         evaluate=lambda state: {"rounds": state.round_index},
-        on_round=lambda state, record: told.append((state, record)),
+        evaluate_every=2,
+        callbacks=[told],
     )
 
-    assert [record.evaluation for record in result.rounds] == [
-        {"rounds": 1},
-        {"rounds": 2},
+    found = [record.evaluation for record in result.history]
+    assert found == [None, {"rounds": 2}, None, {"rounds": 4}]
+    assert told.records == list(result.history)
+    assert result.reason == "finished"
+
+
+def test_run_stops_early_with_the_state_of_its_last_round() -> None:
+    result = run(
+        build_counter(), CLIENTS, num_rounds=9, stop=lambda history: len(history) == 4
+    )
+
+    assert result.reason == "stopped early"
+    assert [record.round_index for record in result.history] == [0, 1, 2, 3]
+    assert result.state.round_index == 4
+
+
+def test_early_stopping_waits_for_its_patience() -> None:
+    losses = iter([5.0, 4.0, 4.5, 4.2, 4.1, 1.0])
+
+    result = run(
+        build_counter(),
+        CLIENTS,
+        num_rounds=6,
+        evaluate=lambda _: {"loss": next(losses)},
+        stop=EarlyStopping("loss", patience=3),
+    )
+
+    assert result.reason == "stopped early"
+    assert result.history.values("loss") == [5.0, 4.0, 4.5, 4.2, 4.1]
+
+
+class Boom:
+    """Raises after a round, as somebody's callback does."""
+
+    def on_round(self, record: RoundRecord) -> None:
+        if record.round_index == 1:
+            raise ValueError("no disk")
+
+
+def test_callback_that_raises_ends_the_run_saved_and_is_named(
+    tmp_path: pathlib.Path,
+) -> None:
+    with pytest.raises(errors.CallbackError, match=r"`Boom` .*round 1.*no disk"):
+        run(
+            build_tally(),
+            CLIENTS,
+            num_rounds=9,
+            storage_path=tmp_path,
+            checkpoint_every=5,
+            callbacks=[Boom()],
+        )
+
+    saved = run(build_tally(), CLIENTS, num_rounds=2, storage_path=tmp_path)
+    assert saved.state.round_index == len(saved.history) == 2
+
+
+def test_callback_that_raises_may_be_logged(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+
+    result = run(
+        build_counter(), CLIENTS, num_rounds=4, callbacks=[Boom(), told], on_error="log"
+    )
+
+    assert len(result.history) == len(told.records) == 4
+    assert "The callback Boom raised after round 1" in caplog.text
+
+
+def test_release_managers_are_callbacks() -> None:
+    manager: Any = fl.program.MemoryReleaseManager()
+
+    run(build_counter(), CLIENTS, num_rounds=2, callbacks=[manager])
+
+    assert [value["training"] for value in manager.values().values()] == [
+        {"num_clients": 6},
+        {"num_clients": 6},
     ]
-    assert [record for _, record in told] == list(result.rounds)
-    assert told[-1][0] == result.state
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"num_rounds": -1}, "`num_rounds`"),
+        ({"num_rounds": 2.0}, "`num_rounds`"),
+        ({"checkpoint_every": 0}, "`checkpoint_every`"),
+        ({"evaluate_every": 0}, "`evaluate_every`"),
+        ({"num_to_keep": 0}, "`num_to_keep`"),
+        ({"on_error": "ignore"}, "`on_error`"),
+        ({"callbacks": [3]}, "`callbacks`"),
+        ({"cohort_size": 0}, "`cohort_size`"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_argument_out_of_range_is_told(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(errors.ConfigError, match=told):
+        run(build_counter(), CLIENTS, **cast("Any", {"num_rounds": 1, **arguments}))
 
 
 def test_no_rounds_return_the_initial_state() -> None:
     result = run(build_counter(), CLIENTS, num_rounds=0)
 
     assert result.state == Counter(0, ())
-    assert result.rounds == ()
+    assert list(result.history) == []
 
 
 def test_cohort_larger_than_all_clients_is_refused() -> None:
@@ -114,7 +200,7 @@ def test_resumed_training_has_the_same_bits(
     whole = run(process, clients, num_rounds=3, cohort_size=2)
 
     first = run(process, clients, num_rounds=1, cohort_size=2)
-    rest = run(process, clients, num_rounds=2, cohort_size=2, state=first.state)
+    rest = run(process, clients, num_rounds=3, cohort_size=2, state=first.state)
 
     for one, other in zip(
         whole.state.weights.trainable, rest.state.weights.trainable, strict=True
@@ -140,10 +226,10 @@ def test_error_of_a_round_lists_at_most_ten_clients() -> None:
 @pytest.mark.parametrize(
     ("error", "note"),
     [
-        (ValueError("data[0]"), "The cohort is, in order, `clients[i]` for i in {}."),
+        (ValueError("data[0]"), "The cohort is, in order, `data[i]` for i in {}."),
         (
             errors.ComputationError("no", errors.Location(client_index=1)),
-            "The client at position 1 of the cohort is `clients[{[1]}]`.",
+            "The client at position 1 of the cohort is `data[{[1]}]`.",
         ),
     ],
     ids=["no place", "a place"],

@@ -83,6 +83,34 @@ def add_slowly(state: Any) -> Any:
     return fl.federated_map(add, (state, fl.federated_map(slowly, state)))
 
 
+@rtf.computation
+def draw() -> Any:
+    return tf.random.normal([3])
+
+
+def test_call_of_a_number_draws_by_it_and_counts_no_call(
+    local_context: RayFederatedContext,
+) -> None:
+    counted = [read(local_context.invoke(draw)).tolist() for _ in range(2)]
+
+    numbered = [read(local_context.invoke_at(n, draw)).tolist() for n in (1, 0, 7)]
+
+    assert numbered[:2] == counted[::-1]
+    assert numbered[2] not in counted
+    assert local_context.num_invocations == 2
+    with pytest.raises(errors.CardinalityError):
+        local_context.invoke_at(-1, draw)
+
+
+def test_numpy_reads_a_reference(local_context: RayFederatedContext) -> None:
+    reference = local_context.invoke(add, (1.0, 2.5))
+
+    array = np.asarray(reference)
+
+    assert (array.dtype, array.shape, float(array)) == (np.float32, (), 3.5)
+    assert np.asarray(reference, np.float64).dtype == np.float64
+
+
 @pytest.mark.claim("federated_context.01", "federated_context.02")
 def test_implements_the_interface(local_context: RayFederatedContext) -> None:
     interface: Any = fl.program.FederatedContext

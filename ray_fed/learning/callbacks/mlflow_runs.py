@@ -1,0 +1,68 @@
+"""Metrics for MLflow."""
+
+from typing import Any
+
+from typing_extensions import override
+
+from ray_fed.learning.callbacks.hooks import Callback
+from ray_fed.learning.extras import import_extra
+from ray_fed.learning.history import History, RoundRecord
+
+
+class MLflow(Callback):
+    """Logs each number of a round as a metric of one run of MLflow.
+
+    A run that is resumed goes on in the latest run of its name in the experiment.
+
+    Args:
+        run_name: of the run there.
+        experiment: made if it is not there.
+        tracking_uri: of the server or store; None: as MLflow is configured.
+
+    Raises:
+        UserError: mlflow is not installed; mlflow-skinny is enough.
+    """
+
+    def __init__(
+        self,
+        run_name: str,
+        experiment: str = "Default",
+        tracking_uri: str | None = None,
+    ) -> None:
+        self._mlflow = import_extra("mlflow", "mlflow", "callbacks.MLflow")
+        self._run_name = run_name
+        self._experiment = experiment
+        self._tracking_uri = tracking_uri
+        self._client: Any = None
+        self._run_id = ""
+
+    @override
+    def on_start(self, history: History) -> None:
+        self._client = self._mlflow.MlflowClient(self._tracking_uri)
+        found = self._client.get_experiment_by_name(self._experiment)
+        if found is None:
+            experiment_id = self._client.create_experiment(self._experiment)
+        else:
+            experiment_id = found.experiment_id
+        self._run_id = self._find(experiment_id) if history else ""
+        if not self._run_id:
+            run = self._client.create_run(experiment_id, run_name=self._run_name)
+            self._run_id = run.info.run_id
+
+    def _find(self, experiment_id: str) -> str:
+        named = f"attributes.run_name = '{self._run_name}'"
+        runs = self._client.search_runs([experiment_id], named, max_results=1)
+        return runs[0].info.run_id if runs else ""
+
+    @override
+    def on_round(self, record: RoundRecord) -> None:
+        for name, value in record.numbers().items():
+            self._client.log_metric(self._run_id, name, value, step=record.round_index)
+
+    @override
+    def on_end(self, history: History, reason: str) -> None:
+        if not self._run_id:
+            return
+        self._client.set_tag(self._run_id, "ray_fed.reason", reason)
+        ends = {"finished": "FINISHED", "stopped early": "FINISHED", "failed": "FAILED"}
+        self._client.set_terminated(self._run_id, ends.get(reason, "KILLED"))

@@ -1,0 +1,74 @@
+"""The best model of a run as a Keras file."""
+
+import os
+import pathlib
+import uuid
+from typing import Any, Literal
+
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.learning.callbacks.hooks import Callback
+from ray_fed.learning.history import History, RoundRecord
+from ray_fed.learning.models import Model
+from ray_fed.learning.stopping import is_rising
+
+
+class ModelCheckpoint(Callback):
+    """Saves the model of the best round so far, as a `.keras` file.
+
+    Args:
+        path: of the file; replaced by each better model, never half-written.
+        model: that is trained.
+        metric: as `History.values` takes it; the best round has the best value.
+        mode: as for `EarlyStopping`.
+
+    Raises:
+        ConfigError: the path has another suffix, or the mode is none.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        model: Model,
+        metric: str = "loss",
+        mode: Literal["auto", "min", "max"] = "auto",
+    ) -> None:
+        self._path = pathlib.Path(path)
+        if self._path.suffix != ".keras":
+            raise errors.ConfigError(
+                f"Expected a name that ends with .keras, found `{self._path}`."
+            )
+        self._model = model
+        self.metric = metric
+        self._is_rising = is_rising(metric, mode)
+        self._history = History()
+
+    @override
+    def on_start(self, history: History) -> None:
+        self._history = history
+
+    @override
+    def on_round(self, record: RoundRecord) -> None:
+        self._history = self._history.with_round(record)
+
+    @override
+    def needs_state(self, record: RoundRecord) -> bool:
+        *before, now = self._history.values(self.metric)
+        if now is None or now != now:  # noqa: PLR0124 (a loss over no examples is NaN)
+            return False
+        known = [value for value in before if value is not None]
+        if self._is_rising:
+            return all(now > value or value != value for value in known)  # noqa: PLR0124
+        return all(now < value or value != value for value in known)  # noqa: PLR0124
+
+    @override
+    def on_state(self, record: RoundRecord, state: Any) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        stem = self._path.stem
+        temporary = self._path.with_name(f".{stem}.{uuid.uuid4().hex}.keras")
+        try:
+            self._model.to_keras(state).save(temporary)
+            temporary.replace(self._path)
+        finally:
+            temporary.unlink(missing_ok=True)

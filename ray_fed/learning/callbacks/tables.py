@@ -1,0 +1,104 @@
+"""Rounds as lines of a file: CSV and JSON lines.
+
+A file is written anew from the history as a run begins or is resumed, so that a row is
+there once, also after a kill between a row and a saved state.
+"""
+
+import csv
+import io
+import json
+import os
+import pathlib
+import uuid
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.learning.callbacks.hooks import Callback
+from ray_fed.learning.history import History, RoundRecord, row_of
+
+
+class CSV(Callback):
+    """Writes a row a round to a CSV file.
+
+    The columns are those of `History.rows()`. A metric that is new in a later round,
+    such as the first evaluation, has the file written anew with its column.
+
+    Args:
+        path: of the file; its folder is made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = pathlib.Path(path)
+        self._records: list[RoundRecord] = []
+        self._columns: list[str] = []
+
+    @override
+    def on_start(self, history: History) -> None:
+        self._records = list(history)
+        self._write()
+
+    @override
+    def on_round(self, record: RoundRecord) -> None:
+        self._records.append(record)
+        row = row_of(record)
+        if not row.keys() <= set(self._columns):
+            self._write()
+            return
+        text = io.StringIO()
+        csv.DictWriter(text, self._columns, lineterminator="\n").writerow(row)
+        _append(self._path, text.getvalue())
+
+    def _write(self) -> None:
+        rows = [row_of(record) for record in self._records]
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
+        text = io.StringIO()
+        if self._columns:
+            writer = csv.DictWriter(text, self._columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        _replace(self._path, text.getvalue())
+
+
+class JSONLines(Callback):
+    """Writes a JSON object a round, on a line of its own.
+
+    Args:
+        path: of the file; its folder is made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = pathlib.Path(path)
+
+    @override
+    def on_start(self, history: History) -> None:
+        _replace(self._path, "".join(_lines(history)))
+
+    @override
+    def on_round(self, record: RoundRecord) -> None:
+        _append(self._path, "".join(_lines([record])))
+
+
+def _lines(records: Sequence[RoundRecord]) -> list[str]:
+    return [json.dumps(row_of(record)) + "\n" for record in records]
+
+
+def _append(path: pathlib.Path, text: str) -> None:
+    with path.open("a", encoding="utf-8", newline="") as file:
+        file.write(text)
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    """Write a file that is there whole, with the former or the new text."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise errors.StorageError(
+            f"Expected to write the file `{path}`, found {type(error).__name__}"
+            f" ({error.strerror}): name another one."
+        ) from error

@@ -1,0 +1,217 @@
+"""What a run did, a row a round: as a sequence, a table, a picture."""
+
+import dataclasses
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.observability.curves import plot_curves
+
+_SHOWN_ROWS = 20
+_TRAINING, _EVALUATION = "training.", "evaluation."
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundRecord:
+    """What one round was and did.
+
+    Attributes:
+        round_index: rounds of the run before this one.
+        clients: of its cohort, by index, in order.
+        training: metrics of the clients' training.
+        evaluation: what `evaluate` returned after the round; None where it was not due.
+        seconds: from the call of the round to its metrics, without evaluation.
+        retries: attempts of its subrounds beyond the first of each.
+        dropped: clients of the cohort that the round went on without, by index.
+        bytes_sent: of the state and of clients' values, as its report counts them.
+        bytes_returned: of what came back to the coordinator of the round, likewise.
+    """
+
+    round_index: int
+    clients: tuple[int, ...]
+    training: Mapping[str, Any]
+    evaluation: Mapping[str, Any] | None
+    seconds: float
+    retries: int = 0
+    dropped: tuple[int, ...] = ()
+    bytes_sent: int = 0
+    bytes_returned: int = 0
+
+    def numbers(self) -> dict[str, float]:
+        """Return metrics that are one number each, by name: `training.loss`."""
+        parts = {_TRAINING: self.training, _EVALUATION: self.evaluation or {}}
+        return {
+            prefix + name: number
+            for prefix, metrics in parts.items()
+            for name, number in _flatten(metrics)
+        }
+
+
+def _flatten(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
+    if hasattr(metrics, "_asdict"):
+        metrics = metrics._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(metrics, Mapping):
+        for name, value in metrics.items():
+            yield from _flatten(value, f"{path}/{name}" if path else str(name))
+    elif isinstance(metrics, bool | int | float | np.generic | np.ndarray):
+        array = np.asarray(metrics)
+        if not array.ndim and array.dtype.kind in "biufV":
+            yield path, float(array)
+
+
+class History(Sequence[RoundRecord]):
+    """The rounds of a run, in order.
+
+    Args:
+        records: one a round, from the first one on.
+        evaluates: whether the run has an `evaluate`: a metric's bare name is that of
+            evaluation then.
+    """
+
+    def __init__(
+        self, records: Iterable[RoundRecord] = (), *, evaluates: bool = False
+    ) -> None:
+        self._records = tuple(records)
+        self._evaluates = evaluates
+
+    @overload
+    def __getitem__(self, index: int) -> RoundRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> "History": ...
+    @override
+    def __getitem__(self, index: int | slice) -> "RoundRecord | History":
+        if isinstance(index, slice):
+            return History(self._records[index], evaluates=self._evaluates)
+        return self._records[index]
+
+    @override
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def with_round(self, record: RoundRecord) -> "History":
+        """Return this history and one more round."""
+        return History((*self._records, record), evaluates=self._evaluates)
+
+    @override
+    def __repr__(self) -> str:
+        last = f": {_show_numbers(self[-1])}" if self else ""
+        return f"<history of {len(self)} rounds{last}>"
+
+    def names(self) -> list[str]:
+        """Return the names of all numbers, such as `training.loss`, in order."""
+        found = (name for record in self for name in record.numbers())
+        return list(dict.fromkeys(found))
+
+    def values(self, metric: str) -> list[float | None]:
+        """Return a metric by round; None where a round has none.
+
+        Args:
+            metric: one of `names()`; or its bare name, as `loss`: that of evaluation in
+                a run that evaluates, else that of training.
+
+        Raises:
+            ConfigError: rounds have metrics, but not this one.
+        """
+        name = self._full_name(metric)
+        return [record.numbers().get(name) for record in self]
+
+    def _full_name(self, metric: str) -> str:
+        if metric.startswith((_TRAINING, _EVALUATION)):
+            return self._check(metric)
+        names = self.names()
+        evaluated = any(record.evaluation is not None for record in self)
+        if _EVALUATION + metric in names or (self._evaluates and not evaluated):
+            return _EVALUATION + metric
+        return self._check(_TRAINING + metric)
+
+    def _check(self, name: str) -> str:
+        names = self.names()
+        part = name.partition(".")[0]
+        has_part = any(known.startswith(part) for known in names)
+        if name not in names and has_part:
+            raise errors.ConfigError(
+                f"Expected one of the metrics {names}, or what follows the dot, found"
+                f" `{name}`."
+            )
+        return name
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a flat dict for each round, what CSV and tables show."""
+        return [row_of(record) for record in self]
+
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with a row for each round.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        from ray_fed.learning.extras import import_extra
+
+        pandas = import_extra("pandas", "pandas", "History.to_pandas")
+        frame = pandas.DataFrame(self.rows())
+        return frame.set_index("round") if len(self) else frame
+
+    def plot(self, *metrics: str) -> Any:
+        """Return a matplotlib figure with a panel for each metric.
+
+        Args:
+            *metrics: names as for `values`; by default all but numbers of examples.
+
+        Raises:
+            ConfigError: there is no such metric, or no round at all.
+            UserError: matplotlib is not installed.
+        """
+        from ray_fed.learning.extras import import_extra
+
+        import_extra("matplotlib", "demo", "History.plot")
+        known = [name for name in self.names() if not name.endswith("num_examples")]
+        chosen = list(metrics) or known
+        if not chosen:
+            raise errors.ConfigError(
+                "Expected rounds with metrics to plot, found a history of"
+                f" {len(self)} rounds without any number."
+            )
+        return plot_curves({name: self.values(name) for name in chosen})
+
+    def _repr_html_(self) -> str:
+        rows = [row_of(record) for record in self[-_SHOWN_ROWS:]]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{_show(row.get(name))}</td>" for name in names)
+            for row in rows
+        )
+        hidden = len(self) - len(rows)
+        above = f", the last {len(rows)} of them" if hidden else ""
+        return (
+            f"<table><caption style='text-align:left'>{len(self)} rounds{above}"
+            f"</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        )
+
+
+def row_of(record: RoundRecord) -> dict[str, Any]:
+    """Return a round as a flat dict: its cost, then its numbers."""
+    return {
+        "round": record.round_index,
+        "clients": len(record.clients),
+        "dropped": len(record.dropped),
+        "retries": record.retries,
+        "seconds": record.seconds,
+        "bytes_sent": record.bytes_sent,
+        "bytes_returned": record.bytes_returned,
+        **record.numbers(),
+    }
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _show_numbers(record: RoundRecord) -> str:
+    return ", ".join(f"{k} {v:.4g}" for k, v in record.numbers().items())

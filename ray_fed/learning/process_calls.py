@@ -1,0 +1,260 @@
+"""How a run calls its process: by references where the context has them.
+
+ReferencedCalls   a context of ray_fed: calls return at once, the state stays
+DirectCalls       any other context, or plain functions: one call after another
+"""
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import federated_language as fl
+from typing_extensions import override
+
+import ray_fed
+import ray_fed.errors as errors
+from ray_fed.learning.interrupts import Interrupts
+from ray_fed.learning.loop_thread import IoThread
+from ray_fed.learning.processes import LearningProcess
+from ray_fed.learning.round_reports import RoundReports
+from ray_fed.observability.events import EventSink
+from ray_fed.observability.report import RoundReport
+from ray_fed.program import RayFederatedContext
+
+flf = fl.framework
+
+_EVALUATIONS_FROM = 10**9
+"""Calls of evaluation have numbers of their own, so that they shift no others."""
+_CALLS_A_ROUND = 10**4
+
+
+@dataclasses.dataclass(frozen=True)
+class GoingRound:
+    """A round that was called.
+
+    Attributes:
+        round_index: rounds of the run before it.
+        state: after it, to be given to the next call; read by `ProcessCalls.read`.
+        metrics: of the clients' training, plain, once they are there.
+        take_report: returns its report, once; None where there is none.
+    """
+
+    round_index: int
+    state: Any
+    metrics: concurrent.futures.Future[Any]
+    take_report: Callable[[], RoundReport | None]
+
+
+class ProcessCalls(Protocol):
+    """Calls the two computations of a process, and what `evaluate` calls."""
+
+    def initialize(self) -> Any:
+        """Return the initial state; call it first."""
+        ...
+
+    def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
+        """Call a round.
+
+        Raises:
+            StopNow: the run is to end, and the call did not.
+        """
+        ...
+
+    def read(self, state: Any) -> Any:
+        """Return a state in this process, as plain values."""
+        ...
+
+    def evaluating(self, round_index: int) -> None:
+        """Prepare this thread for calls that evaluate the state of a round."""
+        ...
+
+    def close(self, num_rounds: int) -> None:
+        """End calls that run; the context counts as many calls as rounds now."""
+        ...
+
+    @property
+    def first_number(self) -> int:
+        """The number of the call of round 0."""
+        ...
+
+    def resume(self, first_number: int) -> None:
+        """Number rounds as the run did that is resumed."""
+        ...
+
+    def subscribe(self, sink: EventSink) -> None:
+        """Send events of calls to a sink until `close`."""
+        ...
+
+
+def open_calls(
+    process: LearningProcess, io: IoThread, interrupts: Interrupts
+) -> ProcessCalls:
+    """Return how to call a process in the default context of this thread."""
+    context = flf.get_context_stack().current
+    if isinstance(process.next, flf.Computation):
+        if isinstance(context, RayFederatedContext):
+            return ReferencedCalls(process, context, io, owns=False)
+        # With `debug`, a breakpoint is to stop the thread that calls.
+        if isinstance(context, ray_fed.ExecutionContext) and not context.config.debug:
+            return ReferencedCalls(process, RayFederatedContext(context), io, owns=True)
+    return DirectCalls(process, context, interrupts)
+
+
+class ReferencedCalls(ProcessCalls):
+    """Calls that return references: the state stays where it was made.
+
+    Args:
+        process: to call.
+        context: of its calls.
+        io: reads references.
+        owns: whether `close` closes the context.
+    """
+
+    def __init__(
+        self,
+        process: LearningProcess,
+        context: RayFederatedContext,
+        io: IoThread,
+        *,
+        owns: bool,
+    ) -> None:
+        self._process = process
+        self._context = context
+        self._io = io
+        self._owns = owns
+        self._first_number = 0
+        self._reports = RoundReports()
+        self._sinks: list[EventSink] = []
+        self.subscribe(self._reports)
+
+    @property
+    @override
+    def first_number(self) -> int:
+        return self._first_number
+
+    @override
+    def resume(self, first_number: int) -> None:
+        self._first_number = first_number
+
+    @override
+    def subscribe(self, sink: EventSink) -> None:
+        self._sinks.append(sink)
+        self._context.execution_context.subscribe(sink)
+
+    @override
+    def initialize(self) -> Any:
+        state = self._context.invoke(self._process.initialize)
+        self._first_number = self._context.num_invocations
+        return state
+
+    @override
+    def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
+        number = self._first_number + round_index
+        self._reports.expect(number)
+        new_state, metrics = self._context.invoke_at(
+            number, self._process.next, (state, data)
+        )
+        return GoingRound(
+            round_index,
+            new_state,
+            self._io.submit(fl.program.materialize_value(metrics)),
+            lambda: self._reports.take(number),
+        )
+
+    @override
+    def read(self, state: Any) -> Any:
+        return self._io.run(fl.program.materialize_value(state))
+
+    @override
+    def evaluating(self, round_index: int) -> None:
+        first = _EVALUATIONS_FROM + _CALLS_A_ROUND * round_index
+        flf.set_default_context(_EvaluationContext(self._context, self._io, first))
+
+    @override
+    def close(self, num_rounds: int) -> None:
+        for sink in self._sinks:
+            self._context.execution_context.unsubscribe(sink)
+        if self._context.execution_context.is_open:
+            self._context.resume_at(self._first_number + num_rounds)
+        if self._owns:
+            self._context.close()
+
+
+class _EvaluationContext(flf.SyncContext):
+    """Calls of `evaluate`: arguments may be references, results are plain values.
+
+    Args:
+        context: runs them.
+        io: reads results.
+        first: number of the first call.
+    """
+
+    def __init__(self, context: RayFederatedContext, io: IoThread, first: int) -> None:
+        self._context = context
+        self._io = io
+        self._next = first
+
+    @override
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        number, self._next = self._next, self._next + 1
+        try:
+            result = self._context.invoke_at(number, comp, arg)
+        except errors.UnsupportedError:  # results at clients have no references
+            plain = self._io.run(fl.program.materialize_value(arg))
+            return self._context.execution_context.invoke(comp, plain)
+        return self._io.run(fl.program.materialize_value(result))
+
+
+class DirectCalls(ProcessCalls):
+    """Calls that return when they are done, with plain values.
+
+    Args:
+        process: to call.
+        context: the default one, which threads of the run are to have too.
+        interrupts: end a call.
+    """
+
+    def __init__(
+        self, process: LearningProcess, context: Any, interrupts: Interrupts
+    ) -> None:
+        self._process = process
+        self._context = context
+        self._interrupts = interrupts
+
+    @property
+    @override
+    def first_number(self) -> int:
+        return 0
+
+    @override
+    def resume(self, first_number: int) -> None:
+        """Do nothing: calls have no numbers."""
+
+    @override
+    def subscribe(self, sink: EventSink) -> None:
+        """Do nothing: there are no events."""
+
+    @override
+    def initialize(self) -> Any:
+        return self._process.initialize()
+
+    @override
+    def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
+        with self._interrupts.breaking():
+            new_state, metrics = self._process.next(state, data)
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        done.set_result(metrics)
+        return GoingRound(round_index, new_state, done, lambda: None)
+
+    @override
+    def read(self, state: Any) -> Any:
+        return state
+
+    @override
+    def evaluating(self, round_index: int) -> None:
+        flf.set_default_context(self._context)
+
+    @override
+    def close(self, num_rounds: int) -> None:
+        """Do nothing: no call runs."""

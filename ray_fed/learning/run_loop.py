@@ -1,0 +1,310 @@
+"""The rounds of a run, one ahead of what follows each of them."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import ray_fed.errors as errors
+from ray_fed.learning.batches import check_batches
+from ray_fed.learning.callbacks.hooks import Callbacks
+from ray_fed.learning.history import History, RoundRecord
+from ray_fed.learning.interrupts import Interrupts, StopNow
+from ray_fed.learning.loop_thread import IoThread, WorkThread
+from ray_fed.learning.process_calls import GoingRound, ProcessCalls
+from ray_fed.learning.run_progress import Progress, open_progress
+from ray_fed.learning.run_spec import RunSpec
+from ray_fed.learning.run_storage import RunStorage
+
+_logger = logging.getLogger("ray_fed.learning.run")
+
+Reason: TypeAlias = Literal["finished", "stopped early", "interrupted"]
+
+_POLL_S = 0.1
+"""How soon a signal is seen; what a round returns is seen at once."""
+
+_FOLLOW_S, _LEAVE_S = 5.0, 9.0
+"""After a signal: how long what follows the last round may take, and all of it."""
+
+_MAX_NAMED = 10
+"""Clients of a cohort that a note lists."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """The last round that all that follows is done of.
+
+    Attributes:
+        state: after it.
+        records: of all rounds up to it.
+    """
+
+    state: Any
+    records: tuple[RoundRecord, ...]
+
+
+class RunLoop:
+    """Runs the rounds that are left.
+
+    Args:
+        spec: of the run.
+        calls: of its process; not owned.
+        io: saves; not owned.
+        interrupts: end it.
+        callbacks: are told.
+        storage: takes states; None saves nothing.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        calls: ProcessCalls,
+        io: IoThread,
+        interrupts: Interrupts,
+        callbacks: Callbacks,
+        storage: RunStorage | None,
+    ) -> None:
+        self._spec = spec
+        self._calls = calls
+        self._io = io
+        self._interrupts = interrupts
+        self._callbacks = callbacks
+        self._storage = storage
+        self._done = _Done(None, ())
+        self._first = 0
+        self._progress: Progress | None = None
+        self._lock = threading.Lock()
+        self._is_left = False
+
+    def begin(
+        self, state: Any, records: Sequence[RoundRecord], first_round: int
+    ) -> None:
+        """Take what the run begins or goes on from.
+
+        Args:
+            state: plain, or as a call returned it.
+            records: of rounds before.
+            first_round: to run now.
+        """
+        self._done = _Done(state, tuple(records))
+        self._first = first_round
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds the state has behind it."""
+        records = self._done.records
+        return records[-1].round_index + 1 if records else self._first
+
+    @property
+    def history(self) -> History:
+        """All rounds that count so far."""
+        evaluates = self._spec.evaluate is not None
+        return History(self._done.records, evaluates=evaluates)
+
+    def read_state(self) -> Any:
+        """Return the state after these rounds, as plain values."""
+        return self._calls.read(self._done.state)
+
+    def run(self) -> Reason:
+        """Run all rounds that are left, and return why the run ended.
+
+        Raises:
+            CallbackError: a callback raised.
+            Exception: what a round, `evaluate`, `stop` or the storage raised.
+        """
+        self._callbacks.start(self.history)
+        self._progress = open_progress(
+            self._calls,
+            self._spec.num_rounds,
+            self.num_rounds,
+            shown=self._spec.shows_progress,
+        )
+        try:
+            reason = self._run_rounds()
+        except Exception:
+            self._save_last()
+            with contextlib.suppress(errors.CallbackError):  # the first error counts
+                self._callbacks.end(self.history, "failed")
+            raise
+        else:
+            self._save_last()
+            self._callbacks.end(self.history, reason)
+            return reason
+        finally:
+            self._progress.close()
+
+    def _run_rounds(self) -> Reason:
+        if self._stops():
+            return "stopped early"
+        following: concurrent.futures.Future[bool] | None = None
+        state = self._done.state
+        with WorkThread(lambda: None) as work:
+            for index in range(self.num_rounds, self._spec.num_rounds):
+                started = time.monotonic()
+                cohort = self._spec.sampler.sample(index)
+                try:
+                    going = self._call(state, cohort, index)
+                    reason = self._wait(going, following)
+                except Exception as error:
+                    self._say_why(error, cohort, following)
+                    raise
+                if going is None or reason is not None:
+                    return reason or self._leave(following)
+                seconds = time.monotonic() - started
+                follow = functools.partial(self._follow, going, cohort, seconds)
+                following = work.submit(follow)
+                state = going.state
+            return self._wait(None, following) or "finished"
+
+    def _call(self, state: Any, cohort: Sequence[int], index: int) -> GoingRound | None:
+        """Call a round; None where a signal ended it."""
+        try:
+            clients = {client: self._spec.data[client] for client in cohort}
+            check_batches(clients)
+            return self._calls.next(state, list(clients.values()), index)
+        except StopNow:
+            return None
+
+    def _wait(
+        self,
+        going: GoingRound | None,
+        following: concurrent.futures.Future[bool] | None,
+    ) -> Reason | None:
+        """Wait for a round and for what follows the one before; return why to end."""
+        metrics = None if going is None else going.metrics
+        waiting = {future for future in (metrics, following) if future is not None}
+        while waiting:
+            if self._interrupts.since is not None:
+                return self._leave(following)
+            ended, waiting = concurrent.futures.wait(
+                waiting, _POLL_S, concurrent.futures.FIRST_COMPLETED
+            )
+            if following in ended and following.result():
+                return "stopped early"
+            if metrics in ended:
+                metrics.result()
+        return None
+
+    def _say_why(
+        self,
+        error: Exception,
+        cohort: Sequence[int],
+        following: concurrent.futures.Future[bool] | None,
+    ) -> None:
+        """Say whose round failed, once what follows the one before is done."""
+        if following is None:
+            say_who(error, cohort)
+            return
+        concurrent.futures.wait([following])
+        if following.exception() is not error:
+            say_who(error, cohort)
+
+    def _leave(self, following: concurrent.futures.Future[bool] | None) -> Reason:
+        """Give what follows the last round some time, once a signal came."""
+        if following is None:
+            return "interrupted"
+        left = max(0.0, _FOLLOW_S - self._since_signal())
+        ended, _ = concurrent.futures.wait([following], left)
+        with self._lock:
+            self._is_left = True
+        if ended and following.result():
+            return "stopped early"
+        return "interrupted"
+
+    def _since_signal(self) -> float:
+        since = self._interrupts.since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _follow(self, going: GoingRound, cohort: Sequence[int], seconds: float) -> bool:
+        """Do what follows a round; return whether the run is to end with it.
+
+        Called on the work thread.
+        """
+        index = going.round_index
+        self._calls.evaluating(index)
+        record = self._record(going, cohort, seconds)
+        with self._lock:
+            if self._is_left:  # too late: the run was saved without this round
+                return False
+            self._done = _Done(going.state, (*self._done.records, record))
+        if self._progress is not None:
+            self._progress.advance(record)
+        try:
+            self._callbacks.round(record)
+            wanting = self._callbacks.wanting_state(record)
+            if wanting:
+                state = self._calls.read(going.state)
+                self._callbacks.state(wanting, record, state)
+            stops = self._stops()
+        finally:
+            if (index + 1) % self._spec.checkpoint_every == 0:
+                self._save()
+        return stops
+
+    def _record(
+        self, going: GoingRound, cohort: Sequence[int], seconds: float
+    ) -> RoundRecord:
+        index = going.round_index
+        evaluation = None
+        evaluate = self._spec.evaluate
+        if evaluate is not None and (index + 1) % self._spec.evaluate_every == 0:
+            evaluation = evaluate(going.state)
+        training: Any = going.metrics.result()
+        record = RoundRecord(index, tuple(cohort), training, evaluation, seconds)
+        report = going.take_report()
+        if report is None:
+            return record
+        return dataclasses.replace(
+            record,
+            retries=report.num_retries,
+            dropped=tuple(cohort[place] for place in report.dropped_clients),
+            bytes_sent=report.bytes_broadcast + report.bytes_sliced,
+            bytes_returned=report.bytes_returned,
+        )
+
+    def _stops(self) -> bool:
+        stop = self._spec.stop
+        if stop is None or not self._done.records:
+            return False
+        return bool(stop(self.history))
+
+    def _save(self) -> None:
+        if self._storage is not None:
+            self._io.run(self._storage.save(self._done.state, self._done.records))
+
+    def _save_last(self) -> None:
+        """Save the last round that counts, within the time that a signal leaves."""
+        if self._storage is None or not self._done.records:
+            return
+        done = self._done
+        saving = self._io.submit(self._storage.save(done.state, done.records))
+        if self._interrupts.since is None:
+            saving.result()
+            return
+        try:
+            saving.result(max(0.5, _LEAVE_S - self._since_signal()))
+        except TimeoutError:
+            _logger.warning(
+                "The state after %d rounds was not saved in time; the one of %d rounds"
+                " is there.",
+                len(done.records),
+                self._storage.saved_rounds,
+            )
+
+
+def say_who(error: BaseException, cohort: Sequence[int]) -> None:
+    """Note which clients the places in an error are: it knows of the cohort alone."""
+    place = getattr(getattr(error, "location", None), "client_index", None)
+    if place is None:
+        shown = ", ".join(map(str, cohort[:_MAX_NAMED]))
+        others = f" and {len(cohort) - _MAX_NAMED} others" * (len(cohort) > _MAX_NAMED)
+        error.add_note(f"The cohort is, in order, `data[i]` for i in {shown}{others}.")
+    else:
+        error.add_note(
+            f"The client at position {place} of the cohort is `data[{cohort[place]}]`."
+        )

@@ -1,0 +1,131 @@
+"""A run on disk or in an object store: what it is, and its latest rounds.
+
+run_N        what the run is: written anew at every start, before the first round,
+so that a place that cannot be written to is told at once
+round_N      the state after N rounds, with the history so far
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray_fed.errors as errors
+from ray_fed.learning.history import RoundRecord
+from ray_fed.learning.run_identity import check_same
+from ray_fed.learning.saved_history import from_json, to_json
+from ray_fed.program import FileProgramStateManager
+
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+    """What a run goes on from.
+
+    Attributes:
+        state: after its rounds; None before the first one is saved.
+        records: of these rounds.
+        first_number: of the call of its round 0; None where nothing was saved.
+    """
+
+    state: Any = None
+    records: Sequence[RoundRecord] = ()
+    first_number: int | None = None
+
+
+class RunStorage:
+    """Saves a run and loads it.
+
+    Args:
+        path: a path or URI.
+        num_to_keep: states to keep, >= 1; None keeps all.
+
+    Raises:
+        UnsupportedError: it is none that fsspec can use here.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], num_to_keep: int | None) -> None:
+        self._where = os.fspath(path)
+        self._runs = FileProgramStateManager(path, "run_", 1)
+        self._rounds = FileProgramStateManager(path, "round_", num_to_keep or 0)
+        self._lock = asyncio.Lock()
+        self._encoded: list[str] = []
+        self.saved_rounds = -1
+        """Rounds that the latest saved state has; -1: none was saved."""
+
+    async def open(
+        self, identity: Mapping[str, Any], state: Any, first_number: int
+    ) -> SavedRun:
+        """Return what is saved, and note that this run goes on from it.
+
+        Args:
+            identity: of this run.
+            state: its initial one: says what structure a state has.
+            first_number: of the call of round 0 where nothing is saved.
+
+        Raises:
+            ConfigError: what is saved is of another run.
+            StorageError: the place cannot be read or written.
+            SavedStateError: what is saved is damaged, or of a newer version.
+        """
+        content, starts = await self._runs.load_latest("")
+        first = first_number
+        saved = SavedRun()
+        if content is not None:
+            found = self._parse(content)
+            check_same(found["identity"], identity, self._where)
+            first = int(found["first_number"])
+            saved = SavedRun(first_number=first)
+        loaded, rounds = await self._rounds.load_latest({"state": state, "history": ""})
+        if loaded is not None:
+            if content is None:
+                raise errors.SavedStateError(
+                    f"Expected `{self._where}` to say what run its states are of, found"
+                    " no such file: name another `storage_path`."
+                )
+            records = from_json(json.loads(loaded["history"]))
+            saved = SavedRun(loaded["state"], records, first)
+            self.saved_rounds = rounds
+        noted = {"format": _FORMAT, "identity": identity, "first_number": first}
+        next_start = starts + 1 if content is not None else 0
+        await self._runs.save(json.dumps(noted), next_start)
+        return saved
+
+    def _parse(self, content: Any) -> dict[str, Any]:
+        try:
+            found = dict(json.loads(content))
+            known = found["format"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise errors.SavedStateError(
+                f"Expected what a run is in `{self._where}`, found something else"
+                f" ({error}): name another `storage_path`."
+            ) from error
+        if known != _FORMAT:
+            raise errors.SavedStateError(
+                f"Expected a run of format {_FORMAT} in `{self._where}`, found format"
+                f" {errors.describe(known)}: resume it with the version of ray_fed that"
+                " wrote it."
+            )
+        return found
+
+    async def save(self, state: Any, records: Sequence[RoundRecord]) -> None:
+        """Save the state after these rounds, at least one, unless it is saved.
+
+        Raises:
+            StorageError: it cannot be written.
+            ValueMismatchError: a value is of a kind that cannot be saved.
+        """
+        async with self._lock:
+            rounds = records[-1].round_index + 1
+            if rounds == self.saved_rounds:
+                return
+            # Rounds are only ever added: each is encoded once.
+            new = to_json(records[len(self._encoded) :])
+            self._encoded += [json.dumps(record) for record in new]
+            history = ", ".join(self._encoded[: len(records)])
+            content = {"state": state, "history": f"[{history}]"}
+            await self._rounds.save(content, rounds)
+            self.saved_rounds = rounds

@@ -1,0 +1,69 @@
+"""When a run ends before its last round: functions of its history."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import ray_fed.errors as errors
+from ray_fed.learning.history import History
+
+_RISING = ("accuracy", "auc", "precision", "recall", "f1_score")
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+    """Ends a run once a metric has not become better for some time.
+
+    It depends on the history alone, so that a resumed run ends where it would have.
+
+    Attributes:
+        metric: as `History.values` takes it.
+        patience: rounds that have the metric and may pass without a better one, >= 1.
+        min_delta: by how much a value must be better to count, >= 0.
+        mode: whether less is better, or more; "auto": more for accuracies, AUC,
+            precision, recall and F1, else less.
+
+    Raises:
+        ConfigError: a field is out of its range.
+    """
+
+    metric: str
+    patience: int = 1
+    min_delta: float = 0.0
+    mode: Literal["auto", "min", "max"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise errors.ConfigError(
+                f"Expected `patience` of at least 1, found {self.patience}."
+            )
+        if not self.min_delta >= 0:
+            raise errors.ConfigError(
+                f"Expected `min_delta` of at least 0, found {self.min_delta}."
+            )
+        is_rising(self.metric, self.mode)
+
+    def __call__(self, history: History) -> bool:
+        """Return whether the run should end after these rounds."""
+        sign = -1.0 if is_rising(self.metric, self.mode) else 1.0
+        values = [sign * v for v in history.values(self.metric) if v is not None]
+        best, since = math.inf, 0
+        for value in values:
+            if value < best - self.min_delta:
+                best, since = value, 0
+            else:
+                since += 1
+        return since >= self.patience
+
+
+def is_rising(metric: str, mode: str) -> bool:
+    """Return whether more of a metric is better.
+
+    Raises:
+        ConfigError: the mode is none.
+    """
+    if mode not in ("auto", "min", "max"):
+        raise errors.ConfigError(
+            f'Expected "auto", "min" or "max" as `mode`, found {errors.describe(mode)}.'
+        )
+    return mode == "max" or (mode == "auto" and metric.endswith(_RISING))

@@ -1,0 +1,241 @@
+"""What callbacks leave behind: read by the readers of each format."""
+
+import csv
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed.learning import History, Model, RoundRecord, build_fed_avg, callbacks, run
+from ray_fed.learning.callbacks.hooks import Callback
+from tests.learning.counting import CLIENTS, build_tally
+
+
+def record(index: int, loss: float, accuracy: float | None = None) -> RoundRecord:
+    evaluation = None if accuracy is None else {"accuracy": np.float32(accuracy)}
+    return RoundRecord(index, (0, 2), {"loss": np.float32(loss)}, evaluation, 0.5)
+
+
+RECORDS = [record(0, 3.0), record(1, 2.0, 0.25), record(2, 1.5), record(3, 1.0, 0.75)]
+
+
+def tell(callback: Callback, start: int, end: int = len(RECORDS)) -> None:
+    """Tell a callback of a run that is begun, or resumed, at a round."""
+    history = History(RECORDS[:start])
+    callback.on_start(history)
+    for each in RECORDS[start:end]:
+        history = history.with_round(each)
+        callback.on_round(each)
+    callback.on_end(history, "finished")
+
+
+def read_csv(path: pathlib.Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_has_a_row_a_round_also_after_a_resume(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "new" / "rounds.csv"
+    tell(callbacks.CSV(path), 0, 3)
+    before = read_csv(path)
+    tell(callbacks.CSV(path), 2)  # round 2 was told, and not saved
+
+    rows = read_csv(path)
+    assert [row["round"] for row in rows] == ["0", "1", "2", "3"]
+    assert [row["evaluation.accuracy"] for row in rows] == ["", "0.25", "", "0.75"]
+    assert rows[:3] == before
+    assert [float(row["training.loss"]) for row in rows] == [3.0, 2.0, 1.5, 1.0]
+
+
+def test_json_lines_have_an_object_a_round(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    tell(callbacks.JSONLines(path), 0, 3)
+    tell(callbacks.JSONLines(path), 2)
+
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3]
+    assert rows[3] == {
+        "round": 3,
+        "clients": 2,
+        "dropped": 0,
+        "retries": 0,
+        "seconds": 0.5,
+        "bytes_sent": 0,
+        "bytes_returned": 0,
+        "training.loss": 1.0,
+        "evaluation.accuracy": 0.75,
+    }
+
+
+@pytest.mark.parametrize("kind", [callbacks.CSV, callbacks.JSONLines])
+def test_file_that_cannot_be_written_is_told_before_the_first_round(
+    tmp_path: pathlib.Path, kind: Any
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    seen: list[int] = []
+
+    def evaluate(state: Any) -> dict[str, int]:
+        seen.append(state.round_index)
+        return {}
+
+    with pytest.raises(errors.CallbackError, match=kind.__name__):
+        run(
+            build_tally(),
+            CLIENTS,
+            num_rounds=1,
+            evaluate=evaluate,
+            callbacks=[kind(tmp_path / "file" / "rounds")],
+        )
+    assert seen == []
+
+
+# What reads it imports TensorFlow's stand-ins, and pkg_resources.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tensorboard_reads_each_round_once_also_after_a_resume(
+    tmp_path: pathlib.Path,
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tell(callbacks.TensorBoard(tmp_path), 0, 3)
+    tell(callbacks.TensorBoard(tmp_path), 2)
+
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    losses = accumulator.Scalars("training/loss")
+    accuracies = accumulator.Scalars("evaluation/accuracy")
+    assert [(e.step, e.value) for e in losses] == [
+        (0, 3.0),
+        (1, 2.0),
+        (2, 1.5),
+        (3, 1.0),
+    ]
+    assert [(e.step, e.value) for e in accuracies] == [(1, 0.25), (3, 0.75)]
+
+
+_MLFLOW = """
+import pathlib, sys
+from ray_fed.learning import callbacks
+from tests.learning.test_callbacks import tell
+import mlflow
+uri = sys.argv[1]
+tell(callbacks.MLflow("digits", "tests", uri), 0, 3)
+tell(callbacks.MLflow("digits", "tests", uri), 2)
+client = mlflow.MlflowClient(uri)
+experiment = client.get_experiment_by_name("tests")
+(found,) = client.search_runs([experiment.experiment_id])
+history = client.get_metric_history(found.info.run_id, "training.loss")
+steps = {m.step: m.value for m in history}
+print(found.info.status, sorted(steps.items()))
+"""
+
+_WANDB = """
+import sys
+from ray_fed.learning import callbacks
+from tests.learning.test_callbacks import tell
+tell(callbacks.WandB("tests", "digits-1", "offline", sys.argv[1]), 0)
+"""
+
+
+def run_code(code: str, argument: str, **variables: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, "-c", code, argument],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=pathlib.Path(__file__).parents[2],
+        env=os.environ | variables,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+@pytest.mark.slow
+def test_mlflow_goes_on_in_the_run_of_its_name(tmp_path: pathlib.Path) -> None:
+    out = run_code(
+        _MLFLOW, (tmp_path / "runs").as_uri(), MLFLOW_ALLOW_FILE_STORE="true"
+    )
+
+    expected = "FINISHED [(0, 3.0), (1, 2.0), (2, 1.5), (3, 1.0)]"
+    assert out.splitlines()[-1] == expected
+
+
+@pytest.mark.slow
+def test_wandb_writes_an_offline_run(tmp_path: pathlib.Path) -> None:
+    run_code(_WANDB, str(tmp_path), WANDB_SILENT="true")
+
+    (file,) = tmp_path.glob("wandb/offline-run-*-digits-1/*.wandb")
+    content = file.read_bytes()
+    assert b"training.loss" in content
+    assert b"evaluation.accuracy" in content
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_model_of_the_best_round_is_kept(
+    tmp_path: pathlib.Path,
+    linear_model: Model,
+    make_batches: Callable[..., list[Any]],
+) -> None:
+    clients = [make_batches([3, 2], seed) for seed in range(2)]
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(0.01))
+    scores = iter([0.5, 0.9, 0.7])
+    seen: list[Any] = []
+
+    def evaluate(state: Any) -> dict[str, float]:
+        seen.append(np.asarray(state.weights.trainable[0]))
+        return {"accuracy": next(scores)}
+
+    path = tmp_path / "best.keras"
+    checkpoint = callbacks.ModelCheckpoint(path, linear_model, "accuracy")
+    run(process, clients, num_rounds=3, evaluate=evaluate, callbacks=[checkpoint])
+
+    kept: Any = keras.saving.load_model(path)
+    np.testing.assert_array_equal(kept.trainable_variables[0].numpy(), seen[1])
+    assert [p.name for p in tmp_path.iterdir()] == ["best.keras"]
+
+
+def test_best_round_is_a_number(linear_model: Model) -> None:
+    checkpoint = callbacks.ModelCheckpoint("a.keras", linear_model, "loss")
+    checkpoint.on_start(History())
+    needed: list[bool] = []
+    for index, loss in enumerate([math.nan, 3.0, 3.0, math.nan, 2.0]):
+        checkpoint.on_round(record(index, loss))
+        needed.append(checkpoint.needs_state(record(index, loss)))
+
+    assert needed == [False, True, False, False, True]
+
+
+def test_model_is_saved_as_keras_alone(linear_model: Model) -> None:
+    with pytest.raises(errors.ConfigError, match=r"ends with \.keras"):
+        callbacks.ModelCheckpoint("a.h5", linear_model)
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "make"),
+    [
+        (
+            "tensorboard.summary.writer.event_file_writer",
+            "tensorboard",
+            lambda: callbacks.TensorBoard("logs"),
+        ),
+        ("mlflow", "mlflow", lambda: callbacks.MLflow("a")),
+        ("wandb", "wandb", lambda: callbacks.WandB("a", "b")),
+    ],
+    ids=["tensorboard", "mlflow", "wandb"],
+)
+def test_missing_library_is_told_where_a_callback_is_made(
+    monkeypatch: pytest.MonkeyPatch, module: str, extra: str, make: Callable[[], Any]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(errors.UserError, match=rf"ray-fed\[{extra}\]"):
+        make()

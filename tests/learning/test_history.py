@@ -1,0 +1,107 @@
+"""The history of a run as values, a table, a picture, and JSON."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed.learning import EarlyStopping, History, RoundRecord
+from ray_fed.learning.saved_history import from_json, to_json
+from tests.learning.test_callbacks import RECORDS
+
+HISTORY = History(RECORDS, evaluates=True)
+
+
+def test_values_go_by_full_and_bare_names() -> None:
+    assert HISTORY.names() == ["training.loss", "evaluation.accuracy"]
+    assert HISTORY.values("loss") == [3.0, 2.0, 1.5, 1.0]
+    assert HISTORY.values("accuracy") == [None, 0.25, None, 0.75]
+    assert HISTORY[1:].values("training.loss") == [2.0, 1.5, 1.0]
+    with pytest.raises(errors.ConfigError, match=r"found `training\.los`"):
+        HISTORY.values("los")
+
+
+def test_bare_name_is_of_evaluation_where_there_will_be_one() -> None:
+    assert History(RECORDS[:1], evaluates=True).values("loss") == [None]
+    assert History(RECORDS[:1]).values("loss") == [3.0]
+
+
+def test_table_has_a_row_a_round() -> None:
+    frame = HISTORY.to_pandas()
+
+    assert list(frame.index) == [0, 1, 2, 3]
+    assert list(frame["training.loss"]) == [3.0, 2.0, 1.5, 1.0]
+    assert list(frame["evaluation.accuracy"].dropna()) == [0.25, 0.75]
+
+
+def test_picture_has_a_panel_a_metric() -> None:
+    figure = HISTORY.plot()
+
+    panels = {axes.get_ylabel(): axes.lines[0].get_xydata() for axes in figure.axes}
+    assert panels["training.loss"].tolist() == [[1, 3.0], [2, 2.0], [3, 1.5], [4, 1.0]]
+    assert panels["evaluation.accuracy"].tolist() == [[2, 0.25], [4, 0.75]]
+    with pytest.raises(errors.ConfigError, match="without any number"):
+        History().plot()
+
+
+def test_notebook_shows_a_table_of_the_last_rounds() -> None:
+    many = [RoundRecord(n, (0,), {"a<b": n}, None, 0.1) for n in range(30)]
+
+    shown = getattr(History(many), "_repr_html_")()  # noqa: B009
+
+    assert shown.count("<tr>") == 21
+    assert "30 rounds, the last 20 of them" in shown
+    assert "training.a&lt;b" in shown
+
+
+def test_metrics_come_back_from_json_as_they_were() -> None:
+    metrics = {
+        "float": np.float32(0.1),
+        "bfloat16": ml_dtypes.bfloat16(1.5),
+        "counts": np.arange(6, dtype=np.int64).reshape(2, 3),
+        "empty": np.zeros((0, 2), np.float32),
+        "nan": float("nan"),
+        "text": "a",
+        "bytes": b"\0a",
+        "flags": (True, None, [np.bool_(1)]),
+        "inner": {"n": 2**70},
+    }
+    before = RoundRecord(3, (1, 2), metrics, None, 0.25, 1, (2,), 10, 20)
+
+    (after,) = from_json(json.loads(json.dumps(to_json([before]))))
+
+    assert repr(after) == repr(before)
+    assert isinstance(after.training["counts"], np.ndarray)
+    assert after.training["bfloat16"].dtype == ml_dtypes.bfloat16
+
+
+def test_metric_that_cannot_be_saved_is_told() -> None:
+    with pytest.raises(errors.ValueMismatchError, match=r"`training\.model`"):
+        to_json([RoundRecord(0, (), {"model": object()}, None, 0.1)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stops"),
+    [
+        ({"metric": "loss"}, False),
+        ({"metric": "loss", "mode": "max"}, True),
+        ({"metric": "loss", "min_delta": 1.25}, True),
+        ({"metric": "accuracy"}, False),
+        ({"metric": "accuracy", "mode": "min"}, True),
+    ],
+    ids=["falls", "falls and should rise", "falls by too little", "rises", "not less"],
+)
+def test_early_stopping_knows_better_from_worse(
+    arguments: dict[str, str], stops: bool
+) -> None:
+    assert EarlyStopping(**arguments)(HISTORY) is stops  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"patience": 0}, {"min_delta": -1.0}, {"mode": "up"}]
+)
+def test_early_stopping_refuses_what_cannot_be(arguments: dict[str, object]) -> None:
+    with pytest.raises(errors.ConfigError, match="Expected"):
+        EarlyStopping("loss", **arguments)  # pyright: ignore[reportArgumentType]

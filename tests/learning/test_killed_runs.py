@@ -1,0 +1,120 @@
+"""Runs whose program is killed, or told to leave: the same bits in the end."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+_SCRIPT = pathlib.Path(__file__).parent / "run_script.py"
+NUM_ROUNDS = 20
+
+
+def start(
+    backend: str, folder: pathlib.Path, num_rounds: int = NUM_ROUNDS, pause_s: float = 0
+) -> "subprocess.Popen[str]":
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(_SCRIPT), backend, str(folder)]
+    return subprocess.Popen(
+        [*command, str(num_rounds), str(pause_s)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"RAY_FED_PROGRESS": "off"},
+    )
+
+
+def finish(backend: str, folder: pathlib.Path) -> str:
+    """Return the last line of a run that nothing disturbs."""
+    with start(backend, folder) as script:
+        assert script.stdout is not None
+        lines = script.stdout.read().splitlines()
+    assert script.returncode == 0
+    return lines[-1]
+
+
+def released(folder: pathlib.Path) -> list[tuple[int, float]]:
+    """Return what the rounds released, without what they cost."""
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [(row["round"], row["training.norm"]) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
+    """The last line of a run that nothing disturbs, and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    return finish("local", folder), folder
+
+
+def wait_for(script: "subprocess.Popen[str]", line: str) -> None:
+    assert script.stdout is not None
+    for found in script.stdout:
+        if found == line:
+            return
+    pytest.fail(f"the script ended before `{line!r}`")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "backend", ["local", pytest.param("ray", marks=pytest.mark.faults)]
+)
+def test_run_killed_at_random_moments_ends_with_the_bits_of_one_that_lived(
+    tmp_path: pathlib.Path, backend: str, whole: tuple[str, pathlib.Path]
+) -> None:
+    generator = random.Random(7)
+    expected, lived = whole
+    folder = tmp_path / "killed"
+
+    num_kills = 1 if backend == "ray" else 2
+    for last in sorted(generator.sample(range(1, NUM_ROUNDS - 4), num_kills)):
+        with start(backend, folder, pause_s=0.02) as script:
+            wait_for(script, f"round {last}\n")
+            time.sleep(generator.uniform(0, 0.1))
+            script.send_signal(signal.SIGKILL)
+        assert script.returncode == -signal.SIGKILL
+
+    assert finish(backend, folder) == expected
+    assert expected.startswith(f"finished {NUM_ROUNDS} ")
+    assert released(folder) == released(lived)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_signal_saves_and_leaves_within_ten_seconds(
+    tmp_path: pathlib.Path, whole: tuple[str, pathlib.Path]
+) -> None:
+    with start("local", tmp_path / "told", pause_s=0.2) as script:
+        wait_for(script, "round 4\n")
+        since = time.monotonic()
+        script.send_signal(signal.SIGTERM)
+        assert script.stdout is not None
+        *_, last = script.stdout.read().splitlines()
+    seconds = time.monotonic() - since
+
+    reason, rounds, _ = last.split()
+    assert (script.returncode, reason) == (0, "interrupted")
+    assert seconds < 10
+    saved = list((tmp_path / "told" / "states").glob("round_*.zip"))
+    assert f"round_{rounds}.zip" in [path.name for path in saved]
+    assert finish("local", tmp_path / "told") == whole[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_second_signal_leaves_at_once(tmp_path: pathlib.Path) -> None:
+    with start("local", tmp_path / "told", pause_s=60) as script:
+        wait_for(script, "round 0\n")
+        script.send_signal(signal.SIGINT)
+        time.sleep(0.5)  # the first one is seen
+        since = time.monotonic()
+        script.send_signal(signal.SIGTERM)
+        script.wait()
+
+    assert script.returncode == -signal.SIGTERM
+    assert time.monotonic() - since < 3

@@ -1,0 +1,369 @@
+"""Runs that are saved: resumed to the same bits, or refused with what differs."""
+
+import asyncio
+import logging
+import pathlib
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import fsspec
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.learning import (
+    EarlyStopping,
+    History,
+    LearningProcess,
+    Model,
+    RoundRecord,
+    build_fed_avg,
+    build_fed_eval,
+    run,
+)
+from ray_fed.program import FileProgramStateManager
+from tests.learning.counting import CLIENTS, build_counter, build_tally
+
+SIZE = 8
+
+
+def build_noisy() -> LearningProcess:
+    """Return a process whose rounds draw random numbers, at clients and server."""
+
+    @rtf.computation
+    def initial() -> Any:
+        return {"model": tf.zeros([SIZE]), "count": tf.constant(0)}
+
+    state_type = initial.type_signature.result
+
+    @rtf.computation(state_type, np.float32)
+    def work(state: Any, x: Any) -> Any:
+        return tf.math.tanh(state["model"] * x) + tf.random.normal([SIZE])
+
+    @rtf.computation(state_type, fl.TensorType(np.float32, [SIZE]))
+    def update(state: Any, mean: Any) -> Any:
+        model = state["model"] + mean + tf.random.normal([SIZE])
+        return {"model": model, "count": state["count"] + 1}
+
+    @rtf.computation(state_type)
+    def measure(state: Any) -> Any:
+        return {"norm": tf.norm(state["model"])}
+
+    @fl.federated_computation
+    def initialize() -> Any:
+        return fl.federated_eval(initial, fl.SERVER)
+
+    @fl.federated_computation(
+        fl.FederatedType(state_type, fl.SERVER),
+        fl.FederatedType(np.float32, fl.CLIENTS),
+    )
+    def run_round(state: Any, data: Any) -> Any:
+        found = fl.federated_map(work, (fl.federated_broadcast(state), data))
+        new_state = fl.federated_map(update, (state, fl.federated_mean(found)))
+        return new_state, fl.federated_map(measure, new_state)
+
+    return LearningProcess(initialize, run_round)
+
+
+@rtf.computation(fl.TensorType(np.float32, [SIZE]))
+def perturb(model: Any) -> Any:
+    return tf.norm(model + tf.random.normal([SIZE]))
+
+
+@fl.federated_computation(
+    fl.FederatedType(fl.TensorType(np.float32, [SIZE]), fl.SERVER)
+)
+def evaluate_noisy(model: Any) -> Any:
+    return fl.federated_map(perturb, model)
+
+
+def evaluate(state: Any) -> dict[str, Any]:
+    return {"perturbed": evaluate_noisy(state["model"])}
+
+
+NUMBERS: Any = [np.float32(n) for n in range(1, 7)]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two results have the same bits, but for what they cost."""
+    return one.state["model"].tobytes() == other.state["model"].tobytes() and [
+        (r.round_index, r.clients, dict(r.training), r.evaluation) for r in one.history
+    ] == [
+        (r.round_index, r.clients, dict(r.training), r.evaluation)
+        for r in other.history
+    ]
+
+
+def run_noisy(place: Any, num_rounds: int, **arguments: Any) -> Any:
+    """Run as a new program does: the context has counted no call before it."""
+    context: Any = fl.framework.get_context_stack().current
+    context.resume_at(0)
+    return run(
+        build_noisy(),
+        NUMBERS,
+        num_rounds=num_rounds,
+        cohort_size=3,
+        storage_path=place,
+        evaluate=evaluate,
+        evaluate_every=2,
+        **arguments,
+    )
+
+
+def test_resumed_run_has_the_bits_and_the_history_of_one_in_one_go(
+    tmp_path: pathlib.Path,
+) -> None:
+    whole = run_noisy(None, 6)
+    for num_rounds in (1, 2, 5):
+        part = run_noisy(tmp_path, num_rounds)
+        assert len(part.history) == num_rounds
+
+    rest = run_noisy(tmp_path, 6)
+
+    assert same(whole, rest)
+    assert rest.history[3].evaluation is not None
+    assert type(rest.history[0].training["norm"]) is np.float32
+    again = run_noisy(tmp_path, 6)
+    assert same(whole, again)  # nothing is left to run
+
+
+class Crash:
+    def on_round(self, record: RoundRecord) -> None:
+        if record.round_index == 3:
+            raise KeyError("gone")
+
+
+def test_run_that_broke_goes_on_in_memory_too() -> None:
+    place = f"memory://runs/{uuid.uuid4().hex}"
+    whole = run_noisy(None, 6)
+    with pytest.raises(errors.CallbackError, match="Crash"):
+        run_noisy(place, 6, callbacks=[Crash()])
+
+    assert same(whole, run_noisy(place, 6))
+
+
+def test_last_states_are_kept(tmp_path: pathlib.Path) -> None:
+    run(
+        build_tally(),
+        CLIENTS,
+        num_rounds=7,
+        storage_path=tmp_path,
+        checkpoint_every=2,
+        num_to_keep=2,
+    )
+
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["round_6.zip", "round_7.zip", "run_0.zip"]
+
+
+def test_checkpoint_cut_anywhere_costs_its_rounds_only(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments: dict[str, Any] = {"storage_path": tmp_path, "cohort_size": 2}
+    whole = run(build_tally(), CLIENTS, num_rounds=4, **arguments)
+    path = tmp_path / "round_4.zip"
+    content = path.read_bytes()
+
+    for length in range(0, len(content), 100):
+        path.write_bytes(content[:length])
+        with caplog.at_level(logging.CRITICAL):
+            found = run(build_tally(), CLIENTS, num_rounds=4, **arguments)
+        assert found.state == whole.state
+        assert found.history.values("loss") == whole.history.values("loss")
+
+
+def count_fields(state: Any) -> dict[str, int]:
+    return {"fields": len(state)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"cohort_size": 4}, "`cohort_size`: 3 there, 4 here"),
+        ({"seed": 1}, "`seed`: 0 there, 1 here"),
+        ({"evaluate_every": 3}, "`evaluate_every`"),
+    ],
+    ids=["cohort size", "seed", "evaluate_every"],
+)
+def test_resume_with_other_arguments_is_refused(
+    tmp_path: pathlib.Path, changed: dict[str, Any], told: str
+) -> None:
+    arguments: dict[str, Any] = {
+        "storage_path": tmp_path,
+        "cohort_size": 3,
+        "evaluate": count_fields,
+    }
+    run(build_tally(), CLIENTS, num_rounds=1, **arguments)
+
+    with pytest.raises(errors.ConfigError, match=told):
+        run(build_tally(), CLIENTS, num_rounds=2, **arguments | changed)
+
+
+def test_resume_with_other_clients_is_refused(tmp_path: pathlib.Path) -> None:
+    run(build_tally(), CLIENTS, num_rounds=1, cohort_size=3, storage_path=tmp_path)
+
+    for clients, told in (
+        (CLIENTS[:5], "number of clients: 6 there, 5 here"),
+        ([*CLIENTS[:5], ["f", "g"]], "numbers of elements"),
+    ):
+        with pytest.raises(errors.ConfigError, match=told):
+            run(
+                build_tally(),
+                clients,
+                num_rounds=2,
+                cohort_size=3,
+                storage_path=tmp_path,
+            )
+
+
+def test_resume_with_another_process_is_refused(
+    tmp_path: pathlib.Path,
+    linear_model: Model,
+    make_batches: Callable[..., list[Any]],
+) -> None:
+    clients = [make_batches([3, 2], seed) for seed in range(2)]
+    sgd = keras.optimizers.SGD(0.05)
+    run(build_fed_avg(linear_model, sgd), clients, num_rounds=1, storage_path=tmp_path)
+    other = build_fed_avg(linear_model, sgd, keras.optimizers.Adam(0.1))
+
+    with pytest.raises(errors.ConfigError, match="type of the process's state"):
+        run(other, clients, num_rounds=2, storage_path=tmp_path)
+
+
+def test_run_of_a_newer_version_is_told(tmp_path: pathlib.Path) -> None:
+    manager = FileProgramStateManager(tmp_path, "run_", 1)
+    asyncio.run(manager.save('{"format": 9}', 3))
+
+    with pytest.raises(errors.SavedStateError, match="found format 9"):
+        run(build_tally(), CLIENTS, num_rounds=1, storage_path=tmp_path)
+
+
+def test_place_that_cannot_be_written_to_is_told_before_the_first_round(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    rounds: list[int] = []
+
+    def advance(state: Any, data: Any) -> Any:
+        rounds.append(1)
+        return state, {}
+
+    with pytest.raises(errors.StorageError, match="file"):
+        run(
+            LearningProcess(lambda: 0, advance),
+            CLIENTS,
+            num_rounds=1,
+            storage_path=tmp_path / "file",
+        )
+    assert rounds == []
+
+
+def test_state_that_is_given_gives_way_to_a_saved_one(tmp_path: pathlib.Path) -> None:
+    first = run(build_tally(), CLIENTS, num_rounds=2, storage_path=tmp_path)
+
+    again = run(
+        build_tally(),
+        CLIENTS,
+        num_rounds=2,
+        storage_path=tmp_path,
+        state=build_tally().initialize(),
+    )
+
+    assert again.state == first.state
+
+
+def test_metric_that_training_lacks_is_told_before_the_first_round() -> None:
+    with pytest.raises(errors.ConfigError, match=r"\['norm'\].*found `los`"):
+        run(build_noisy(), NUMBERS, num_rounds=1, stop=EarlyStopping("los"))
+
+
+def test_metric_that_evaluation_lacks_ends_the_run_saved(
+    tmp_path: pathlib.Path,
+) -> None:
+    with pytest.raises(errors.ConfigError, match=r"found `evaluation\.los`"):
+        run_noisy(tmp_path, 6, stop=EarlyStopping("evaluation.los"))
+
+    assert len(run_noisy(tmp_path, 2).history) == 2
+
+
+def test_context_counts_rounds_as_in_a_loop_of_plain_calls(
+    thread_context: ExecutionContext,
+) -> None:
+    process = build_noisy()
+    result = run_noisy(None, 3)
+    counted = thread_context.num_calls
+    thread_context.resume_at(0)
+    state = process.initialize()
+    for record in result.history:
+        data = [NUMBERS[client] for client in record.clients]
+        state, metrics = process.next(state, data)
+        assert dict(metrics) == dict(record.training)
+
+    assert counted == thread_context.num_calls == 4
+    assert state["model"].tobytes() == result.state["model"].tobytes()
+
+
+def test_evaluation_takes_the_state_in_computations_and_in_numpy(
+    linear_model: Model, make_batches: Callable[..., list[Any]]
+) -> None:
+    clients = [make_batches([3, 2], seed) for seed in range(2)]
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(0.05))
+    evaluation = build_fed_eval(linear_model, process)
+
+    def evaluate(state: Any) -> dict[str, Any]:
+        found = evaluation.next(state, clients)
+        model = linear_model.to_keras(state)
+        return {**found, "bias": np.asarray(model.trainable_variables[1])}
+
+    result = run(process, clients, num_rounds=2, evaluate=evaluate)
+
+    last = result.history[-1].evaluation
+    assert last is not None
+    np.testing.assert_array_equal(last["bias"], result.state.weights.trainable[1])
+    assert last["num_examples"] == 10
+
+
+def test_rounds_have_their_own_reports(
+    linear_model: Model, make_batches: Callable[..., list[Any]]
+) -> None:
+    clients = [make_batches([3, 2], seed) for seed in range(2)]
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(0.05))
+
+    result = run(process, clients, num_rounds=2)
+
+    assert [record.retries for record in result.history] == [0, 0]
+    assert all(record.seconds > 0 for record in result.history)
+
+
+def test_counter_cannot_be_saved_as_its_structure_changes(
+    tmp_path: pathlib.Path,
+) -> None:
+    run(build_counter(), CLIENTS, num_rounds=1, storage_path=tmp_path)
+
+    with pytest.raises(errors.ValueMismatchError, match="Expected a structure"):
+        run(build_counter(), CLIENTS, num_rounds=2, storage_path=tmp_path)
+
+
+def test_folder_of_another_file_system_is_written(tmp_path: pathlib.Path) -> None:
+    place = f"memory://runs/{uuid.uuid4().hex}"
+
+    run(build_tally(), CLIENTS, num_rounds=2, storage_path=place, num_to_keep=1)
+
+    files, root = fsspec.url_to_fs(place)
+    names = {
+        path.rpartition("/")[2].partition(".")[0] for path in files.ls(root, False)
+    }
+    assert names == {"round_2", "run_0"}
+
+
+def test_history_of_nothing_is_empty() -> None:
+    history = History()
+
+    assert (len(history), history.names(), history.rows()) == (0, [], [])
+    assert repr(history) == "<history of 0 rounds>"

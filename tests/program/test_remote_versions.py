@@ -1,0 +1,258 @@
+"""State on file systems without a rename: whole or not there, wherever it was cut."""
+
+import asyncio
+import itertools
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import fsspec
+import numpy as np
+import pytest
+from moto.server import ThreadedMotoServer
+
+import ray_fed.errors as errors
+from ray_fed.program import FileProgramStateManager
+
+CONTENT = {"model": np.linspace(0, 1, 300, dtype=np.float32), "text": "abc", "n": 3}
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(coroutine)
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    """A real S3 server of this process, and the variables that lead to it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", url)
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        yield url
+    server.stop()
+
+
+@pytest.fixture(params=["memory", "s3"])
+def uri(request: pytest.FixtureRequest) -> str:
+    if request.param == "s3":
+        request.getfixturevalue("s3_server")
+        return f"s3://bucket/runs/{uuid.uuid4().hex}"
+    return f"memory://runs/{uuid.uuid4().hex}"
+
+
+def names(uri: str) -> list[str]:
+    files, root = fsspec.url_to_fs(uri)
+    files.invalidate_cache()
+    return sorted(path.rpartition("/")[2] for path in files.ls(root, detail=False))
+
+
+def test_last_versions_are_kept_and_come_back(uri: str) -> None:
+    manager = FileProgramStateManager(uri, keep_total=2)
+    assert run(manager.load_latest(CONTENT)) == (None, 0)
+
+    for version in (1, 2, 5):
+        run(manager.save({**CONTENT, "n": version}, version))
+    state, version = run(FileProgramStateManager(uri).load_latest(CONTENT))
+
+    assert run(manager.get_versions()) == [2, 5]
+    assert version == state["n"] == 5
+    np.testing.assert_array_equal(state["model"], CONTENT["model"])
+    assert len(names(uri)) == 4
+    run(manager.remove_all())
+    assert run(manager.get_versions()) is None
+
+
+class KilledError(BaseException):
+    pass
+
+
+class KilledFiles:
+    """A file system whose program is killed before its nth change."""
+
+    def __init__(self, files: Any, num_changes: int) -> None:
+        self._files = files
+        self._left = num_changes
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._files, name)
+        if name not in ("open", "pipe_file", "rm_file"):
+            return found
+
+        def change(*args: Any, **kwargs: Any) -> Any:
+            if name == "open" and args[1] == "rb":
+                return found(*args, **kwargs)
+            if not self._left:
+                raise KilledError
+            self._left -= 1
+            return found(*args, **kwargs)
+
+        return change
+
+
+@pytest.mark.parametrize(
+    "uri", ["memory", pytest.param("s3", marks=pytest.mark.slow)], indirect=True
+)
+def test_kill_between_any_two_changes_leaves_a_whole_version(uri: str) -> None:
+    killed = 0
+    for num_changes in itertools.count():
+        place = f"{uri}/{num_changes}"
+        manager = FileProgramStateManager(place, keep_total=2)
+        for version in (1, 2):
+            run(manager.save({**CONTENT, "n": version}, version))
+        doomed: Any = FileProgramStateManager(place, keep_total=2)
+        doomed._versions._files = KilledFiles(doomed._versions._files, num_changes)
+        try:
+            run(doomed.save({**CONTENT, "n": 3}, 3))
+        except KilledError:
+            killed += 1
+        else:
+            break
+
+        state, version = run(manager.load_latest(CONTENT))
+        assert version == state["n"] == (3 if num_changes > 1 else 2)
+        run(manager.save({**CONTENT, "n": 4}, 4))
+        assert run(manager.get_versions())[-1] == 4
+        assert len(names(place)) == 4  # no part is left behind
+
+    assert killed == 4  # part, manifest, former manifest, former part
+
+
+@pytest.mark.parametrize("kind", [".part", ".json"])
+def test_version_cut_at_any_hundredth_byte_is_passed_over(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = f"memory://cut/{uuid.uuid4().hex}"
+    manager = FileProgramStateManager(uri)
+    run(manager.save({**CONTENT, "n": 1}, 1))
+    run(manager.save(CONTENT, 2))
+    files, root = fsspec.url_to_fs(uri)
+    (name,) = [n for n in names(uri) if n.endswith(kind) and "_2." in n]
+    whole = files.cat_file(f"{root}/{name}")
+
+    for length in range(0, len(whole), 100 if kind == ".part" else 7):
+        files.pipe_file(f"{root}/{name}", whole[:length])
+        with caplog.at_level(logging.CRITICAL):
+            state, version = run(manager.load_latest(CONTENT))
+        assert (version, state["n"]) == (1, 1)
+
+    files.pipe_file(f"{root}/{name}", whole)
+    assert run(manager.load_latest(CONTENT))[1] == 2
+
+
+def test_local_version_cut_at_any_hundredth_byte_is_passed_over(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = FileProgramStateManager(f"file://{tmp_path}/states")
+    run(manager.save({**CONTENT, "n": 1}, 1))
+    run(manager.save(CONTENT, 2))
+    path = tmp_path / "states" / "program_state_2.zip"
+    whole = path.read_bytes()
+
+    for length in range(0, len(whole), 100):
+        path.write_bytes(whole[:length])
+        with caplog.at_level(logging.CRITICAL):
+            state, version = run(manager.load_latest(CONTENT))
+        assert (version, state["n"]) == (1, 1)
+
+
+def test_version_with_a_flipped_bit_is_not_loaded() -> None:
+    uri = f"memory://flipped/{uuid.uuid4().hex}"
+    manager = FileProgramStateManager(uri)
+    run(manager.save(CONTENT, 2))
+    files, root = fsspec.url_to_fs(uri)
+    (name,) = [n for n in names(uri) if n.endswith(".part")]
+    whole = bytearray(files.cat_file(f"{root}/{name}"))
+    whole[len(whole) // 2] ^= 1
+    files.pipe_file(f"{root}/{name}", bytes(whole))
+
+    with pytest.raises(errors.SavedStateError, match="not as it was written"):
+        run(manager.load(2, CONTENT))
+    run(manager.save(CONTENT, 2))  # a damaged one may be written anew
+    assert run(manager.load_latest(CONTENT))[1] == 2
+
+
+def test_manifest_of_a_newer_version_is_told() -> None:
+    uri = f"memory://newer/{uuid.uuid4().hex}"
+    manager = FileProgramStateManager(uri)
+    run(manager.save(CONTENT, 2))
+    files, root = fsspec.url_to_fs(uri)
+    files.pipe_file(f"{root}/program_state_2.json", b'{"format": 7, "parts": []}')
+
+    with pytest.raises(errors.SavedStateError, match="found format 7"):
+        run(manager.load(2, CONTENT))
+
+
+def test_bucket_that_is_not_there_is_told(s3_server: str) -> None:
+    manager = FileProgramStateManager("s3://no-such-bucket/runs")
+
+    with pytest.raises(errors.StorageError, match=r"s3://no-such-bucket/runs/program"):
+        run(manager.save(CONTENT, 1))
+
+
+def test_server_that_does_not_answer_is_no_damage(
+    s3_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"s3://bucket/{uuid.uuid4().hex}"
+    manager: Any = FileProgramStateManager(uri)
+    run(manager.save(CONTENT, 1))
+    monkeypatch.setattr(manager._versions, "_files", Unanswering())
+
+    for use in (manager.load(1, CONTENT), manager.save(CONTENT, 2)):
+        with pytest.raises(errors.StorageError, match="TimeoutError"):
+            run(use)
+
+
+class Unanswering:
+    def invalidate_cache(self) -> None:
+        pass
+
+    def ls(self, path: str, **options: Any) -> Any:
+        raise TimeoutError(path, options)
+
+    def cat_file(self, path: str) -> bytes:
+        raise TimeoutError(path)
+
+    def open(self, path: str, mode: str) -> Any:
+        raise TimeoutError(path, mode)
+
+
+def test_uri_that_fsspec_does_not_know_is_refused() -> None:
+    with pytest.raises(errors.UnsupportedError, match="fsspec knows"):
+        FileProgramStateManager("nosuch://a/b")
+
+
+@pytest.fixture
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file system of 64 KiB."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", "size=64k", "none", str(mounted)]
+    if mount is None or os.geteuid() or subprocess.run(command, check=False).returncode:
+        pytest.skip("this user may not mount a small disk")
+    yield mounted
+    subprocess.run(["umount", str(mounted)], check=True)
+
+
+def test_full_disk_is_told_and_costs_no_version(small_disk: pathlib.Path) -> None:
+    manager = FileProgramStateManager(small_disk)
+    run(manager.save({"model": np.zeros(1000)}, 1))
+
+    with pytest.raises(errors.StorageError, match="No space left"):
+        run(manager.save({"model": np.zeros(10_000)}, 2))
+
+    state, version = run(manager.load_latest({"model": 0}))
+    assert version == 1
+    assert state["model"].shape == (1000,)
