@@ -6,19 +6,16 @@ A folder of the name `client=anna` (hive) gives all its rows to one client, unre
 """
 
 import collections
-import contextlib
-import dataclasses
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-import ray_fed.errors as errors
 from ray_fed.files import opening
-from ray_fed.files.features import missing_column
+from ray_fed.files.parquet_files import list_files, locate, reading
 from ray_fed.files.row_index import IndexBuilder
 from ray_fed.files.table_rows import TableRows
 
@@ -33,40 +30,10 @@ _HELD_FILES = 16
 
 
 _PROCESS_STATE = (
-    "_filesystem", "_lock", "_opened", "_held", "_whole", "num_groups_read",
+    "_filesystem", "_lock", "_opened", "_held", "_held_bytes", "_whole",
+    "num_groups_read",
 )  # fmt: skip
 """What a reader holds that stays in its process."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
-    """One file.
-
-    Attributes:
-        path: in its file system.
-        keys: what its folders say (hive).
-        group_sizes: rows of each of its row groups.
-    """
-
-    path: str
-    keys: dict[str, Any]
-    group_sizes: tuple[int, ...]
-
-
-def _locate(uri: str) -> tuple[Any, str]:
-    """Return the file system of a path or a URI, as arrow takes it, and the path."""
-    fsspec = opening.import_extra("fsspec.core")
-    arrow_fs: Any = opening.import_extra("pyarrow.fs")
-    try:
-        filesystem, path = fsspec.url_to_fs(uri)
-    except (ImportError, ValueError) as error:
-        raise errors.UnsupportedError(
-            f"Expected a path, or a URI that fsspec knows, found `{uri}` ({error}) in"
-            f" {opening.describe_executor()}."
-        ) from error
-    if opening.is_local(filesystem):
-        return arrow_fs.LocalFileSystem(), path
-    return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(filesystem)), path
 
 
 class ParquetRows(TableRows):
@@ -89,13 +56,8 @@ class ParquetRows(TableRows):
     def __init__(self, uris: Sequence[str], columns: Sequence[str]) -> None:
         self._uri = uris[0]
         self.label = f"`{uris[0]}`" + f" and {len(uris) - 1} more" * (len(uris) > 1)
-        self._columns = list(dict.fromkeys(columns))
-        dataset = self._open_dataset(uris)
-        self.schema = dataset.schema
-        for name in self._columns:
-            if name not in self.schema.names:
-                raise missing_column(name, self.schema.names, self.label)
-        self._files = list(self._list_files(dataset))
+        columns = list(dict.fromkeys(columns))
+        self.schema, self._files = list_files(uris, columns, self.label)
         sizes = [size for file in self._files for size in file.group_sizes]
         self._group_ends = np.cumsum(sizes, dtype=np.int64)
         self._groups = [
@@ -110,6 +72,7 @@ class ParquetRows(TableRows):
         self._lock = threading.Lock()
         self._opened: collections.OrderedDict[int, Any] = collections.OrderedDict()
         self._held: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._held_bytes = 0
         self._whole: Any = None
         self.num_groups_read = 0
 
@@ -121,63 +84,6 @@ class ParquetRows(TableRows):
         vars(self).update(state)
         self._prepare()
 
-    def _open_dataset(self, uris: Sequence[str]) -> Any:
-        datasets: Any = opening.import_extra("pyarrow.dataset")
-        pyarrow: Any = opening.import_extra("pyarrow")
-        located = [_locate(uri) for uri in uris]
-        paths = [path for _, path in located]
-        try:
-            return datasets.dataset(
-                paths if len(paths) > 1 else paths[0],
-                filesystem=located[0][0],
-                format="parquet",
-                partitioning="hive",
-            )
-        except FileNotFoundError as error:
-            raise errors.MissingFileError(
-                f"Expected parquet files at {self.label}, found none in"
-                f" {opening.describe_executor()} ({error})."
-            ) from error
-        except (pyarrow.ArrowException, OSError) as error:
-            raise self._damaged(self.label, error) from error
-
-    def _damaged(self, path: str, error: Exception) -> errors.ValueMismatchError:
-        return errors.ValueMismatchError(
-            f"Expected whole parquet files in {path}, found what is none ({error})."
-        )
-
-    def _list_files(self, dataset: Any) -> Iterator[_File]:
-        datasets: Any = opening.import_extra("pyarrow.dataset")
-        pyarrow: Any = opening.import_extra("pyarrow")
-        fragments = sorted(dataset.get_fragments(), key=lambda f: f.path)
-        if not fragments:
-            raise errors.MissingFileError(
-                f"Expected parquet files at {self.label}, found an empty folder."
-            )
-        for fragment in fragments:
-            keys = datasets.get_partition_keys(fragment.partition_expression)
-            try:
-                self._check_types(fragment.path, fragment.physical_schema, keys)
-                metadata = fragment.metadata
-            except (pyarrow.ArrowException, OSError) as error:
-                raise self._damaged(f"`{fragment.path}`", error) from error
-            sizes = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-            yield _File(fragment.path, keys, tuple(group.num_rows for group in sizes))
-
-    def _check_types(self, path: str, found: Any, keys: dict[str, Any]) -> None:
-        for name in self._columns:
-            if name in keys:
-                continue
-            if name not in found.names:
-                raise missing_column(name, found.names, f"`{path}`")
-            wanted = self.schema.field(name).type
-            if found.field(name).type != wanted:
-                raise errors.ValueMismatchError(
-                    f"Expected one type of the column `{name}` in all files of"
-                    f" {self.label}, found `{wanted}` and, in `{path}`,"
-                    f" `{found.field(name).type}`: write the files with one schema."
-                )
-
     @override
     def add_ids(self, column: str, builder: IndexBuilder) -> None:
         for number, file in enumerate(self._files):
@@ -185,7 +91,7 @@ class ParquetRows(TableRows):
                 builder.add_range(file.keys[column], sum(file.group_sizes))
                 continue
             opened = self._open(number)
-            with _reading(self._files[number].path):
+            with reading(self._files[number].path):
                 for group, size in enumerate(file.group_sizes):
                     only = _only_value(opened.metadata, group, column)
                     if only is not None:
@@ -205,8 +111,8 @@ class ParquetRows(TableRows):
             return self._opened[number]
         parquet: Any = opening.import_extra("pyarrow.parquet")
         if self._filesystem is None:
-            self._filesystem, _ = _locate(self._uri)
-        with _reading(self._files[number].path):
+            self._filesystem, _ = locate(self._uri)
+        with reading(self._files[number].path):
             file = self._filesystem.open_input_file(self._files[number].path)
             opened = parquet.ParquetFile(file, page_checksum_verification=True)
         self._opened[number] = opened
@@ -249,14 +155,15 @@ class ParquetRows(TableRows):
         number, inside = self._groups[group]
         file = self._files[number]
         opened = self._open(number)
-        with _reading(self._files[number].path):
+        with reading(self._files[number].path):
             read = [name for name in columns if name not in file.keys]
             table = opened.read_row_group(inside, columns=read, use_threads=False)
         table = self._with_keys(table, columns, file.keys)
         self.num_groups_read += 1
         self._held[group] = table
-        while len(self._held) > 1 and _bytes_of(self._held) > _HELD_BYTES:
-            self._held.popitem(last=False)
+        self._held_bytes += table.nbytes
+        while len(self._held) > 1 and self._held_bytes > _HELD_BYTES:
+            self._held_bytes -= self._held.popitem(last=False)[1].nbytes
         return table
 
     def _with_keys(
@@ -279,10 +186,6 @@ def take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
     return table.take(rows)
 
 
-def _bytes_of(held: "collections.OrderedDict[int, Any]") -> int:
-    return sum(table.nbytes for table in held.values())
-
-
 def _only_value(metadata: Any, group: int, column: str) -> Any:
     """Return the one value that statistics give for a column of a row group, or None.
 
@@ -298,23 +201,3 @@ def _only_value(metadata: Any, group: int, column: str) -> Any:
             if is_one and no_nulls and type(statistics.min) is int:
                 return statistics.min
     return None
-
-
-@contextlib.contextmanager
-def _reading(path: str) -> Generator[None]:
-    """Say which file it is that arrow does not read."""
-    pyarrow: Any = opening.import_extra("pyarrow")
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise errors.MissingFileError(
-            f"Expected the file `{path}`, found it missing in"
-            f" {opening.describe_executor()}: put it there, on every machine that runs"
-            " its clients."
-        ) from error
-    except (pyarrow.ArrowException, OSError) as error:
-        raise errors.ValueMismatchError(
-            f"Expected the whole of `{path}` as it was written, found what parquet"
-            f" files do not have ({error}, read by {opening.describe_executor()}):"
-            " write or copy the file anew."
-        ) from error

@@ -56,7 +56,13 @@ def test_many_files_and_pickled_sources_give_the_same(tmp_path: pathlib.Path) ->
     files = sorted((tmp_path / "t").iterdir())
     listed = ClientData.from_parquet(files, **NAMES)
 
+    (tmp_path / "u").mkdir()
+    files[-1].rename(tmp_path / "u/last.parquet")
+    folders = ClientData.from_parquet([tmp_path / "t", tmp_path / "u"], **NAMES)
+
     wanted = tables.expected(table, [["a", "b"], "y"], None)
+    tables.assert_same(tables.read(folders), wanted)
+    (tmp_path / "u/last.parquet").rename(files[-1])
     tables.assert_same(tables.read(folder), wanted)
     tables.assert_same(tables.read(listed), wanted)
     source = pickle.loads(pickle.dumps(folder.source))
@@ -80,7 +86,7 @@ def test_hive_folders_are_clients(tmp_path: pathlib.Path) -> None:
 def test_uris_of_fsspec_are_read() -> None:
     table = tables.make_table()
     with fsspec.open("memory://ratings/t.parquet", "wb") as file:
-        pq.write_table(pa.table(table), file)  # pyright: ignore[reportArgumentType]
+        pq.write_table(pa.table(table), file)
 
     data = ClientData.from_parquet("memory://ratings/t.parquet", **NAMES)
 

@@ -1,0 +1,154 @@
+"""The parquet files of one table: found and looked at by pyarrow.dataset, unread."""
+
+import contextlib
+import dataclasses
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import ray_fed.errors as errors
+from ray_fed.files import opening
+from ray_fed.files.features import missing_column
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetFile:
+    """One file.
+
+    Attributes:
+        path: in its file system.
+        keys: what its folders say (hive).
+        group_sizes: rows of each of its row groups.
+    """
+
+    path: str
+    keys: dict[str, Any]
+    group_sizes: tuple[int, ...]
+
+
+def locate(uri: str) -> tuple[Any, str]:
+    """Return the file system of a path or a URI, as arrow takes it, and the path."""
+    fsspec = opening.import_extra("fsspec.core")
+    arrow_fs: Any = opening.import_extra("pyarrow.fs")
+    try:
+        filesystem, path = fsspec.url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise errors.UnsupportedError(
+            f"Expected a path, or a URI that fsspec knows, found `{uri}` ({error}) in"
+            f" {opening.describe_executor()}."
+        ) from error
+    if opening.is_local(filesystem):
+        return arrow_fs.LocalFileSystem(), path
+    return arrow_fs.PyFileSystem(arrow_fs.FSSpecHandler(filesystem)), path
+
+
+def list_files(
+    uris: Sequence[str], columns: Sequence[str], label: str
+) -> tuple[Any, list[ParquetFile]]:
+    """Return the schema of a table, and its files in the order of their paths.
+
+    Args:
+        uris: of files and folders, in one file system.
+        columns: that must be there, and of one type in all files.
+        label: what the table is called in an error.
+
+    Raises:
+        MissingFileError: there is nothing.
+        ValueMismatchError: a file is no parquet file, or the type of a column changes
+            between files.
+        ConfigError: a column is not there.
+    """
+    datasets = _open_datasets(uris, label)
+    schema = datasets[0].schema
+    for name in columns:
+        if name not in schema.names:
+            raise missing_column(name, schema.names, label)
+    files = [
+        file
+        for dataset in datasets
+        for file in _look_at_files(dataset, schema, columns, label)
+    ]
+    if not files:
+        raise errors.MissingFileError(
+            f"Expected parquet files at {label}, found an empty folder."
+        )
+    return schema, files
+
+
+def _open_datasets(uris: Sequence[str], label: str) -> list[Any]:
+    arrow_datasets: Any = opening.import_extra("pyarrow.dataset")
+    pyarrow: Any = opening.import_extra("pyarrow")
+    located = [locate(uri) for uri in uris]
+    filesystem, paths = located[0][0], [path for _, path in located]
+    try:
+        are_files = all(info.is_file for info in filesystem.get_file_info(paths))
+        sources: list[Any] = [paths] if are_files else list(paths)
+        return [
+            arrow_datasets.dataset(
+                source, filesystem=filesystem, format="parquet", partitioning="hive"
+            )
+            for source in sources
+        ]
+    except FileNotFoundError as error:
+        raise errors.MissingFileError(
+            f"Expected parquet files at {label}, found none in"
+            f" {opening.describe_executor()} ({error})."
+        ) from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(label, error) from error
+
+
+def _damaged(path: str, error: Exception) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f"Expected whole parquet files in {path}, found what is none ({error})."
+    )
+
+
+def _look_at_files(
+    dataset: Any, schema: Any, columns: Sequence[str], label: str
+) -> Iterator[ParquetFile]:
+    arrow_datasets: Any = opening.import_extra("pyarrow.dataset")
+    pyarrow: Any = opening.import_extra("pyarrow")
+    for fragment in sorted(dataset.get_fragments(), key=lambda found: found.path):
+        keys = arrow_datasets.get_partition_keys(fragment.partition_expression)
+        try:
+            found, metadata = fragment.physical_schema, fragment.metadata
+        except (pyarrow.ArrowException, OSError) as error:
+            raise _damaged(f"`{fragment.path}`", error) from error
+        for name in columns:
+            if name not in keys:
+                _check_type(name, fragment.path, found, schema, label)
+        groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+        sizes = tuple(group.num_rows for group in groups)
+        yield ParquetFile(fragment.path, keys, sizes)
+
+
+def _check_type(name: str, path: str, found: Any, schema: Any, label: str) -> None:
+    if name not in found.names:
+        raise missing_column(name, found.names, f"`{path}`")
+    wanted = schema.field(name).type
+    if found.field(name).type != wanted:
+        raise errors.ValueMismatchError(
+            f"Expected one type of the column `{name}` in all files of {label}, found"
+            f" `{wanted}` and, in `{path}`, `{found.field(name).type}`: write the files"
+            " with one schema."
+        )
+
+
+@contextlib.contextmanager
+def reading(path: str) -> Generator[None]:
+    """Say which file it is that arrow does not read."""
+    pyarrow: Any = opening.import_extra("pyarrow")
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise errors.MissingFileError(
+            f"Expected the file `{path}`, found it missing in"
+            f" {opening.describe_executor()}: put it there, on every machine that runs"
+            " its clients."
+        ) from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise errors.ValueMismatchError(
+            f"Expected the whole of `{path}` as it was written, found what parquet"
+            f" files do not have ({error}, read by {opening.describe_executor()}):"
+            " write or copy the file anew."
+        ) from error
