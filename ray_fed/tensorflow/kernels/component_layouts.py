@@ -147,10 +147,14 @@ class SequenceLayout:
             self.specs.extend([_SPLITS] * splits)
         self.num_places = 5 + 2 * sum(self._have_splits)
 
-    def lay(
-        self, members: Sequence[columnar_sequence.ColumnarSequence]
-    ) -> tuple[list[Parts], list[Array]]:
-        """Return the arrays of these clients as `specs` says, and their places."""
+    def lay(self, members: Sequence[Plain]) -> tuple[list[Parts], list[Array]]:
+        """Return the arrays of these clients as `specs` says, and their places.
+
+        Raises:
+            UnfitError: a client's sequence is in files, which the interpreter opens.
+        """
+        if not all(isinstance(m, columnar_sequence.ColumnarSequence) for m in members):
+            raise UnfitError("a sequence in files")
         laid: list[Parts] = []
         lengths = np.array([member.length for member in members], np.int64)
         elements = _bounds(lengths.tolist())
