@@ -138,6 +138,6 @@ def test_batch_of_two_numbers_of_rows_names_client_and_batch() -> None:
     clients[1][1]["y"] = clients[1][1]["y"][:2]
 
     with pytest.raises(
-        errors.ValueMismatchError, match=r"batch 1 of the client `clients\[1\]`.*`y` 2"
+        errors.ValueMismatchError, match=r"batch 1 of the client `data\[1\]`.*`y` 2"
     ):
         learning.run(training, clients, num_rounds=1)
