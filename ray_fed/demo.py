@@ -173,6 +173,8 @@ def _train(options: DemoOptions, progress: RoundProgress) -> Sequence[Any]:
         evaluate=lambda state: evaluation.next(state, [test]),
         callbacks=[Advance()],
     )
+    if result.reason == "interrupted":
+        raise KeyboardInterrupt
     if options.save is not None:
         model.to_keras(result.state).save(options.save)
     return result.history
