@@ -113,8 +113,7 @@ class Rounds:
         )
         policy = await self._policy.at_round()
         cut = CohortCut.of(num_clients, policy, parameter)
-        one = (range(1),)
-        whole = CohortCut((range(num_clients),), one, cut.size, (0,), (one,))
+        whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,), ((),))
         num_workers = policy.workers_of(1, len(cut.leaves))
         async with self._round(spec, num_clients, whole) as call:
             call.take_argument(arg, parameter)

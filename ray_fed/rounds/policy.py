@@ -104,7 +104,8 @@ class CohortCut:
         runs: the leaves of each subround.
         size: clients of the largest leaf.
         heaviest_first: indices of the runs, in the order to begin them.
-        chunks: of each run, the leaves of each worker that it may have.
+        chunks: of each run, the leaves of each worker that it may have; none where it
+            stays whole.
     """
 
     leaves: tuple[range, ...]

@@ -67,8 +67,25 @@ def same(pid: Any) -> Any:
 
 @fl.federated_computation(PIDS)
 def pids_at_clients(pids: Any) -> Any:
-    """Return which process each client is in; no merge, so it is not cut."""
+    """Return which process each client is in."""
     return fl.federated_map(same, pids)
+
+
+@rtf.computation(np.int64, np.int64)
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@fl.federated_computation(np.int64, PIDS)
+def without_form(least: Any, pids: Any) -> Any:
+    """Merge by what the argument says, so that no mergeable form has the merge."""
+
+    @fl.federated_computation(np.int64, np.int64)
+    def merge(x: Any, y: Any) -> Any:
+        return add(add(x, y), least)
+
+    total = fl.federated_aggregate(pids, np.int64(0), add, merge, same)
+    return total, fl.federated_map(same, pids)
 
 
 def own_pid(_: str) -> Any:
@@ -113,9 +130,13 @@ def test_all_workers_run_clients_of_what_is_not_cut(
     context = ray_contexts(workers=NUM_WORKERS, subrounds=1)
     _await_all(context)
 
-    pids = context.invoke(pids_at_clients, pid_data())
+    total, pids = context.invoke(without_form, (np.int64(5), pid_data()))
 
     assert len(set(pids)) == NUM_WORKERS
+    assert total == sum(pids) + 5 * (NUM_CLIENTS - 1)
+    report = context.last_report
+    assert report is not None
+    assert [s.num_workers for s in report.subrounds] == [NUM_WORKERS]
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "interpreter"])

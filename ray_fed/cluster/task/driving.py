@@ -78,10 +78,9 @@ async def drive_plan(pool: Any, work: Work, handles: leases.Handles) -> tuple[An
     ) -> tuple[Evaluated, set[diagnostics.Note]]:
         return await _attempt(pool, team if found is first else [found], work)
 
-    lease = await leases.resumed(pool, name, work.given, handles)
-    if lease is None:
-        lease = await leases.lease(pool, name, terms, handles)
-    first = lease
+    first = await leases.resumed(pool, name, work.given, handles)
+    if first is None:
+        first = await leases.lease(pool, name, terms, handles)
     team = [first, *await leases.lease_further(pool, name, terms, handles)]
     wants_spare = terms.siblings and terms.spare_after_s is not None
     spare = leases.lease_spare(pool, name, terms) if wants_spare else None
