@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 import ray_fed.errors as errors
-from ray_fed.files import npy, opening
+from ray_fed.files import features, npy, opening
 from ray_fed.files.opening import DataFile
 from ray_fed.values.columnar_sequence import Dims
 
@@ -190,7 +190,7 @@ class ArrowTable:
         """Return an arrow array as one value a row."""
         if array.null_count:
             raise self._file.mismatch(f"a value in every row of `{name}`", "nulls")
-        if not _is_list(array.type):
+        if not features.is_list(array.type):
             return _values(array)
         values = self._cells(array.flatten(), name)
         size = getattr(array.type, "list_size", None)
@@ -215,17 +215,8 @@ def _is_struct(arrow_type: Any) -> bool:
     return opening.import_extra("pyarrow.types").is_struct(arrow_type)
 
 
-def _is_list(arrow_type: Any) -> bool:
-    types = opening.import_extra("pyarrow.types")
-    return (
-        types.is_list(arrow_type)
-        or types.is_large_list(arrow_type)
-        or types.is_fixed_size_list(arrow_type)
-    )
-
-
 def _arrow_spec(arrow_type: Any) -> ColumnSpec:
-    if not _is_list(arrow_type):
+    if not features.is_list(arrow_type):
         dtype = _dtype(arrow_type)
         return ColumnSpec(dtype, (None,), is_flat=False, label=str(arrow_type))
     size = getattr(arrow_type, "list_size", None)

@@ -19,7 +19,6 @@ _MEANINGS = {
     "seed": "`seed`",
     "state_type": "the type of the process's state",
     "next_type": "the type of the process's `next`",
-    "process": "the computations of the process",
     "config_seed": "`Config.seed`",
     "clients_per_leaf": "`Config.clients_per_leaf`",
     "evaluates": "whether there is `evaluate`, or its `evaluate_every`",

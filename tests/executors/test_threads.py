@@ -5,7 +5,6 @@ import contextlib
 import gc
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import federated_language as fl
@@ -13,7 +12,6 @@ import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.executors.loops import LoopThread
 from ray_fed.executors.threads import ThreadDelegatingExecutor
 
 NAME = "a loop of this test"
@@ -22,29 +20,6 @@ NAME = "a loop of this test"
 def threads_of_this_test() -> list[str]:
     names = (thread.name for thread in threading.enumerate())
     return [name for name in names if name.startswith(NAME)]
-
-
-@pytest.fixture
-def loop() -> Iterator[LoopThread]:
-    loop = LoopThread(NAME)
-    yield loop
-    loop.close()
-
-
-async def name_of_thread() -> str:
-    return threading.current_thread().name
-
-
-class MineError(Exception):
-    """An exception that can be referred to weakly."""
-
-
-async def raise_mine() -> None:
-    raise MineError
-
-
-async def fail() -> None:
-    raise KeyError("mine")
 
 
 class RecordingExecutor(fl.framework.Executor):
