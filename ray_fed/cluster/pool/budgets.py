@@ -13,7 +13,7 @@ class Budgets:
         limits: failures of each class that one subround may have.
     """
 
-    def __init__(self, limits: Mapping[FailureClass, int]) -> None:
+    def __init__(self, limits: Mapping[str, int]) -> None:
         self._limits = limits
         self._attempts: collections.Counter[str] = collections.Counter()
         self._failures: collections.Counter[tuple[str, str]] = collections.Counter()

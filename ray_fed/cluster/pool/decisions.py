@@ -12,44 +12,31 @@ A lost worker counts against the budget of the subround that held it, by class. 
 that drain, an idle worker at once and a leased one when it is given back.
 """
 
-import collections
-import dataclasses
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ray_fed.cluster.pool.actions import (
     SHORTAGE,
     Action,
     FailureClass,
-    Grant,
     Look,
-    Refuse,
-    Request,
     Size,
-    Start,
     Stop,
 )
 from ray_fed.cluster.pool.budgets import Budgets
+from ray_fed.cluster.pool.growth import Growth, count_nodes
 from ray_fed.cluster.pool.placement import Node, Placement
 from ray_fed.cluster.pool.roster import Roster
 from ray_fed.cluster.pool.shortage import Shortage
 from ray_fed.cluster.pool.starts import FailedStarts
 from ray_fed.cluster.pool.stragglers import Stragglers
+from ray_fed.cluster.pool.tickets import Tickets
 
 COPY = " copy"
 """Ends the name under which a straggler has its second worker."""
 
 FURTHER = " worker "
 """Stands between a subround's name and a number in the names of its further leases."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ticket:
-    subround: str
-    timeout_s: float
-    siblings: str = ""
-    prefers: str = ""
 
 
 class Pool:
@@ -65,23 +52,20 @@ class Pool:
     def __init__(
         self,
         size: Size,
-        budgets: Mapping[FailureClass, int],
+        budgets: Mapping[str, int],
         start_timeout_s: float,
         stragglers: Stragglers | None = None,
     ) -> None:
         self._size = size
+        self._start_timeout_s = start_timeout_s
         self._placement = Placement()
-        self._requested = 0
+        self._roster = Roster(self._placement)
+        self._growth = Growth(size, self._placement, self._roster, start_timeout_s)
+        self._failed_starts = FailedStarts()
         self._shortage = Shortage(size)
         self._budgets = Budgets(budgets)
-        self._start_timeout_s = start_timeout_s
-        self._roster = Roster(self._placement)
-        self._tickets: dict[int, _Ticket] = {}
-        self._spares: dict[int, _Ticket] = {}
         self._stragglers = stragglers or Stragglers(math.inf, math.inf)
-        self._names = itertools.count()
-        self._ids = itertools.count()
-        self._failed_starts = FailedStarts()
+        self._tickets = Tickets(self._roster, self._budgets, self._stragglers)
 
     def ask(
         self,
@@ -98,18 +82,14 @@ class Pool:
             siblings: names those that do as much; empty: nothing does.
             prefers: the worker to have, where that is idle; empty: any will do.
         """
-        ticket = next(self._ids)
-        self._tickets[ticket] = _Ticket(subround, timeout_s, siblings, prefers)
-        return ticket
+        return self._tickets.ask(subround, timeout_s, siblings, prefers)
 
     def ask_spare(self, subround: str, timeout_s: float = math.inf) -> int:
         """Ask for a second worker for a subround that has one, should it straggle.
 
         It is given when nobody else waits for a worker. Losing it counts for nobody.
         """
-        ticket = next(self._ids)
-        self._spares[ticket] = _Ticket(subround, timeout_s)
-        return ticket
+        return self._tickets.ask_spare(subround, timeout_s)
 
     def lease_idle(self, subround: str, count: int, deadline_s: float) -> list[str]:
         """Lease workers that are idle now to a subround that has one; return them.
@@ -122,7 +102,7 @@ class Pool:
             count: at most so many.
             deadline_s: when they count as hung; see `decide`.
         """
-        found = [] if self._tickets else self._roster.idle()[:count]
+        found = [] if self.is_awaited else self._roster.idle()[:count]
         for worker in found:
             self._roster.lease(worker, subround, deadline_s)
         return found
@@ -133,12 +113,11 @@ class Pool:
 
     def withdraw(self, ticket: int) -> None:
         """Take a ticket back that is still waiting."""
-        self._tickets.pop(ticket, None)
-        self._spares.pop(ticket, None)
+        self._tickets.withdraw(ticket)
 
     def survey(self, nodes: Sequence[Node]) -> None:
         """Take note of what the cluster has: all nodes that are alive."""
-        self._placement.survey(nodes, _count(self._roster.nodes()))
+        self._placement.survey(nodes, count_nodes(self._roster.nodes()))
 
     def ready(self, worker: str, node: str) -> None:
         """Note that a worker answered, and from which node."""
@@ -236,76 +215,59 @@ class Pool:
             now_s: seconds of any clock that only goes forward.
         """
         actions: list[Action] = [*self._expire(now_s), *self._end_hung(now_s)]
-        actions += [*self._refuse_spent(), *self._retire()]
+        actions += [*self._tickets.refuse_spent(), *self._growth.retire()]
         is_short = self.num_ready < self._size.least
         if self._failed_starts.allow(now_s, is_short=is_short):
-            actions += self._replace(now_s)
+            actions += self._growth.start(now_s)
         elif is_short:
-            actions += self._refuse_failed()
+            actions += self._refuse_all(self._failed_starts.give_up(), "fatal")
         # Those that start count: nobody waits for a replacement while one worker lives.
         if self.num_workers >= self._size.least:
-            actions += [*self._grant(now_s), *self._grant_spares(now_s)]
-        return [*actions, *self._wait(now_s), *self._request()]
+            actions += self._tickets.grant(now_s)
+            actions += self._tickets.grant_spares(now_s)
+        return [*actions, *self._wait(now_s), *self._growth.request()]
 
     def next_deadline_s(self) -> float | None:
         """Return when `decide` is to be called again if nothing happens before."""
-        deadlines = self._roster.deadlines_s()
+        deadlines = [*self._roster.deadlines_s(), *self._tickets.spares_due_s()]
         others = [self._failed_starts.paused_until_s, self._shortage.next_deadline_s()]
-        if self._roster.idle():
-            others += [
-                self._stragglers.due_s(s.subround) for s in self._spares.values()
-            ]
         deadlines += [other_s for other_s in others if other_s is not None]
         return min(deadlines, default=None)
 
     @property
     def is_awaited(self) -> bool:
         """Whether a ticket waits for a worker."""
-        return bool(self._tickets)
+        return self._tickets.is_waiting
 
     @property
     def is_full(self) -> bool:
-        """Whether it has all the workers that are wanted, or has them start.
-
-        And none on a node that goes.
-        """
+        """Whether all workers wanted are ready or start, on nodes that stay."""
         return self._size.most <= self.num_workers == len(self._roster)
 
     @property
     def num_ready(self) -> int:
         """Workers that are idle or leased, on nodes that stay."""
-        return sum(worker.state != "starting" for worker in self._roster.staying())
+        return self._roster.num_ready
 
     @property
     def num_workers(self) -> int:
         """Workers that are ready or start, on nodes that stay."""
-        return len(self._roster.staying())
-
-    def _refuse_spent(self) -> list[Action]:
-        refused: list[Action] = []
-        for ticket, asked in list(self._tickets.items()):
-            spent = self._budgets.find_spent(asked.subround)
-            if spent is not None:
-                del self._tickets[ticket]
-                failure_class, message = spent
-                refused.append(Refuse(ticket, message, failure_class))
-        return refused
+        return self._roster.num_workers
 
     def _expire(self, now_s: float) -> list[Action]:
-        expired = self._roster.overdue("starting", now_s)
+        names = self._roster.overdue("starting", now_s)
         detail = (
             f"it was not ready within {self._start_timeout_s:.0f} s"
             " (`workers.start_timeout_s`); is the cluster short of what `workers` asks"
             " for?"
         )
-        for name in expired:
+        for name in names:
             self.lost(name, "crash", detail)
-        return [Stop(name, detail) for name in expired]
+        return [Stop(name, detail) for name in names]
 
     def _end_hung(self, now_s: float) -> list[Action]:
-        hung = self._roster.overdue("leased", now_s)
         stops: list[Action] = []
-        for name in hung:
+        for name in self._roster.overdue("leased", now_s):
             detail = (
                 f"`{name}` had not finished within the time of its subround"
                 " (`subrounds.timeout_s`), and was ended."
@@ -314,116 +276,24 @@ class Pool:
             stops.append(Stop(name, detail))
         return stops
 
-    def _refuse_failed(self) -> list[Action]:
-        message = self._failed_starts.describe()
-        self._failed_starts.clear()
-        return self._refuse_all(message, "fatal")
-
     def _refuse_all(self, message: str, failure_class: str) -> list[Action]:
-        tickets = list(self._tickets)
-        self._tickets.clear()
         self._shortage.end()
-        return [Refuse(ticket, message, failure_class) for ticket in tickets]
-
-    def _retire(self) -> list[Action]:
-        """End workers on nodes that go, but for those that are leased."""
-        leaving = self._roster.leaving()
-        for name in leaving:
-            self._roster.remove(name)
-        return [Stop(name, "its node goes") for name in leaving]
-
-    def _replace(self, now_s: float) -> list[Action]:
-        started: list[Action] = []
-        while self.num_workers < self._size.most:
-            node = self._find_node()
-            if node is None and not self._may_queue():
-                break
-            name = f"worker {next(self._names)}"
-            deadline_s = now_s + self._start_timeout_s
-            self._roster.start(name, deadline_s, node)
-            started.append(Start(name, node))
-        return started
-
-    def _find_node(self) -> str | None:
-        return self._placement.choose(_count(w.node for w in self._roster.staying()))
-
-    def _may_queue(self) -> bool:
-        capacity = self._placement.capacity()
-        return self._size.is_fixed and self.num_workers < capacity
+        return [*self._tickets.refuse_all(message, failure_class)]
 
     def _wait(self, now_s: float) -> list[Action]:
         """Look at the cluster while tickets wait and there is no room for the least.
 
         Workers that start have a time limit of their own.
         """
-        if not self._tickets or self.num_workers >= self._size.least:
+        if not self.is_awaited or self.num_workers >= self._size.least:
             self._shortage.end()
             return []
         waited_s = self._shortage.wait(now_s)
-        if self._shortage.is_over(now_s) or self._is_barred():
-            return self._refuse_all(self._describe_shortage(waited_s), SHORTAGE)
+        if self._shortage.is_over(now_s) or self._growth.is_barred():
+            found, last = (
+                f"{self.num_ready} after {waited_s:.0f} s",
+                self._failed_starts.last,
+            )
+            message = self._shortage.describe(found, self._placement, last)
+            return self._refuse_all(message, SHORTAGE)
         return [Look()] if self._shortage.look(now_s) else []
-
-    def _is_barred(self) -> bool:
-        """Return whether only nodes are left whose workers were refused."""
-        is_full = self.num_workers == self.num_ready and not self._placement.capacity()
-        return is_full and bool(self._placement.barred)
-
-    def _describe_shortage(self, waited_s: float) -> str:
-        failed = self._failed_starts.last
-        last = "" if failed is None else f" The last start failed: {failed}."
-        return (
-            f"Expected at least {self._size.least} workers (`workers.count`), each with"
-            f" {self._size.each}, found {self.num_ready} after {waited_s:.0f} s"
-            f" (`workers.wait_timeout_s`), and {self._placement}.{last} Add nodes,"
-            " lower what `workers` asks for, or wait longer."
-        )
-
-    def _request(self) -> list[Action]:
-        """Ask for all workers that are wanted while there is no room for some.
-
-        For the most, not the least: it is what the user is ready to use, and whoever
-        adds nodes has a limit of its own.
-        """
-        if not self._placement.is_known:
-            return []
-        is_short = self.num_workers < self._size.most
-        is_full = self._find_node() is None and not self._may_queue()
-        count = self._size.most if is_short and is_full else 0
-        if count == self._requested:
-            return []
-        self._requested = count
-        return [Request(count)]
-
-    def _grant(self, now_s: float) -> list[Action]:
-        granted: list[Action] = []
-        idle = self._roster.idle()
-        for ticket, asked in list(self._tickets.items())[: len(idle)]:
-            name = asked.prefers if asked.prefers in idle else idle[0]
-            idle.remove(name)
-            subround = asked.subround
-            self._roster.lease(name, subround, now_s + asked.timeout_s)
-            attempt = self._budgets.begin_attempt(subround)
-            if asked.siblings:
-                self._stragglers.begin(subround, asked.siblings, now_s)
-            del self._tickets[ticket]
-            granted.append(Grant(ticket, name, attempt))
-        return granted
-
-    def _grant_spares(self, now_s: float) -> list[Action]:
-        """Give stragglers what is idle still: nobody else waits, then."""
-        granted: list[Action] = []
-        due: list[tuple[float, int]] = []
-        for ticket, asked in self._spares.items():
-            due_s = self._stragglers.due_s(asked.subround)
-            if due_s is not None and due_s <= now_s:
-                due.append((due_s, ticket))
-        for (_, ticket), name in zip(sorted(due), self._roster.idle(), strict=False):
-            asked = self._spares.pop(ticket)
-            self._roster.lease(name, None, now_s + asked.timeout_s)
-            granted.append(Grant(ticket, name, self._budgets.attempts(asked.subround)))
-        return granted
-
-
-def _count(nodes: Iterable[str | None]) -> Mapping[str, int]:
-    return collections.Counter(node for node in nodes if node is not None)

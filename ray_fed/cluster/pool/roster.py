@@ -100,6 +100,16 @@ class Roster:
         members = self._members.values()
         return [m for m in members if not self._placement.is_leaving(m.node)]
 
+    @property
+    def num_workers(self) -> int:
+        """Workers that are ready or start, on nodes that stay."""
+        return len(self.staying())
+
+    @property
+    def num_ready(self) -> int:
+        """Workers that are idle or leased, on nodes that stay."""
+        return sum(member.state != "starting" for member in self.staying())
+
     def nodes(self) -> Iterable[str | None]:
         """Return the node of each worker that is idle or leased."""
         return [m.node for m in self._members.values() if m.state != "starting"]

@@ -1,6 +1,7 @@
 """How long tickets wait while the cluster has no room for the least of a pool."""
 
 from ray_fed.cluster.pool.actions import Size
+from ray_fed.cluster.pool.placement import Placement
 
 LOOK_S = 1.0
 """How often to look at the cluster while a round waits for workers to be there, or
@@ -45,6 +46,22 @@ class Shortage:
         if self._since_s is None:
             return None
         return min(self._ends_s(self._since_s), self._look_at_s)
+
+    def describe(self, found: str, room: Placement, last: str | None) -> str:
+        """Return the message for everyone who waited too long.
+
+        Args:
+            found: how many workers there are, after how long.
+            room: what the cluster has.
+            last: why the last start failed; None where none did.
+        """
+        failed = "" if last is None else f" The last start failed: {last}."
+        return (
+            f"Expected at least {self._size.least} workers (`workers.count`), each with"
+            f" {self._size.each}, found {found} (`workers.wait_timeout_s`), and"
+            f" {room}.{failed} Add nodes, lower what `workers` asks for, or wait"
+            " longer."
+        )
 
     def _ends_s(self, since_s: float) -> float:
         return since_s + self._size.wait_timeout_s

@@ -44,9 +44,11 @@ class FailedStarts:
         self.clear()
         return True
 
-    def describe(self) -> str:
-        """Return the message for everyone who waits."""
-        return (
+    def give_up(self) -> str:
+        """Forget them, and return the message for everyone who waits."""
+        message = (
             f"Expected workers to start, found {len(self._details)} failures. The last:"
             f" {self.last}"
         )
+        self.clear()
+        return message

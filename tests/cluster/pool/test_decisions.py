@@ -19,7 +19,7 @@ from ray_fed.cluster.pool.starts import MAX_FAILED_STARTS, START_PAUSE_S
 from ray_fed.cluster.pool.stragglers import Stragglers
 
 START_TIMEOUT_S = 10.0
-BUDGETS: dict[FailureClass, int] = {"crash": 2, "preemption": 4, "memory": 0, "hang": 1}
+BUDGETS: dict[str, int] = {"crash": 2, "preemption": 4, "memory": 0, "hang": 1}
 
 
 WAIT_TIMEOUT_S = 100.0

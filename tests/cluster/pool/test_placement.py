@@ -18,7 +18,7 @@ from ray_fed.cluster.pool.decisions import Pool
 from ray_fed.cluster.pool.placement import Node
 from ray_fed.cluster.pool.shortage import LOOK_S
 
-BUDGETS: dict[FailureClass, int] = {"crash": 0, "preemption": 1, "memory": 0, "hang": 0}
+BUDGETS: dict[str, int] = {"crash": 0, "preemption": 1, "memory": 0, "hang": 0}
 WAIT_TIMEOUT_S = 30.0
 
 

@@ -21,7 +21,7 @@ from ray_fed.cluster.pool.placement import Node
 from ray_fed.cluster.pool.starts import MAX_FAILED_STARTS
 
 LEAST, MOST = 2, 4
-BUDGETS: dict[FailureClass, int] = {"crash": 3, "preemption": 3, "memory": 1, "hang": 1}
+BUDGETS: dict[str, int] = {"crash": 3, "preemption": 3, "memory": 1, "hang": 1}
 NODES = "abc"
 SLOTS = 2
 
