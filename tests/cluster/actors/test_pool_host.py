@@ -11,7 +11,7 @@ from typing_extensions import override
 
 import ray_fed
 from ray_fed import errors
-from ray_fed.cluster.actors import pool_host
+from ray_fed.cluster.actors import pool_loop, worker_actors
 from ray_fed.cluster.actors.pool_host import PoolHost
 from ray_fed.cluster.pool.actions import Failure, Size, UseBegan, UseEnded
 from ray_fed.cluster.pool.placement import Node
@@ -100,7 +100,7 @@ def test_full_pool_does_not_look_at_every_round(size: Size) -> None:
 def test_full_pool_looks_once_in_a_while(
     size: Size, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_host, "LOOK_S", 0.0)
+    monkeypatch.setattr(pool_loop, "LOOK_S", 0.0)
 
     assert asyncio.run(count_looks(Played(room=2), size, rounds=20)) == 20
 
@@ -118,7 +118,7 @@ def test_count_of_a_full_pool_holds_for_a_while(size: Size) -> None:
     count, seconds = asyncio.run(count_workers(Played(room=2), size))
 
     assert count == 2
-    assert 0 < seconds <= pool_host.LOOK_S
+    assert 0 < seconds <= pool_loop.LOOK_S
 
 
 def test_count_of_a_pool_short_of_workers_holds_for_one_round(size: Size) -> None:
@@ -201,7 +201,7 @@ async def lose_at_second_use(
 
 @pytest.fixture
 def _nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_host.ray, "kill", lambda *_, **__: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(worker_actors.ray, "kill", lambda *_, **__: None)  # pyright: ignore[reportUnknownLambdaType]
 
 
 @pytest.mark.usefixtures("_nobody_dies")
@@ -442,7 +442,12 @@ def test_worker_of_another_fingerprint_is_ended(
     size: Size, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[Any] = []
-    monkeypatch.setattr(pool_host.ray, "kill", lambda handle, **_: ended.append(handle))  # pyright: ignore[reportUnknownLambdaType]
+
+    def kill(handle: Any, *, no_restart: bool) -> None:
+        assert no_restart
+        ended.append(handle)
+
+    monkeypatch.setattr(worker_actors.ray, "kill", kill)
 
     name, error = asyncio.run(lease_two(size, allow_mixed=False))
 
@@ -477,7 +482,7 @@ class WithoutGPUs(Played):
 def test_worker_that_misses_its_gpu_is_never_leased(
     size: Size, monkeypatch: pytest.MonkeyPatch, room: int, allow_mixed: bool
 ) -> None:
-    monkeypatch.setattr(pool_host.ray, "kill", lambda *_, **__: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(worker_actors.ray, "kill", lambda *_, **__: None)  # pyright: ignore[reportUnknownLambdaType]
     config = ray_fed.Config(workers=ray_fed.Workers(allow_mixed=allow_mixed))
 
     async def lease_twice() -> list[Any]:
@@ -508,7 +513,12 @@ def test_worker_that_is_not_ready_in_time_is_ended(
     size: Size, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[Any] = []
-    monkeypatch.setattr(pool_host.ray, "kill", lambda handle, **_: ended.append(handle))  # pyright: ignore[reportUnknownLambdaType]
+
+    def kill(handle: Any, *, no_restart: bool) -> None:
+        assert no_restart
+        ended.append(handle)
+
+    monkeypatch.setattr(worker_actors.ray, "kill", kill)
     config = ray_fed.Config(workers=ray_fed.Workers(start_timeout_s=0.1))
 
     async def lease() -> None:
