@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import federated_language as fl
 
+import ray_fed.errors as errors
 from ray_fed.compiler.form import KeepingStage
 from ray_fed.language import type_checks
 from ray_fed.language.structs import Plain
@@ -142,6 +143,28 @@ class Call:
         """Return those of a run's clients that take no part, in order."""
         clients = self.clients(run)
         return tuple(sorted(client for client in self.dropped if client in clients))
+
+    def drop_clients(self, error: errors.ComputationError) -> dict[int, str]:
+        """Leave out the clients that an error names.
+
+        Returns:
+            Why, by index in the cohort, for those that took part until now.
+
+        Raises:
+            ComputationError: the error, where there are none or too many.
+        """
+        found = sorted(error.failures.keys() - self.dropped.keys())
+        if not found:
+            raise error
+        if len(self.dropped) + len(found) > self.max_dropped:
+            error.add_note(
+                f"Expected at most {self.max_dropped} clients to fail"
+                f" (`max_dropped_clients`), found {len(self.dropped) + len(found)}."
+            )
+            raise error
+        causes = {client: error.failures[client] for client in found}
+        self.dropped.update(causes)
+        return causes
 
     def leaves(self, run: int) -> tuple[range, ...]:
         """Return the clients of each leaf of a run, counted without those dropped."""

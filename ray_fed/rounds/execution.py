@@ -10,7 +10,6 @@ are kept by index, never by arrival.
 """
 
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -20,7 +19,6 @@ import federated_language as fl
 
 import ray_fed.errors as errors
 from ray_fed.compiler.form import KeepingStage, MergeableCompChain, Stage
-from ray_fed.compiler.fuse import fuse
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import blocks, type_checks
 from ray_fed.observability import events
@@ -28,9 +26,9 @@ from ray_fed.plan import diagnostics, plans
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.rounds import partition
 from ray_fed.rounds.calls import Call
-from ray_fed.rounds.computation_cache import ComputationCache
 from ray_fed.rounds.dispatch import Dispatcher
 from ray_fed.rounds.policy import CallSpec, CohortCut, RoundPolicy
+from ray_fed.rounds.prepared_work import PreparedWork
 from ray_fed.values import components
 
 flf = fl.framework
@@ -51,8 +49,7 @@ class Rounds:
         self._policy = policy
         self._lock = threading.Lock()
         self.num_calls = 0
-        self._serialised = ComputationCache(lambda comp: blocks.serialise(_block(comp)))
-        self._kernels = ComputationCache(self._plan_kernel)
+        self._work = PreparedWork(policy)
 
     def new_call(
         self,
@@ -61,10 +58,9 @@ class Rounds:
         started: float | None = None,
         number: int | None = None,
     ) -> CallSpec:
-        """Number a call; those of several threads in the order in which they ask.
+        """Number a call, in the order in which threads ask; one with a `number` is not.
 
-        It has `started` now, unless that is said, by the monotonic clock. A call whose
-        `number` is said is not counted.
+        `started` is now, unless that is said, by the monotonic clock.
         """
         started = time.monotonic() if started is None else started
         if number is not None:
@@ -91,11 +87,9 @@ class Rounds:
         policy = await self._policy.at_round()
         cut = CohortCut.of(num_clients, policy, parameter, weights)
         async with self._round(spec, num_clients, cut) as call:
-            leaves_out = self._policy.leaves_out_clients
+            leaves_out = policy.leaves_out_clients
             call.take_argument(arg, parameter, leaves_out_clients=leaves_out)
-            call.keeps = cut.first_runs(
-                self._policy.kept_bytes, chain.kept_member_bytes
-            )
+            call.keeps = cut.first_runs(policy.kept_bytes, chain.kept_member_bytes)
             result_type = chain.after_merge.type_signature.result
             if not type_checks.holds_clients(result_type):
                 call.max_dropped = self._policy.max_dropped_clients
@@ -189,7 +183,7 @@ class Rounds:
             keeping: what to keep of clients for later stages, where runs keep it.
             num_workers: that a subround of one leaf may use.
         """
-        merging = None if merge is None else self._serialised.get(merge)
+        merging = None if merge is None else self._work.serialise(merge)
         first = call.take_indices(len(call.cut.runs))
 
         async def run(index: int, leaves: range) -> tuple[object, ...]:
@@ -207,7 +201,7 @@ class Rounds:
             kept = keeping if call.keeps[index] else None
             work = comp if kept is None else kept.computation
             subround = plans.Subround(
-                self._serialised.get(work),
+                self._work.serialise(work),
                 merging,
                 call.cut.size,
                 leaves.start,
@@ -215,7 +209,7 @@ class Rounds:
                 self._draw(call, call.dropped_of(index)),
                 () if merge is None else tuple(call.cut.subtrees_of(index)),
                 components_type,
-                None if merge is None else self._fuse(work),
+                None if merge is None else self._work.fuse(work),
                 self._policy.call_s or 0.0,
                 0 if kept is None else len(kept.emits),
                 call.max_dropped > 0,
@@ -237,49 +231,12 @@ class Rounds:
     def _drop_clients(
         self, error: errors.ComputationError, subround_index: int, call: Call
     ) -> None:
-        """Go on without the clients that an error names.
-
-        Raises:
-            ComputationError: the error, where there are none or too many.
-        """
-        found = error.failures.keys() - call.dropped.keys()
-        if not found:
-            raise error
-        if len(call.dropped) + len(found) > call.max_dropped:
-            error.add_note(
-                f"Expected at most {call.max_dropped} clients to fail"
-                f" (`max_dropped_clients`), found {len(call.dropped) + len(found)}."
+        """Go on without the clients that an error names; see `Call.drop_clients`."""
+        for client, cause in call.drop_clients(error).items():
+            dropped = events.ClientDropped(
+                call.spec.round_index, subround_index, client, cause
             )
-            raise error
-        for client in sorted(found):
-            call.dropped[client] = error.failures[client]
-            self._dispatcher.emit(
-                events.ClientDropped(
-                    call.spec.round_index,
-                    subround_index,
-                    client,
-                    error.failures[client],
-                )
-            )
-
-    def _fuse(
-        self, up_to_merge: flf.ConcreteComputation
-    ) -> plans.Kernel | plans.NoKernel | None:
-        if self._policy.call_s is None:
-            return None
-        return self._kernels.get(up_to_merge)
-
-    def _plan_kernel(
-        self, up_to_merge: flf.ConcreteComputation
-    ) -> plans.Kernel | plans.NoKernel:
-        kernel = fuse(up_to_merge)
-        if isinstance(kernel, plans.NoKernel):
-            return kernel
-        return dataclasses.replace(
-            kernel,
-            jit=self._policy.jit,
-            vectorised_clients=self._policy.vectorised_clients,
-        )
+            self._dispatcher.emit(dropped)
 
     async def _finish(
         self,
@@ -289,21 +246,16 @@ class Rounds:
         call: Call,
     ) -> Any:
         """Return what a stage merged; with a computation, its result."""
+        partial_type = type_checks.member_type(stage.up_to_merge.type_signature.result)
         result_type = (
-            type_checks.member_type(stage.up_to_merge.type_signature.result)
-            if computation is None
-            else computation.type_signature.result
+            partial_type if computation is None else computation.type_signature.result
         )
         components_type = call.spec.components_type(result_type)
         finish = plans.Finish(
-            merge=self._serialised.get(stage.merge) if partials else None,
+            merge=self._work.serialise(stage.merge) if partials else None,
             subtrees=tuple(call.cut.subtrees),
-            partial_type=blocks.serialise_type(
-                type_checks.member_type(stage.up_to_merge.type_signature.result)
-            ),
-            computation=None
-            if computation is None
-            else self._serialised.get(computation),
+            partial_type=blocks.serialise_type(partial_type),
+            computation=computation and self._work.serialise(computation),
             num_clients=call.cut.leaves[-1].stop,
             clients_per_leaf=call.cut.size,
             draw=self._draw(call),
@@ -344,8 +296,3 @@ class Rounds:
 
 class _StageAgainError(Exception):
     """A client was dropped after stages in which it took part."""
-
-
-def _block(comp: flf.ConcreteComputation) -> flf.ComputationBuildingBlock:
-    block = blocks.to_block(comp)
-    return type_checks.narrow(block, flf.ComputationBuildingBlock, "a mergeable form")

@@ -1,7 +1,6 @@
 """The actor that holds TensorFlow: a leaf stack, and chunks of clients over it."""
 
 import asyncio
-import functools
 import gc
 import os
 import threading
@@ -97,17 +96,14 @@ class LeafWorker:
         self._scopes.free(scope, for_good=for_good)
 
     def _run(self, coroutine: Any, scope: str | None = None) -> Any:
-        """Return the result of a coroutine.
+        """Return what a coroutine returns; the end of a scope ends what it reads."""
 
-        Args:
-            coroutine: to run.
-            scope: whose end ends what it reads; None: nothing does.
-        """
-        checking = (
-            _nothing if scope is None else functools.partial(self._scopes.check, scope)
-        )
+        def check() -> None:
+            if scope is not None:
+                self._scopes.check(scope)
+
         try:
-            with read_limits.limited(self._limits), read_limits.checked(checking):
+            with read_limits.limited(self._limits), read_limits.checked(check):
                 return self._call(coroutine)
         except BaseException:
             garbage.collect_soon()
@@ -117,16 +113,14 @@ class LeafWorker:
         try:
             return loops.run_alone(self._loop, coroutine)
         except errors.ComputationError as error:
-            node = ray.util.get_node_ip_address()
-            located = error.located(node=node)
+            located = error.located(node=ray.util.get_node_ip_address())
             located.cause_text = located.cause_text or traceback.format_exc()
             raise located from None
         except errors.RayFedError:
             raise
         except Exception as error:  # noqa: BLE001 (whatever TensorFlow raises)
-            raise client_chunks.describe_failure(error, None).located(
-                node=ray.util.get_node_ip_address()
-            ) from None
+            failure = client_chunks.describe_failure(error, None)
+            raise failure.located(node=ray.util.get_node_ip_address()) from None
 
     def embed(self, scope: str, key: int, value: Any, type_bytes: bytes | None) -> None:
         """Embed a plain value or a function under a key."""
@@ -193,8 +187,7 @@ class LeafWorker:
     ) -> None:
         """Embed one value a client of a chunk; `bounds` slice a stored cohort.
 
-        `first` is the index of the chunk's first client; `draw` is what reading it
-        draws from, if it does.
+        `first` is the index of the chunk's first client; `draw`: of reading it.
         """
         if bounds is not None:
             members = object_store.decode(members)[bounds[0] : bounds[1]]
@@ -299,10 +292,6 @@ def _gpus(fraction: float) -> str:
     ids = ", ".join(map(str, ray.get_gpu_ids()))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return f"Ray gave {fraction:g} of GPU {ids} (CUDA_VISIBLE_DEVICES={visible})"
-
-
-def _nothing() -> None:
-    """Check nothing."""
 
 
 def _chunk_arg(held: Mapping[int, Any], arg: Any) -> Any:
