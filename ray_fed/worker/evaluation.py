@@ -15,7 +15,7 @@ from ray_fed.executors.fanout import gather_by_index
 from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.structs import Plain
-from ray_fed.plan import fused, merge_tree, plans, random_keys
+from ray_fed.plan import diagnostics, fused, merge_tree, plans, random_keys
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import components, stored
 from ray_fed.worker.device_stack import DeviceStack
@@ -243,8 +243,8 @@ async def evaluate_finish(
     Args:
         finish: what to run.
         partials: one for each of `finish.subtrees`, plain or stored.
-        before: what an after-merge computation takes before what is merged here: the
-            round's argument, if there is one, and what earlier stages merged.
+        before: what the after-merge computation takes first: the round's argument, if
+            there is one, and what earlier stages merged.
         executors: that run it.
 
     Returns:
@@ -271,9 +271,7 @@ async def _finish_in_graph(
     """Return the result of a finish by one graph; None where executors are to do it."""
     merge = fused.PartialMerge(cast("bytes", finish.merge))
     work = fused.RoundFinish(merge, finish.computation, len(before))
-    pairs = [
-        (left, right) for left, right, _ in merge_tree.merge_order(finish.subtrees)
-    ]
+    pairs = [(m.left, m.right) for m in merge_tree.merge_order(finish.subtrees)]
     try:
         function = await unplaced.create_value(work)
         parameter = type_checks.function_type(function.type_signature).parameter
@@ -281,8 +279,11 @@ async def _finish_in_graph(
         argument = await unplaced.create_value(given, parameter)
         called = await unplaced.create_call(function, argument)
         return (await called.compute(),)
-    except Exception:  # noqa: BLE001 (the executors will say what it is)
-        return None
+    except errors.UnsupportedError:
+        pass  # no graph is made of it; that is noted already
+    except Exception as error:  # noqa: BLE001 (the executors will say what it is)
+        diagnostics.note([diagnostics.Interpreted.of(work.label, error)])
+    return None
 
 
 async def _merge_partials(
