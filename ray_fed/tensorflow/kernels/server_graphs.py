@@ -212,6 +212,8 @@ def _merge_signature(merge: MergeKernel) -> list[tf.TensorSpec]:
 def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
     """Return what partials come to, inside of a graph."""
     *stacked, pairs = tensors
+    if not stacked:
+        raise UnfitError("partials without tensors")
     count = tf.shape(stacked[0])[0]
     arrays = [
         empty_array(spec, count).unstack(tensor)
