@@ -1,10 +1,12 @@
 """What pytest does before and after the tests; their fixtures are in `fixtures`."""
 
 import gc
-from typing import Any
 
 import hypothesis
 import pytest
+import xdist.remote
+from typing_extensions import override
+from xdist.scheduler import LoadGroupScheduling
 
 gc.disable()  # until pytest_collection_finish below
 
@@ -22,15 +24,26 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("tests.fixtures")
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests on pools of other sizes than two last: two change the pool once."""
-    items.sort(key=lambda item: _pool_size(item) != 2)
+    """Give all tests on the session's Ray to one process: its pools start once."""
+    for item in items:
+        if "ray_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
-def _pool_size(item: pytest.Item) -> int:
-    callspec: Any = getattr(item, "callspec", None)
-    return callspec.params.get("num_workers", 2) if callspec else 2
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: xdist.remote.Producer
+) -> LoadGroupScheduling:
+    """Return what hands out tests: by group, and by file those of none."""
+    return _ByGroupAndFile(config, log)
+
+
+class _ByGroupAndFile(LoadGroupScheduling):
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        return super()._split_scope(nodeid).partition("::")[0]
 
 
 def pytest_collection_finish() -> None:

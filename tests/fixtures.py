@@ -24,8 +24,11 @@ StackFor = Callable[..., fl.framework.Executor]
 
 devices.set_threads(1)  # as workers have: before any test runs TensorFlow
 
-NUM_CPUS = 4
-"""More than the machine may have, so that pools of up to three workers fit."""
+NUM_CPUS = 8
+"""More than the machine may have: for pools that are kept, stacks, and two more."""
+
+KEPT_WORKERS = 5
+"""How many workers the pools that are kept may have: one of two, and one of three."""
 
 _logger = logging.getLogger(__name__)
 
@@ -89,11 +92,23 @@ def ray_memory(ray_cluster: None) -> RayMemory:
 def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
     """Contexts on the session's Ray; those of the same workers share one pool.
 
-    The pool of the latest settings is kept: two would not fit, and one takes ten
-    seconds to start.
+    Pools of other settings are kept, the latest ones, as far as they fit: one takes ten
+    seconds to start. One context is open at a time.
     """
     kept: list[tuple[ray_fed.Config, Session]] = []
     latest: list[ExecutionContext] = []
+
+    def session_of(base: ray_fed.Config, config: ray_fed.Config) -> Session:
+        found = next((pair for pair in kept if pair[0] == base), None)
+        if found is None:
+            room = KEPT_WORKERS - _count(base)
+            while kept and sum(_count(other) for other, _ in kept) > room:
+                kept.pop(0)[1].close()
+            found = (base, Session(None, config))
+        else:
+            kept.remove(found)
+        kept.append(found)
+        return found[1]
 
     def build(**settings: Any) -> ExecutionContext:
         if latest:
@@ -102,11 +117,7 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
         base = ray_fed.Config(
             workers=config.workers, retry=config.retry, data=config.data
         )
-        if kept and kept[0][0] != base:
-            kept.pop()[1].close()
-        if not kept:
-            kept.append((base, Session(None, config)))
-        session = kept[0][1]
+        session = session_of(base, config)
         backend = Backend(
             session.runners(),
             session.count_workers,
@@ -124,6 +135,12 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
         context.close()
     for _, session in kept:
         session.close()
+
+
+def _count(config: ray_fed.Config) -> int:
+    count = config.workers.count
+    assert isinstance(count, int)
+    return count
 
 
 @pytest.fixture(scope="session", params=[pytest.param(1, marks=pytest.mark.slow), 3, 2])
