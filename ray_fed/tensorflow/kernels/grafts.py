@@ -5,8 +5,9 @@ set, then initialised, before anything else of that call runs.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import federated_language as fl
 import tensorflow as tf
@@ -26,6 +27,13 @@ _CALLS = frozenset(
     {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While", "Placeholder"}
 )
 """Stateful to TensorFlow for what they may call, which is looked at by itself."""
+
+_OF_VARIABLES = re.compile(
+    "VarHandleOp|VarIsInitializedOp|VariableShape|ReadVariableOp|Assert"
+    "|Assign(Add|Sub)?VariableOp"
+    "|Resource(Gather(Nd)?|Scatter.*|(Sparse)?Apply.*|StridedSliceAssign)"
+)
+"""Ops whose state ends with a call of a graph: it makes its variables anew."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +62,8 @@ class Grafts:
         ops: kinds of the ops that were put in, see `jit.op_kinds`.
 
     Args:
-        stateless: whether to refuse what has state or effects.
+        allowed: "any" state and effects; "variables", those that a computation makes
+            for itself, and assertions; or "none".
         unrolled: see `lowering.lower`.
         isolated: whether TensorFlow optimises each computation for itself, whatever
             its argument comes from, so that it has the bits of a call of its own.
@@ -63,11 +72,11 @@ class Grafts:
     def __init__(
         self,
         *,
-        stateless: bool = False,
+        allowed: Literal["any", "variables", "none"] = "any",
         unrolled: bool = False,
         isolated: bool = True,
     ) -> None:
-        self._stateless = stateless
+        self._allowed = allowed
         self._isolated = isolated
         self._unrolled = unrolled
         self.sites: list[DrawSite] = []
@@ -137,10 +146,7 @@ class Grafts:
         if isinstance(lowered, lowering.Unlowered):
             raise UnfitError(lowered.reason)
         graph_def = lowered.graph_def
-        if stateful := _find_stateful(graph_def):
-            if self._stateless:
-                raise UnfitError(f"{stateful}, an op with state or effects")
-            self.has_state = True
+        self.has_state |= self._check_state(graph_def)
         states = randomness.key_random_ops(graph_def)
         if self._state_of is None and (states.names or states.unkeyed):
             raise UnfitError("random numbers in work without clients")
@@ -148,7 +154,7 @@ class Grafts:
         self._note_unkeyed(graph_message.origin_of(message), content, states)
         assigned = self._assign(graph_def, states, content, path, feeds)
         loader.isolate(graph_def, *assigned, lowered.initialize_op)
-        if self._stateless:
+        if self._allowed != "any":
             feeds = _without_placeholders(graph_def, feeds, lowered.fetches)
         inside = {
             name: self.shield(tf.identity(tensor)) for name, tensor in feeds.items()
@@ -161,6 +167,17 @@ class Grafts:
         )
         self.ends += results
         return results
+
+    def _check_state(self, graph_def: GraphDef) -> bool:
+        """Return whether a graph has state or effects; refuse those not allowed."""
+        found = _stateful_ops(graph_def)
+        if self._allowed == "variables":
+            refused = [op for op in found if not _OF_VARIABLES.fullmatch(op)]
+        else:
+            refused = found if self._allowed == "none" else []
+        if refused:
+            raise UnfitError(f"{refused[0]}, an op with state or effects")
+        return bool(found)
 
     def _note_unkeyed(
         self, origin: str, content: bytes, states: random_states.RandomStates
@@ -189,12 +206,15 @@ class Grafts:
         return [op]
 
 
-def _find_stateful(graph_def: GraphDef) -> str | None:
+def _stateful_ops(graph_def: GraphDef) -> list[str]:
+    """Return the kinds of ops that have state or effects, in order."""
     bodies_ = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
-    for node in (node for nodes in bodies_ for node in nodes):
-        if node.op not in _CALLS and bodies.definition_of(node).is_stateful:
-            return str(node.op)
-    return None
+    return [
+        str(node.op)
+        for nodes in bodies_
+        for node in nodes
+        if node.op not in _CALLS and bodies.definition_of(node).is_stateful
+    ]
 
 
 def _without_placeholders(

@@ -37,7 +37,8 @@ def as_pruned_graph(
     on: a graph of nothing else is none at all.
 
     Args:
-        function: of tensors; it draws nothing, has no state and no effects.
+        function: of tensors; it draws nothing, and has no effects and no state but
+            variables that it makes and sets before it reads them.
         signature: of its arguments.
     """
     graph = tf.Graph()

@@ -29,6 +29,8 @@ _CACHED_PAIRS = 64
 class ServerGraph:
     """The graph of a function of values at the server, without draws or effects.
 
+    Variables that it creates, as Keras optimisers do, are made anew in each call.
+
     Its results have the bits of executors' results: TensorFlow optimises each
     computation in it for itself.
 
@@ -82,7 +84,7 @@ class ServerGraph:
             if block is None:
                 return flatten(argument)
             counts: list[tf.Tensor] = []
-            interpreter = Interpreter(Grafts(stateless=True), counts)
+            interpreter = Interpreter(Grafts(allowed="variables"), counts)
             result = flatten(interpreter.call(block, argument))
             is_empty = [tf.equal(count, 0) for count in counts]
             return [*result, tf.reduce_any(is_empty)] if counts else result

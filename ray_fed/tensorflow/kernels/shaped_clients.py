@@ -181,8 +181,8 @@ class ShapedClients:
         """Return the accumulators after `count` clients, whose rows begin at starts."""
         # Loops of a computation are more than TensorFlow vectorises.
         # XLA, and work on several clients at once, has bits of its own anyway.
-        work = Grafts(stateless=True, unrolled=self._at_once > 1, isolated=False)
-        fold = Grafts(stateless=True, isolated=False)
+        work = Grafts(allowed="none", unrolled=self._at_once > 1, isolated=False)
+        fold = Grafts(allowed="none", isolated=False)
 
         @tf.autograph.experimental.do_not_convert
         def run(taken: Sequence[tf.Tensor]) -> list[Any]:

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import federated_language as fl
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -42,9 +43,30 @@ def noisy(x: Any) -> Any:
 
 
 @rtf.computation(FLOATS)
+def printed(x: Any) -> Any:
+    with tf.control_dependencies([tf.print(x)]):
+        return tf.identity(x)
+
+
+@rtf.computation(FLOATS)
 def checked(x: Any) -> Any:
     with tf.control_dependencies([tf.debugging.assert_positive(x)]):
         return tf.identity(x)
+
+
+@rtf.computation(FLOATS, FLOATS)
+def adam_step(weights: Any, gradient: Any) -> Any:
+    variable = tf.Variable(weights)
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build([variable])
+    optimizer.apply_gradients([(gradient, variable)])
+    return variable, optimizer.iterations.value
+
+
+@fl.federated_computation(*[AT_SERVER] * 2)
+def two_steps(weights: Any, gradient: Any) -> Any:
+    once = fl.federated_map(adam_step, (weights, gradient))
+    return fl.federated_map(adam_step, (once[0], gradient))
 
 
 @fl.federated_computation(AT_SERVER)
@@ -162,7 +184,7 @@ def test_mean_of_no_clients_is_left_to_executors() -> None:
         graph.run([([], ((sums, np.int32(0)),))])
 
 
-@pytest.mark.parametrize("work", [noisy, checked], ids=["draws", "effects"])
+@pytest.mark.parametrize("work", [noisy, printed], ids=["draws", "effects"])
 def test_refuses(work: Any) -> None:
     @fl.federated_computation(AT_SERVER)
     def mapped(x: Any) -> Any:
@@ -170,6 +192,35 @@ def test_refuses(work: Any) -> None:
 
     with pytest.raises(UnfitError, match="state or effects"):
         graph_of(mapped)
+
+
+def test_variables_are_made_anew_in_each_call() -> None:
+    graph = graph_of(two_steps)
+    given = [(NUMBERS[0], NUMBERS[1])]
+
+    found = [graph.to_plain(graph.run(given)) for _ in range(2)]
+
+    expected = compute(two_steps, (NUMBERS[0], NUMBERS[1]))
+    for weights, steps in found:
+        assert steps == expected[1] == 1
+        assert weights.tobytes() == expected[0].tobytes()
+    variable = keras.Variable(NUMBERS[0])
+    for _ in range(2):
+        keras.optimizers.Adam(0.1).apply([NUMBERS[1]], [variable])
+    np.testing.assert_allclose(found[0][0], np.asarray(variable), rtol=1e-6)
+
+
+def test_assertion_that_fails_is_an_error() -> None:
+    @fl.federated_computation(AT_SERVER)
+    def mapped(x: Any) -> Any:
+        return fl.federated_map(checked, x)
+
+    graph = graph_of(mapped)
+
+    (passed,) = graph.run([abs(NUMBERS[0]) + 1])
+    assert passed.numpy().tobytes() == (abs(NUMBERS[0]) + 1).tobytes()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="x > 0"):
+        graph.run([-abs(NUMBERS[0])])
 
 
 def test_refuses_structures_that_take_long_to_build() -> None:
