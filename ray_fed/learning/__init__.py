@@ -7,27 +7,45 @@ build a Keras model: TensorFlow's threads are fixed by the first thing it comput
 import ray_fed.learning.callbacks as callbacks
 import ray_fed.learning.partition as partition
 import ray_fed.tensorflow  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from ray_fed.learning import aggregators
+from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.cohorts import CohortSampler, split_by_label
-from ray_fed.learning.fed_avg import ServerState, build_fed_avg
+from ray_fed.learning.composition import build_process
+from ray_fed.learning.fed_avg import build_fed_avg
 from ray_fed.learning.fed_eval import build_fed_eval
+from ray_fed.learning.fed_prox import build_fed_prox
+from ray_fed.learning.fed_sgd import build_fed_sgd
+from ray_fed.learning.guards import Guards
 from ray_fed.learning.history import History, RoundRecord
+from ray_fed.learning.mime_lite import build_mime_lite
 from ray_fed.learning.models import Model, ModelWeights
-from ray_fed.learning.processes import LearningProcess
+from ray_fed.learning.processes import LearningProcess, Part
+from ray_fed.learning.round_values import ServerState
 from ray_fed.learning.run import TrainingResult, run
+from ray_fed.learning.scaffold import build_scaffold
 from ray_fed.learning.stopping import EarlyStopping
 
 __all__ = [
+    "ClientStates",
     "CohortSampler",
     "EarlyStopping",
+    "Guards",
     "History",
     "LearningProcess",
     "Model",
     "ModelWeights",
+    "Part",
     "RoundRecord",
     "ServerState",
     "TrainingResult",
+    "aggregators",
     "build_fed_avg",
     "build_fed_eval",
+    "build_fed_prox",
+    "build_fed_sgd",
+    "build_mime_lite",
+    "build_process",
+    "build_scaffold",
     "callbacks",
     "partition",
     "run",

@@ -21,3 +21,14 @@ def expect_object(value: object, cls: type, example: str) -> None:
             f"Expected a Keras {cls.__name__}, found `{value!r}` of Python type"
             f" `{type(value).__name__}`: pass an object, such as {example}."
         )
+
+
+def check_epochs(epochs: int) -> int:
+    """Return a number of passes over data.
+
+    Raises:
+        ConfigError: it is below 1.
+    """
+    if epochs < 1:
+        raise errors.ConfigError(f"Expected `epochs` to be at least 1, found {epochs}.")
+    return epochs

@@ -3,17 +3,26 @@
 weights from the server --> variables --> a step for each batch --> delta
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import federated_language as fl
+import keras
 import numpy as np
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
+from ray_fed.learning.aggregators.aggregator import no_state
+from ray_fed.learning.composition import view_type
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.optimizers import OptimizerSpec, StampedOptimizer
+from ray_fed.learning.processes import ClientPart, Part
+from ray_fed.learning.round_values import ClientResult, Measured, ServerView
 from ray_fed.learning.totals import Totals
+
+Correction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+"""From gradients and weights to the gradients to step against."""
 
 
 class Broadcast(NamedTuple):
@@ -40,49 +49,103 @@ class Delta(NamedTuple):
     statistics: tuple[Any, ...]
 
 
-class ClientUpdate(NamedTuple):
-    """What a client sends back.
+@dataclasses.dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains.
 
     Attributes:
-        delta: of its weights, unscaled.
-        weight: f32[], its number of examples.
-        totals: of all its passes, measured before each step.
+        optimizer: of the client; starts afresh in each round.
+        epochs: passes over the client's data, >= 1.
+        learning_rate: of the optimiser by round; None: its own.
+        proximal: mu of FedProx, which pulls towards the server's weights; 0: none.
     """
 
-    delta: Delta
-    weight: Any
-    totals: Totals
+    optimizer: OptimizerSpec
+    epochs: int = 1
+    learning_rate: keras.optimizers.schedules.LearningRateSchedule | None = None
+    proximal: float = 0.0
 
 
-def build_client_update(model: Model, optimizer: OptimizerSpec, epochs: int) -> Any:
-    """Return the computation (Broadcast, batches* -> ClientUpdate).
+def build_training(model: Model, training: LocalTraining) -> ClientPart:
+    """Return the part that trains: from Broadcast and batches to the weights' delta.
 
     Args:
         model: to train.
-        optimizer: of the client; starts afresh in each round.
-        epochs: passes over the client's data, >= 1.
+        training: how.
     """
     weight_types = trainable_types(model)
-    members: Any = (model.weights_type, fl.TensorType(np.int32))
-    broadcast_type = fl.to_type(Broadcast(*members))
+    corrects = training.proximal > 0
 
-    @rtf.computation(broadcast_type, model.data_type.member)
-    def update_client(broadcast: Broadcast, dataset: Any) -> ClientUpdate:
-        trainer = _Trainer(model, optimizer.stamp(weight_types), broadcast.round_index)
+    @rtf.computation(broadcast_type(model), model.data_type.member)
+    def update_client(broadcast: Broadcast, dataset: Any) -> ClientResult:
+        start = broadcast.weights.trainable
+        optimizer = training.optimizer.stamp(weight_types)
+        trainer = LocalTrainer(model, optimizer, broadcast.round_index)
+        if corrects:
+            trainer.correct = lambda gradients, weights: [
+                g + training.proximal * (w - w0)
+                for g, w, w0 in zip(gradients, weights, start, strict=True)
+            ]
 
         @tf.function(autograph=False)
         def train() -> tuple[ModelWeights, Totals]:
-            return trainer.train(broadcast.weights, dataset, epochs)
+            if training.learning_rate is not None:
+                optimizer.assign_rate(training.learning_rate(broadcast.round_index))
+            return trainer.train(broadcast.weights, dataset, training.epochs)
 
         weights, totals = train()
-        num_examples = totals.num_examples // epochs
-        return ClientUpdate(
-            _measure(model, broadcast.weights, weights),
+        num_examples = totals.num_examples // training.epochs
+        return ClientResult(
+            measure(model, broadcast.weights, weights),
             tf.cast(num_examples, tf.float32),
-            totals,
+            Measured(totals, ()),
         )
 
-    return update_client
+    return stateless_client_part(update_client)
+
+
+def stateless_client_part(work: Any) -> ClientPart:
+    """Return the part without state of a computation <B, batches> -> ClientResult."""
+    initialize = no_state()
+    sent_type, data_type = work.type_signature.parameter
+
+    @fl.federated_computation(
+        initialize.type_signature.result,
+        fl.FederatedType(sent_type, fl.CLIENTS, all_equal=True),
+        fl.FederatedType(data_type, fl.CLIENTS),
+    )
+    def next_work(state: Any, sent: Any, data: Any) -> Any:
+        return state, fl.federated_map(work, (sent, data))
+
+    return ClientPart(initialize, next_work)
+
+
+def build_distribution(prepare: Any) -> Part:
+    """Return the part that sends all clients what a computation makes of ServerView."""
+    initialize = no_state()
+    view_type = fl.FederatedType(prepare.type_signature.parameter, fl.SERVER)
+
+    @fl.federated_computation(initialize.type_signature.result, view_type)
+    def distribute(state: Any, view: Any) -> Any:
+        return state, fl.federated_broadcast(fl.federated_map(prepare, view))
+
+    return Part(initialize, distribute)
+
+
+def send_weights(model: Model, finalize: Part) -> Part:
+    """Return the part that sends Broadcast: weights and the number of the round."""
+
+    @rtf.computation(view_type(model, finalize))
+    def prepare(view: ServerView) -> Broadcast:
+        return Broadcast(view.weights, view.round_index)
+
+    return build_distribution(prepare)
+
+
+def broadcast_type(model: Model) -> Any:
+    """Return the type of Broadcast for a model."""
+    members: Any = (model.weights_type, fl.TensorType(np.int32))
+    return fl.to_type(Broadcast(*members))
 
 
 def trainable_types(model: Model) -> list[fl.TensorType]:
@@ -91,8 +154,12 @@ def trainable_types(model: Model) -> list[fl.TensorType]:
     return list(weights_type.trainable)
 
 
-class _Trainer:
-    """Trains in the graph being traced: weights in variables, the rest carried."""
+class LocalTrainer:
+    """Trains in the graph being traced: weights in variables, the rest carried.
+
+    Attributes:
+        correct: of gradients before each step; None: they are left as they are.
+    """
 
     def __init__(
         self, model: Model, optimizer: StampedOptimizer, round_index: tf.Tensor
@@ -100,10 +167,12 @@ class _Trainer:
         self._model = model
         self._optimizer = optimizer
         self._round_index = round_index
+        self.correct: Correction | None = None
 
     def train(
         self, weights: ModelWeights, dataset: Any, epochs: int
     ) -> tuple[ModelWeights, Totals]:
+        """Return weights after passes over a dataset, and the totals on the way."""
         self._optimizer.assign_weights(weights.trainable)
         carried = (tuple(weights.non_trainable), self._model.totals.zero())
         for _ in range(epochs):
@@ -119,7 +188,10 @@ class _Trainer:
         with tf.GradientTape() as tape:
             tape.watch(weights.trainable)
             passed = self._model.forward(weights, batch, totals, training=True)
-        self._optimizer.apply(tape.gradient(passed.loss, list(weights.trainable)))
+        gradients = tape.gradient(passed.loss, list(weights.trainable))
+        if self.correct is not None:
+            gradients = self.correct(gradients, weights.trainable)
+        self._optimizer.apply(gradients)
         return passed.non_trainable, passed.totals
 
     def _reseed(self, non_trainable: Sequence[Any], x: Any) -> tuple[Any, ...]:
@@ -141,7 +213,8 @@ class _Trainer:
         return tuple(mixed)
 
 
-def _measure(model: Model, before: ModelWeights, after: ModelWeights) -> Delta:
+def measure(model: Model, before: ModelWeights, after: ModelWeights) -> Delta:
+    """Return how far weights moved."""
     statistics = model.statistics_indices
     return Delta(
         tuple(b - a for a, b in zip(before.trainable, after.trainable, strict=True)),

@@ -69,6 +69,10 @@ class StampedOptimizer:
         """Give the optimiser's own variables values, in the order of `read_state`."""
         _assign(self._optimizer.variables, values)
 
+    def assign_rate(self, rate: Any) -> None:
+        """Give the learning rate a value."""
+        self._optimizer.learning_rate = rate
+
     def apply(self, gradients: Sequence[Any]) -> None:
         """Take one step against the gradients, one for each weight."""
         self._optimizer.apply(list(gradients), self._weights)

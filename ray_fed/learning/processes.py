@@ -1,7 +1,9 @@
-"""The pair of computations that a federated algorithm is."""
+"""The pairs of computations that federated algorithms, and parts of them, are."""
 
 import dataclasses
 from typing import Any
+
+from ray_fed.learning.accounting import Privacy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +16,50 @@ class LearningProcess:
         initialize: ( -> state@SERVER).
         next: one round, from the state and all clients' data; what it returns is said
             where the process is built.
+        privacy: what its rounds spend; None where they protect no client.
+        initial_client_state: of a client that took part in no round yet, numpy arrays;
+            None where clients have no state.
     """
 
     initialize: Any
     next: Any
+    privacy: Privacy | None = None
+    initial_client_state: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a learning process: a smaller pair of computations, with a state.
+
+    Attributes:
+        initialize: ( -> S@SERVER); S may be the empty struct.
+        next: takes S@SERVER first and returns it first; `build_process` says the rest.
+    """
+
+    initialize: Any
+    next: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientPart(Part):
+    """What clients do, with the state that each of them begins with.
+
+    Attributes:
+        initial_client_state: numpy arrays; None where clients have no state.
+    """
+
+    initial_client_state: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class AggregationPart(Part):
+    """How updates become one, and what that protects.
+
+    Attributes:
+        privacy: what each round spends; None where it protects no client.
+        counts_empty_rounds: whether a round without any example is a round like
+            others, as where its noise hides that nobody was there.
+    """
+
+    privacy: Privacy | None = None
+    counts_empty_rounds: bool = False

@@ -1,0 +1,116 @@
+"""What rounds with noise spend of a privacy budget, by dp-accounting.
+
+Sources:
+    Ilya Mironov, Kunal Talwar, Li Zhang: Rényi Differential Privacy of the Sampled
+    Gaussian Mechanism. 2019, https://arxiv.org/abs/1908.10530 (sampled rounds).
+
+    Peter Kairouz, Brendan McMahan, Shuang Song, Om Thakkar, Abhradeep Thakurta, Zheng
+    Xu: Practical and Private (Deep) Learning without Sampling or Shuffling. ICML 2021,
+    https://arxiv.org/abs/2103.00039, Appendix D (trees).
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+from typing_extensions import override
+
+import ray_fed.errors as errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Privacy(abc.ABC):
+    """The guarantee that rounds with Gaussian noise give to each client.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise over the clients' bound, >= 0.
+        delta: the probability that the guarantee may fail with, above 0, below 1.
+    """
+
+    noise_multiplier: float
+    delta: float
+
+    def epsilon(self, num_rounds: int) -> float:
+        """Return epsilon after a number of rounds, by Rényi accounting.
+
+        Args:
+            num_rounds: done so far, >= 0; the `round_index` of a state.
+
+        Raises:
+            ConfigError: `num_rounds` is below 0, or dp-accounting is not installed.
+        """
+        if num_rounds < 0:
+            raise errors.ConfigError(
+                f"Expected `num_rounds` to be at least 0, found {num_rounds}."
+            )
+        if num_rounds == 0:
+            return 0.0
+        return float(self._account(import_accounting(), num_rounds))
+
+    @abc.abstractmethod
+    def _account(self, accounting: Any, num_rounds: int) -> float: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledGaussian(Privacy):
+    """Each round takes each client with one probability, whatever others did (Poisson).
+
+    Neighbours are sets of clients of which one has one client more.
+
+    Attributes:
+        sampling_probability: of a client in a round, 0 to 1.
+    """
+
+    sampling_probability: float
+
+    @override
+    def _account(self, accounting: Any, num_rounds: int) -> float:
+        gaussian = accounting.GaussianDpEvent(self.noise_multiplier)
+        event = accounting.PoissonSampledDpEvent(self.sampling_probability, gaussian)
+        accountant = accounting.rdp.RdpAccountant()
+        accountant.compose(event, num_rounds)
+        return accountant.get_epsilon(self.delta)
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeGaussian(Privacy):
+    """Each pass takes each client once at most; noise is that of a tree for each pass.
+
+    Neighbours are sets of clients of which one has a client replaced by one that moves
+    nothing.
+
+    Attributes:
+        rounds_per_pass: after which a new tree begins, >= 1.
+    """
+
+    rounds_per_pass: int
+
+    @override
+    def _account(self, accounting: Any, num_rounds: int) -> float:
+        relation = accounting.NeighboringRelation.REPLACE_SPECIAL
+        accountant = accounting.rdp.RdpAccountant(neighboring_relation=relation)
+        tree = accounting.SingleEpochTreeAggregationDpEvent
+        passes, steps = divmod(num_rounds, self.rounds_per_pass)
+        if passes:
+            accountant.compose(
+                tree(self.noise_multiplier, self.rounds_per_pass), passes
+            )
+        if steps:
+            accountant.compose(tree(self.noise_multiplier, steps))
+        return accountant.get_epsilon(self.delta)
+
+
+def import_accounting() -> Any:
+    """Return the module `dp_accounting`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import dp_accounting
+    except ImportError as error:
+        raise errors.ConfigError(
+            "Expected dp-accounting to count what noise protects, found none:"
+            ' pip install "ray-fed[privacy]".'
+        ) from error
+    return dp_accounting

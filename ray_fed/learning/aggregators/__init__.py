@@ -1,0 +1,28 @@
+"""How the updates of clients become one: parts that compose.
+
+clipped(1.0, zeroed(100.0, mean()))    clip, then drop what is huge, then average
+"""
+
+from ray_fed.learning.aggregators.aggregator import Aggregator
+from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clipped, zeroed
+from ray_fed.learning.aggregators.compressed import quantised, sparsified
+from ray_fed.learning.aggregators.private import dp_ftrl_mean, dp_mean
+from ray_fed.learning.aggregators.robust import median, trimmed_mean
+from ray_fed.learning.aggregators.secure import secure_mean
+from ray_fed.learning.aggregators.sums import mean, sum_of_updates
+
+__all__ = [
+    "AdaptiveNorm",
+    "Aggregator",
+    "clipped",
+    "dp_ftrl_mean",
+    "dp_mean",
+    "mean",
+    "median",
+    "quantised",
+    "secure_mean",
+    "sparsified",
+    "sum_of_updates",
+    "trimmed_mean",
+    "zeroed",
+]

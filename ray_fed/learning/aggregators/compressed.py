@@ -1,0 +1,143 @@
+"""Updates as if they were sent in fewer bytes, and how many that would be.
+
+Nothing is sent here: what arrives is what would be left of an update, and the bytes are
+counted from what each client would send.
+
+Sources:
+    Dan Alistarh, Demjan Grubic, Jerry Li, Ryota Tomioka, Milan Vojnovic: QSGD:
+    Communication-Efficient SGD via Gradient Quantization and Encoding. NeurIPS 2017,
+    https://arxiv.org/abs/1610.02132, Section 3.1 (stochastic rounding).
+"""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.learning.aggregators.aggregator import Aggregator, joined
+from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.processes import AggregationPart
+
+_Compress = Callable[[Any], tuple[Any, Any]]
+_MOST_BITS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressed(Aggregator):
+    """Compresses each tensor of floats, then aggregates.
+
+    Attributes:
+        inner: takes what is left of the updates.
+        compress: returns what is left of a tensor, and its bytes, f32[].
+    """
+
+    inner: Aggregator
+    compress: _Compress
+
+    @override
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
+        inner = self.inner.build(update_type, weight_type)
+
+        @rtf.computation(update_type, weight_type)
+        def compress_client(update: Any, weight: Any) -> Any:
+            left: list[Any] = []
+            sent = raw = tf.constant(0.0)
+            for tensor in tf.nest.flatten(update):
+                size = np.float32(tensor.dtype.size * np.prod(tensor.shape))
+                small, used = (
+                    self.compress(tensor)
+                    if tensor.dtype.is_floating
+                    else (tensor, size)
+                )
+                left.append(small)
+                sent, raw = sent + used, raw + size
+            counts = tf.cast(weight > 0, tf.float32)
+            return tf.nest.pack_sequence_as(update, left), (sent * counts, raw * counts)
+
+        bytes_type = compress_client.type_signature.result[1]
+
+        @rtf.computation(bytes_type)
+        def report(sums: Any) -> Any:
+            return OrderedDict(bytes_sent=sums[0], bytes_uncompressed=sums[1])
+
+        join = joined(
+            report.type_signature.result,
+            inner.next.type_signature.result[2].member,
+        )
+
+        @fl.federated_computation(
+            inner.initialize.type_signature.result,
+            fl.FederatedType(update_type, fl.CLIENTS),
+            fl.FederatedType(weight_type, fl.CLIENTS),
+        )
+        def merge(state: Any, update: Any, weight: Any) -> Any:
+            left = fl.federated_map(compress_client, (update, weight))
+            merged = inner.next(state, left[0], weight)
+            sums = fl.federated_map(report, fl.federated_sum(left[1]))
+            return merged[0], merged[1], fl.federated_map(join, (sums, merged[2]))
+
+        return AggregationPart(
+            inner.initialize, merge, inner.privacy, inner.counts_empty_rounds
+        )
+
+
+def quantised(bits: int, inner: Aggregator | None = None) -> Aggregator:
+    """Return an aggregator of updates rounded to 2^bits levels between their extremes.
+
+    Each number is rounded up or down at random, so that its mean stays. Metrics:
+    `bytes_sent` of all clients, eight for the extremes of each tensor included, and
+    `bytes_uncompressed`.
+
+    Args:
+        bits: of each number, 1 to 16.
+        inner: aggregates what is left, by default the weighted mean.
+
+    Raises:
+        ConfigError: `bits` is out of its range.
+    """
+    if not 1 <= bits <= _MOST_BITS:
+        raise errors.ConfigError(f"Expected `bits` from 1 to 16, found {bits}.")
+
+    def round_all(tensor: Any) -> Any:
+        low, high = tf.reduce_min(tensor), tf.reduce_max(tensor)
+        step = (high - low) / (2**bits - 1)
+        position = tf.math.divide_no_nan(tensor - low, step)
+        drawn = tf.random.uniform(tensor.shape, dtype=tensor.dtype)
+        used = np.float32(np.ceil(bits * np.prod(tensor.shape) / 8) + 8)
+        return low + tf.floor(position + drawn) * step, used
+
+    return Compressed(inner or mean(), round_all)
+
+
+def sparsified(share: float, inner: Aggregator | None = None) -> Aggregator:
+    """Return an aggregator of the largest numbers of each tensor; others are zeros.
+
+    Metrics: `bytes_sent` of all clients, with four for the place of each number, and
+    `bytes_uncompressed`.
+
+    Args:
+        share: of the numbers of a tensor that are sent, above 0, to 1; one at least.
+        inner: aggregates what is left, by default the weighted mean.
+
+    Raises:
+        ConfigError: `share` is out of its range.
+    """
+    if not 0 < share <= 1:
+        raise errors.ConfigError(f"Expected `share` above 0, to 1, found {share}.")
+
+    def keep_largest(tensor: Any) -> Any:
+        flat = tf.reshape(tensor, [-1])
+        number = max(1, round(share * int(np.prod(tensor.shape))))
+        _, places = tf.math.top_k(tf.abs(flat), number)
+        kept = tf.scatter_nd(places[:, None], tf.gather(flat, places), tf.shape(flat))
+        used = np.float32(number * (tensor.dtype.size + 4))
+        return tf.reshape(kept, tensor.shape), used
+
+    return Compressed(inner or mean(), keep_largest)

@@ -1,0 +1,289 @@
+"""Means with noise at the server: central differential privacy for clients.
+
+    DP-FedAvg   (sum_k clip(delta_k, C) + N(0, (z C)^2)) / m
+    DP-FTRL     the same, with the noise of a tree over rounds: sums of rounds 1 to t
+                have that of at most log2(t) + 1 nodes
+
+m is `clients_per_round`, whoever took part. With an adaptive C, the number of clients
+within C has noise, too, and the noise of the sum grows to pay for it.
+
+Sources:
+    Brendan McMahan, Daniel Ramage, Kunal Talwar, Li Zhang: Learning Differentially
+    Private Recurrent Language Models. ICLR 2018, https://arxiv.org/abs/1710.06963,
+    Algorithm 1 with the estimator f_f.
+
+    Galen Andrew, Om Thakkar, Brendan McMahan, Swaroop Ramaswamy: Differentially Private
+    Learning with Adaptive Clipping. NeurIPS 2021, https://arxiv.org/abs/1905.03871,
+    Algorithm 1 and Theorem 1.
+
+    Peter Kairouz, Brendan McMahan, Shuang Song, Om Thakkar, Abhradeep Thakurta, Zheng
+    Xu: Practical and Private (Deep) Learning without Sampling or Shuffling. ICML 2021,
+    https://arxiv.org/abs/2103.00039, Algorithm 1 and Section 3 (restarts).
+"""
+
+# pyright: reportUnknownLambdaType=false
+
+import dataclasses
+import math
+from collections import OrderedDict
+from typing import Any, Literal, cast
+
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.learning.accounting import Privacy, SampledGaussian, TreeGaussian
+from ray_fed.learning.aggregators.aggregator import Aggregator
+from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
+from ray_fed.learning.processes import AggregationPart
+
+_LEVELS = 31
+"""Of a tree: as many as the bits of a number of rounds."""
+
+_ADAPTIVE = AdaptiveNorm()
+
+
+@dataclasses.dataclass(frozen=True)
+class NoisyMean(Aggregator):
+    """Clips, sums, adds noise and divides; see `dp_mean` and `dp_ftrl_mean`.
+
+    Its state is <rounds so far, bound>: noise follows from the seed and these, so that
+    a round that is repeated from the same state draws the same.
+
+    Attributes:
+        norm: the clients' bound.
+        noise_multiplier: of the sum, after what an adaptive bound takes of it.
+        clients_per_round: the fixed denominator.
+        privacy: what each round spends.
+        seed: of the noise.
+        count_noise: standard deviation of the noise of an adaptive bound's count.
+        rounds_per_tree: None: each round has noise of its own.
+    """
+
+    norm: float | AdaptiveNorm
+    noise_multiplier: float
+    clients_per_round: int
+    privacy: Privacy
+    seed: int
+    count_noise: float = 0.0
+    rounds_per_tree: int | None = None
+
+    @override
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
+        adaptive = self.norm if isinstance(self.norm, AdaptiveNorm) else None
+        bound: Any = adaptive.initial if adaptive else self.norm
+
+        def initial_state() -> tuple[Any, Any]:
+            return tf.constant(0), tf.constant(bound, tf.float32)
+
+        initial: Any = rtf.computation(initial_state)
+        state_type = initial.type_signature.result
+
+        @rtf.computation(update_type, weight_type, state_type)
+        def bound_client(update: Any, weight: Any, state: Any) -> Any:
+            clipped, norm = clip(update, state[1])
+            counts = weight > 0
+            clipped = tf.nest.map_structure(
+                lambda t: tf.where(counts, t, tf.zeros_like(t)), clipped
+            )
+            within = tf.cast(counts & (norm <= state[1]), tf.float32)
+            return clipped, (tf.cast(counts, tf.float32), within)
+
+        bounded_type: Any = bound_client.type_signature.result
+
+        @rtf.computation(state_type, bounded_type)
+        def finish(state: Any, sums: Any) -> Any:
+            return self._finish(state, *sums)
+
+        @fl.federated_computation
+        def initialize() -> Any:
+            return fl.federated_eval(initial, fl.SERVER)
+
+        @fl.federated_computation(
+            cast("Any", initialize).type_signature.result,
+            fl.FederatedType(update_type, fl.CLIENTS),
+            fl.FederatedType(weight_type, fl.CLIENTS),
+        )
+        def merge(state: Any, update: Any, weight: Any) -> Any:
+            sent = fl.federated_broadcast(state)
+            bounded = fl.federated_map(bound_client, (update, weight, sent))
+            ended = fl.federated_map(finish, (state, fl.federated_sum(bounded)))
+            return ended[0], ended[1], ended[2]
+
+        return AggregationPart(
+            initialize, merge, self.privacy, counts_empty_rounds=True
+        )
+
+    def _finish(self, state: Any, update: Any, counts: Any) -> Any:
+        round_index, bound = state
+        _, within = counts
+        deviation = self.noise_multiplier * bound
+        noisy = [
+            (t + tf.cast(deviation * self._noise(t, place, round_index), t.dtype))
+            / self.clients_per_round
+            for place, t in enumerate(tf.nest.flatten(update))
+        ]
+        metrics = OrderedDict(
+            clip_norm=bound, noise_deviation=deviation / self.clients_per_round
+        )
+        if isinstance(self.norm, AdaptiveNorm):
+            # The count's place is behind those of all tensors.
+            drawn = self._noise(within, len(noisy), round_index)
+            share = (within + self.count_noise * drawn) / self.clients_per_round
+            bound = self.norm.next_bound(bound, share)
+        new_state = (round_index + 1, bound)
+        return new_state, tf.nest.pack_sequence_as(update, noisy), metrics
+
+    def _noise(self, like: Any, place: int, round_index: Any) -> Any:
+        """Return noise of deviation 1 of a round; of a tree: by which its sum grows."""
+        if self.rounds_per_tree is None:
+            return self._draw(like, place, round_index, 0)
+        tree = round_index // self.rounds_per_tree
+        leaf = round_index % self.rounds_per_tree
+        after = self._prefix_noise(like, place, tree, leaf + 1)
+        return after - self._prefix_noise(like, place, tree, leaf)
+
+    def _prefix_noise(self, like: Any, place: int, tree: Any, leaves: Any) -> Any:
+        """Return the sum of the nodes that cover the first leaves of a tree."""
+
+        def add(level: Any, total: Any) -> Any:
+            node = tf.bitwise.right_shift(leaves, level)
+            # Odd: the node before it, of this level, ends where the prefix does.
+            drawn = self._draw(like, place, tree, (level + 1) * 2**24 + node)
+            return level + 1, total + tf.cast(node % 2, tf.float32) * drawn
+
+        levels = max(1, (self.rounds_per_tree or 1).bit_length())
+        total = tf.zeros_like(like, tf.float32)
+        for level in range(min(levels, _LEVELS)):
+            _, total = add(tf.constant(level), total)
+        return total
+
+    def _draw(self, like: Any, place: int, first: Any, second: Any) -> Any:
+        fold_in: Any = tf.random.fold_in
+        key = tf.constant([self.seed, place])
+        for number in (first, second):
+            key = fold_in(key, number)
+        return tf.random.stateless_normal(like.shape, key)
+
+
+def dp_mean(
+    clip_norm: float | AdaptiveNorm | Literal["adaptive"],
+    noise_multiplier: float,
+    clients_per_round: int,
+    num_clients: int,
+    delta: float,
+    *,
+    seed: int = 0,
+) -> Aggregator:
+    """Return DP-FedAvg's mean: clipped updates, Gaussian noise, a fixed denominator.
+
+    The guarantee, `process.privacy.epsilon(state.round_index)`, holds for cohorts that
+    are Poisson samples. Metrics of training, such as the loss, have no noise: they are
+    not part of it. Clients count the same, however many examples they have. Metrics of
+    this: `clip_norm` and `noise_deviation`, of each coordinate of the mean.
+
+    Args:
+        clip_norm: C, the bound on the norm of a client's update; "adaptive": it follows
+            the median of the clients' norms, from 0.1.
+        noise_multiplier: z, deviation of the noise over C, > 0. A tenth of it, or so,
+            pays for an adaptive bound.
+        clients_per_round: m, the expected size of a cohort, >= 1.
+        num_clients: to sample from, >= `clients_per_round`.
+        delta: the probability that the guarantee may fail with, above 0, below 1.
+        seed: of the noise, >= 0. Whoever knows it can take the noise away again.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    _check_numbers(noise_multiplier, clients_per_round, num_clients, delta)
+    privacy = SampledGaussian(noise_multiplier, delta, clients_per_round / num_clients)
+    norm = _ADAPTIVE if clip_norm == "adaptive" else clip_norm
+    if not isinstance(norm, AdaptiveNorm):
+        _check_norm(norm)
+        return NoisyMean(norm, noise_multiplier, clients_per_round, privacy, seed)
+    count_noise = clients_per_round / 20  # Section 3.1 of Andrew et al.
+    of_sum, count_noise = split_noise(noise_multiplier, count_noise)
+    return NoisyMean(norm, of_sum, clients_per_round, privacy, seed, count_noise)
+
+
+def dp_ftrl_mean(
+    clip_norm: float,
+    noise_multiplier: float,
+    clients_per_round: int,
+    num_clients: int,
+    delta: float,
+    *,
+    seed: int = 0,
+) -> Aggregator:
+    """Return DP-FTRL's mean: clipped updates and the noise of a tree over rounds.
+
+    A pass is `ceil(num_clients / clients_per_round)` rounds; a new tree begins with
+    each. The guarantee needs no sampling, but cohorts in which each client takes part
+    once at most in each pass. With SGD at the server this is DP-FTRL with restarts.
+
+    Args:
+        clip_norm: C, the bound on the norm of a client's update, > 0.
+        noise_multiplier: z, deviation of the noise of a node over C, > 0.
+        clients_per_round: m, the fixed denominator, >= 1.
+        num_clients: that take part in a pass, >= `clients_per_round`.
+        delta: the probability that the guarantee may fail with, above 0, below 1.
+        seed: of the noise, >= 0. Whoever knows it can take the noise away again.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+    """
+    _check_numbers(noise_multiplier, clients_per_round, num_clients, delta)
+    _check_norm(clip_norm)
+    rounds = math.ceil(num_clients / clients_per_round)
+    privacy = TreeGaussian(noise_multiplier, delta, rounds)
+    return NoisyMean(
+        clip_norm,
+        noise_multiplier,
+        clients_per_round,
+        privacy,
+        seed,
+        rounds_per_tree=rounds,
+    )
+
+
+def split_noise(noise_multiplier: float, count_noise: float) -> tuple[float, float]:
+    """Return the noise multiplier of the sum that leaves enough for a count of clients.
+
+    Both together protect as noise_multiplier alone does on the sum. (Theorem 1:
+    z_sum = (z^-2 - (2 sigma_b)^-2)^(-1/2).) A count's noise that is not above half of
+    the multiplier is raised to the multiplier.
+    """
+    if 2 * count_noise <= noise_multiplier:
+        count_noise = noise_multiplier
+    left = noise_multiplier**-2 - (2 * count_noise) ** -2
+    return left**-0.5, count_noise
+
+
+def _check_norm(norm: Any) -> None:
+    if not isinstance(norm, int | float) or not 0 < norm < np.inf:
+        raise errors.ConfigError(
+            f'Expected `clip_norm` above 0 and finite, or "adaptive", found `{norm}`:'
+            " without a bound no noise protects a client."
+        )
+
+
+def _check_numbers(
+    noise_multiplier: float, clients_per_round: int, num_clients: int, delta: float
+) -> None:
+    if not noise_multiplier > 0:
+        raise errors.ConfigError(
+            f"Expected `noise_multiplier` above 0, found {noise_multiplier}: without"
+            " noise nothing is protected; use aggregators.clipped."
+        )
+    if not 1 <= clients_per_round <= num_clients:
+        raise errors.ConfigError(
+            f"Expected `clients_per_round` from 1 to {num_clients}, `num_clients`,"
+            f" found {clients_per_round}."
+        )
+    if not 0 < delta < 1:
+        raise errors.ConfigError(
+            f"Expected `delta` above 0 and below 1, found {delta}."
+        )

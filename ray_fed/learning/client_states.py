@@ -1,0 +1,237 @@
+"""What belongs to clients over rounds: in memory up to a bound, the rest in files.
+
+    take(ids) --> values of a cohort --> process.next --> put(ids, values)
+
+A client's value is a row of bytes of one size. Rows that were used least recently are
+written together to a new file, a segment, and read from it when their client comes up
+again. A segment whose rows are all replaced is removed; where most rows of all segments
+are, those that count are written anew.
+"""
+
+import collections
+import json
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+import ray_fed.errors as errors
+from ray_fed.learning.segments import ClientId, Segments, import_fsspec
+
+_SPILLED_SHARE = 0.25
+"""Of the rows in memory, written at a time: a file for each row would be slow."""
+
+
+class ClientStates:
+    """Values of clients by id: numpy arrays in one structure for all of them.
+
+    Not safe for several threads at once. Equal calls leave equal values, however much
+    is in memory.
+
+    Args:
+        initial: of a client that has put none, such as
+            `process.initial_client_state`.
+        path: a folder for what does not fit, of any file system that fsspec knows; what
+            is there from others is left alone. None: all stays in memory.
+        memory_bytes: of values in memory, >= those of a cohort; Python's own objects
+            come on top, about 300 bytes for each client.
+
+    Raises:
+        ConfigError: `memory_bytes` is too small for a value.
+    """
+
+    def __init__(
+        self, initial: Any, path: str | None = None, *, memory_bytes: int = 2**28
+    ) -> None:
+        self._initial = tf.nest.map_structure(np.asarray, initial)
+        arrays: list[NDArray[Any]] = tf.nest.flatten(self._initial)
+        self._types = [(array.dtype, array.shape) for array in arrays]
+        self._row_bytes = sum(array.nbytes for array in arrays)
+        self._max_rows = memory_bytes // max(1, self._row_bytes)
+        if self._max_rows < 1:
+            raise errors.ConfigError(
+                f"Expected `memory_bytes` to be at least {self._row_bytes}, the"
+                f" bytes of one client, found {memory_bytes}."
+            )
+        self._rows: collections.OrderedDict[ClientId, bytes] = collections.OrderedDict()
+        self._segments = None if path is None else Segments(path, self._row_bytes)
+
+    def __len__(self) -> int:
+        """Return how many clients have put a value."""
+        spilled = self._segments.places if self._segments else {}
+        return len(self._rows) + len(spilled)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The bytes of values that are in memory now."""
+        return len(self._rows) * self._row_bytes
+
+    def take(self, client_ids: Iterable[ClientId]) -> list[Any]:
+        """Return the values of clients, in the order of their ids.
+
+        Args:
+            client_ids: any; those that put none have the initial value.
+        """
+        return [self._unpack(self._read(client)) for client in client_ids]
+
+    def put(self, client_ids: Sequence[ClientId], values: Sequence[Any]) -> None:
+        """Keep new values of clients.
+
+        Args:
+            client_ids: each once.
+            values: one for each, of the initial value's structure, dtypes and shapes.
+
+        Raises:
+            ValueMismatchError: a value is of another kind, or an id comes twice.
+            CardinalityError: there is another number of values.
+        """
+        if len(client_ids) != len(values):
+            raise errors.CardinalityError(
+                f"Expected a value for each of {len(client_ids)} clients, found"
+                f" {len(values)}."
+            )
+        if len(set(client_ids)) != len(client_ids):
+            raise errors.ValueMismatchError(
+                "Expected each client once, found an id that comes twice: one of its"
+                " values would be lost."
+            )
+        rows = [self._pack(value) for value in values]  # all are checked first
+        for client, row in zip(client_ids, rows, strict=True):
+            self._keep(client, row)
+
+    def save(self, path: str) -> None:
+        """Write all values to one file, which is there whole or not at all.
+
+        Args:
+            path: of any file system that fsspec knows.
+        """
+        fsspec = import_fsspec()
+        system, place = fsspec.core.url_to_fs(path)
+        system.makedirs(place.rpartition("/")[0] or ".", exist_ok=True)
+        clients = sorted(
+            self._all_ids(), key=lambda client: (str(type(client)), client)
+        )
+        header = json.dumps(
+            {"clients": clients, "types": [[t.str, list(s)] for t, s in self._types]}
+        ).encode()
+        unfinished = f"{place}.{uuid.uuid4().hex}"
+        with system.open(unfinished, "wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            for client in clients:
+                file.write(self._peek(client))
+        system.mv(unfinished, place)
+
+    @classmethod
+    def load(
+        cls,
+        saved: str,
+        initial: Any,
+        path: str | None = None,
+        *,
+        memory_bytes: int = 2**28,
+    ) -> Self:
+        """Return the values that `save` wrote.
+
+        Args:
+            saved: path that they were saved to.
+            initial: as when they were saved.
+            path: as of the class.
+            memory_bytes: as of the class.
+
+        Raises:
+            SavedStateError: the file is damaged, or of other values.
+        """
+        states = cls(initial, path, memory_bytes=memory_bytes)
+        fsspec = import_fsspec()
+        with fsspec.open(saved, "rb") as file:
+            header = _read_header(file, saved)
+            types = [[t.str, list(s)] for t, s in states._types]
+            if header["types"] != types:
+                raise errors.SavedStateError(
+                    f"Expected values of types {types} in `{saved}`, found"
+                    f" {header['types']}."
+                )
+            for client in header["clients"]:
+                row = file.read(states._row_bytes)
+                if len(row) != states._row_bytes:
+                    raise errors.SavedStateError(
+                        f"Expected {states._row_bytes} bytes of client `{client}` in"
+                        f" `{saved}`, found {len(row)}: the file is cut off."
+                    )
+                states._keep(client, row)
+        return states
+
+    def close(self) -> None:
+        """Remove what was written for want of memory."""
+        if self._segments is not None:
+            self._segments.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all_ids(self) -> list[ClientId]:
+        return [*self._rows, *(self._segments.places if self._segments else ())]
+
+    def _peek(self, client: ClientId) -> bytes:
+        row = self._rows.get(client)
+        if row is None and self._segments is not None:
+            row = self._segments.read(client)
+        return self._pack(self._initial) if row is None else row
+
+    def _read(self, client: ClientId) -> bytes:
+        if client in self._rows:
+            self._rows.move_to_end(client)
+        return self._peek(client)
+
+    def _keep(self, client: ClientId, row: bytes) -> None:
+        if self._segments is not None:
+            self._segments.forget(client)
+        self._rows[client] = row
+        self._rows.move_to_end(client)
+        if self._segments is not None and len(self._rows) > self._max_rows:
+            number = max(1, int(self._max_rows * _SPILLED_SHARE))
+            oldest = [self._rows.popitem(last=False) for _ in range(number)]
+            self._segments.write(oldest)
+
+    def _pack(self, value: Any) -> bytes:
+        try:
+            tf.nest.assert_same_structure(self._initial, value)
+        except (ValueError, TypeError) as error:
+            raise errors.ValueMismatchError(
+                "Expected a value of the structure of the initial one,"
+                f" {errors.describe(self._initial)}, found {errors.describe(value)}."
+            ) from error
+        arrays = [np.asarray(array) for array in tf.nest.flatten(value)]
+        found = [(array.dtype, array.shape) for array in arrays]
+        if found != self._types:
+            raise errors.ValueMismatchError(
+                f"Expected arrays of dtypes and shapes {self._types}, found {found}."
+            )
+        return b"".join(array.tobytes() for array in arrays)
+
+    def _unpack(self, row: bytes) -> Any:
+        arrays: list[NDArray[Any]] = []
+        start = 0
+        for dtype, shape in self._types:
+            count = int(np.prod(shape))
+            array = np.frombuffer(row, dtype, count, start).reshape(shape)
+            arrays.append(array)
+            start += array.nbytes
+        return tf.nest.pack_sequence_as(self._initial, arrays)
+
+
+def _read_header(file: Any, saved: str) -> Any:
+    try:
+        size = int.from_bytes(file.read(8), "little")
+        return json.loads(file.read(size))
+    except (ValueError, OverflowError, MemoryError) as error:
+        raise errors.SavedStateError(
+            f"Expected a file that ClientStates saved, found `{saved}`, whose header"
+            " cannot be read."
+        ) from error

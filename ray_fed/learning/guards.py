@@ -1,0 +1,59 @@
+"""What keeps broken updates and empty rounds out of the weights."""
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+import ray_fed.errors as errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Guards:
+    """What a round does with updates that are not finite, and without any example.
+
+    Attributes:
+        non_finite: of a client's update that is infinite or not a number. "error": its
+            work fails, which ends the round with an error that names the client; or,
+            with `Config(max_dropped_clients=...)`, leaves the client out, named in the
+            report. "leave_out": it counts nothing, and is counted in the metric
+            `left_out`.
+        empty_round: of a round without any example. "skip": weights and optimiser stay
+            as they are. "error": it ends with an error.
+
+    Raises:
+        ConfigError: a field is none of these.
+    """
+
+    non_finite: Literal["error", "leave_out"] = "error"
+    empty_round: Literal["skip", "error"] = "skip"
+
+    def __post_init__(self) -> None:
+        for name, kind in typing.get_type_hints(Guards).items():
+            value, legal = getattr(self, name), typing.get_args(kind)
+            if value not in legal:
+                raise errors.ConfigError(
+                    f"Expected `{name}` to be one of {list(legal)}, found `{value}`."
+                )
+
+
+def is_finite(tensors: Sequence[Any]) -> tf.Tensor:
+    """Return whether all elements of all floats are finite, as a bool[].
+
+    Of elements so large that their sum is infinite it says that they are not.
+    """
+    # One pass and no copy: what is not finite makes a sum that is not.
+    sums = [tf.reduce_sum(t) for t in tensors if t.dtype.is_floating]
+    finite = [tf.math.is_finite(total) for total in sums]
+    return tf.reduce_all(tf.stack(finite)) if finite else tf.ones([], tf.bool)
+
+
+def require(condition: tf.Tensor, message: str, *tensors: Any) -> list[Any]:
+    """Return tensors, which exist where a condition holds alone.
+
+    Where it does not, the computation fails with the message.
+    """
+    with tf.control_dependencies([tf.debugging.Assert(condition, [message])]):
+        return [tf.identity(tensor) for tensor in tensors]

@@ -1,0 +1,166 @@
+"""Mime Lite: clients step with the server's optimiser, whose state they leave alone.
+
+    client k    y <- y - eta U(grad f_k(y; batch), s)   for each batch, s is fixed
+                sends y - x and grad f_k(x), over all of its data
+    server      x <- x + mean (y - x);   s <- V(mean grad f_k(x), s)
+
+U is the step of an optimiser and V what it does to its variables; both are those of a
+Keras optimiser, whichever it is.
+
+Sources:
+    Sai Praneeth Karimireddy, Martin Jaggi, Satyen Kale, Mehryar Mohri, Sashank J.
+    Reddi, Sebastian U. Stich, Ananda Theertha Suresh: Breaking the Centralized Barrier
+    for Cross-Device Federated Learning. NeurIPS 2021, https://arxiv.org/abs/2008.03606,
+    Algorithm 1 (MimeLite).
+"""
+
+from typing import Any, NamedTuple
+
+import federated_language as fl
+import keras
+import tensorflow as tf
+
+from ray_fed import tensorflow as rtf
+from ray_fed.learning.aggregators.aggregator import Aggregator
+from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.checks import check_epochs
+from ray_fed.learning.composition import build_process, view_type
+from ray_fed.learning.full_gradients import full_gradient
+from ray_fed.learning.guards import Guards
+from ray_fed.learning.local_training import (
+    Delta,
+    LocalTrainer,
+    build_distribution,
+    measure,
+    stateless_client_part,
+    trainable_types,
+)
+from ray_fed.learning.models import Model, ModelWeights
+from ray_fed.learning.optimizers import OptimizerSpec
+from ray_fed.learning.processes import ClientPart, LearningProcess, Part
+from ray_fed.learning.round_values import ClientResult, Measured, ServerView
+from ray_fed.learning.server_update import add_statistics, delta_type
+
+
+class MimeUpdate(NamedTuple):
+    """What a client of Mime Lite sends.
+
+    Attributes:
+        delta: of its weights.
+        gradient: over all of its data, at the server's weights.
+    """
+
+    delta: Delta
+    gradient: tuple[Any, ...]
+
+
+def build_mime_lite(
+    model: Model,
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    epochs: int = 1,
+    aggregator: Aggregator | None = None,
+    guards: Guards | None = None,
+) -> LearningProcess:
+    """Build Mime Lite around one optimiser, whose variables are the server's.
+
+    A client goes through its data once more than its `epochs`, for the gradient at the
+    server's weights.
+
+    Args:
+        model: to train.
+        optimizer: read now; its variables are part of the state, and sent to clients.
+        epochs: passes of each client over its data in a round, >= 1.
+        aggregator: how updates become one, by default their mean, weighted by the
+            clients' numbers of examples.
+        guards: what broken updates and empty rounds do, by default `Guards()`.
+
+    Raises:
+        ValueMismatchError: the optimiser is not one of Keras.
+        ConfigError: `epochs` is below 1.
+    """
+    spec = OptimizerSpec(optimizer)
+    finalize = _build_finalization(model, spec)
+    sent_type = view_type(model, finalize)
+
+    @rtf.computation(sent_type)
+    def send_all(view: ServerView) -> ServerView:
+        return view
+
+    return build_process(
+        model,
+        distribute=build_distribution(send_all),
+        client_work=_build_client_work(model, spec, check_epochs(epochs), sent_type),
+        aggregate=aggregator or mean(),
+        finalize=finalize,
+        guards=guards,
+    )
+
+
+def _build_client_work(
+    model: Model, spec: OptimizerSpec, epochs: int, sent_type: Any
+) -> ClientPart:
+    weight_types = trainable_types(model)
+
+    @rtf.computation(sent_type, model.data_type.member)
+    def train_client(sent: ServerView, dataset: Any) -> ClientResult:
+        optimizer = spec.stamp(weight_types)
+        trainer = LocalTrainer(model, optimizer, sent.round_index)
+
+        def fix_state(gradients: Any, _: Any) -> Any:
+            optimizer.assign_state(sent.optimizer)
+            return gradients
+
+        trainer.correct = fix_state
+
+        @tf.function(autograph=False)
+        def train() -> Any:
+            return trainer.train(sent.weights, dataset, epochs)
+
+        after, totals = train()
+        gradient, _ = full_gradient(model, sent.weights, dataset)
+        update = MimeUpdate(measure(model, sent.weights, after), gradient)
+        weight = tf.cast(totals.num_examples // epochs, tf.float32)
+        return ClientResult(update, weight, Measured(totals, ()))
+
+    return stateless_client_part(train_client)
+
+
+def _build_finalization(model: Model, spec: OptimizerSpec) -> Part:
+    weight_types = trainable_types(model)
+
+    @rtf.computation
+    def initial_variables() -> tuple[Any, ...]:
+        return spec.stamp(weight_types).read_state()
+
+    variables_type = initial_variables.type_signature.result
+    members: Any = (delta_type(model), tuple(weight_types))
+    update_type = fl.to_type(MimeUpdate(*members))
+
+    @rtf.computation(variables_type, model.weights_type, update_type)
+    def update(variables: Any, weights: ModelWeights, merged: MimeUpdate) -> Any:
+        optimizer = spec.stamp(weight_types)
+
+        @tf.function(autograph=False)
+        def step() -> Any:
+            optimizer.assign_weights(weights.trainable)
+            optimizer.assign_state(variables)
+            optimizer.apply(list(merged.gradient))
+            return optimizer.read_state()
+
+        moved = zip(weights.trainable, merged.delta.trainable, strict=True)
+        statistics = add_statistics(model, weights, merged.delta)
+        return step(), ModelWeights(tuple(w + d for w, d in moved), statistics)
+
+    @fl.federated_computation
+    def initialize() -> Any:
+        return fl.federated_eval(initial_variables, fl.SERVER)
+
+    types = (variables_type, model.weights_type, update_type)
+
+    @fl.federated_computation(*(fl.FederatedType(t, fl.SERVER) for t in types))
+    def finalize(variables: Any, weights: Any, merged: Any) -> Any:
+        ended = fl.federated_map(update, (variables, weights, merged))
+        return ended[0], ended[1]
+
+    return Part(initialize, finalize)

@@ -1,0 +1,75 @@
+"""The server's step: an optimiser of Keras takes the clients' average as a gradient."""
+
+from typing import Any
+
+import federated_language as fl
+import tensorflow as tf
+
+from ray_fed import tensorflow as rtf
+from ray_fed.learning.local_training import Delta, trainable_types
+from ray_fed.learning.models import Model, ModelWeights
+from ray_fed.learning.optimizers import OptimizerSpec
+from ray_fed.learning.processes import Part
+
+
+def build_server_update(model: Model, optimizer: OptimizerSpec) -> Part:
+    """Return the part that gives Delta to an optimiser as minus the gradient.
+
+    Its state is the optimiser's variables, in their own order.
+    """
+    weight_types = trainable_types(model)
+
+    @rtf.computation
+    def initial_variables() -> tuple[Any, ...]:
+        return optimizer.stamp(weight_types).read_state()
+
+    variables_type = initial_variables.type_signature.result
+
+    @rtf.computation(variables_type, model.weights_type, delta_type(model))
+    def update(variables: Any, weights: ModelWeights, delta: Delta) -> Any:
+        stamped = optimizer.stamp(weight_types)
+
+        @tf.function(autograph=False)
+        def step() -> tuple[Any, Any]:
+            stamped.assign_weights(weights.trainable)
+            stamped.assign_state(variables)
+            stamped.apply([-move for move in delta.trainable])
+            return stamped.read_weights(), stamped.read_state()
+
+        trainable, new_variables = step()
+        return new_variables, ModelWeights(
+            trainable, add_statistics(model, weights, delta)
+        )
+
+    @fl.federated_computation
+    def initialize() -> Any:
+        return fl.federated_eval(initial_variables, fl.SERVER)
+
+    types = (variables_type, model.weights_type, delta_type(model))
+
+    @fl.federated_computation(*(fl.FederatedType(t, fl.SERVER) for t in types))
+    def finalize(variables: Any, weights: Any, delta: Any) -> Any:
+        ended = fl.federated_map(update, (variables, weights, delta))
+        return ended[0], ended[1]
+
+    return Part(initialize, finalize)
+
+
+def delta_type(model: Model) -> Any:
+    """Return the type of the Delta of a model's weights."""
+    weights_type: Any = model.weights_type
+    members: Any = (
+        tuple(weights_type.trainable),
+        tuple(weights_type.non_trainable[i] for i in model.statistics_indices),
+    )
+    return fl.to_type(Delta(*members))
+
+
+def add_statistics(
+    model: Model, weights: ModelWeights, delta: Delta
+) -> tuple[Any, ...]:
+    """Return the weights that are not trained, moved by a delta of those averaged."""
+    non_trainable = list(weights.non_trainable)
+    for index, drift in zip(model.statistics_indices, delta.statistics, strict=True):
+        non_trainable[index] += drift
+    return tuple(non_trainable)

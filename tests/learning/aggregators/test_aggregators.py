@@ -1,0 +1,199 @@
+"""What aggregators make of a few updates, against numpy; none is interpreted."""
+
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.learning import aggregators
+
+UPDATE_TYPE = fl.to_type((fl.TensorType(np.float32, [2, 2]), fl.TensorType(np.float32)))
+WEIGHT_TYPE = fl.TensorType(np.float32)
+WEIGHTS = [np.float32(w) for w in (1, 3, 2, 0, 5)]
+PRESENT = [w > 0 for w in WEIGHTS]
+
+
+def make_updates() -> list[Any]:
+    generator = np.random.default_rng(0)
+    return [
+        (generator.normal(size=(2, 2)).astype("f") * scale, np.float32(scale))
+        for scale in (1, 2, 0.5, 50, 3)
+    ]
+
+
+UPDATES = make_updates()
+MATRICES = np.array([matrix for matrix, _ in UPDATES])
+NORMS = np.array([np.sqrt((m**2).sum() + s**2) for m, s in UPDATES])
+
+
+def aggregate(aggregator: Any, context: ExecutionContext, rounds: int = 1) -> Any:
+    """Return state, aggregate and metrics of the last of some equal rounds."""
+    part = aggregator.build(UPDATE_TYPE, WEIGHT_TYPE)
+    result = (part.initialize(),)
+    for _ in range(rounds):
+        result = part.next(result[0], UPDATES, WEIGHTS)
+    assert context.last_report is not None
+    assert context.last_report.no_kernel == ()
+    assert context.last_report.kernel_leaves > 0
+    return result
+
+
+def mean_of(values: Any, weights: Any) -> Any:
+    return np.average(values, axis=0, weights=weights)
+
+
+def test_means_and_sums_are_weighted_as_asked(thread_context: ExecutionContext) -> None:
+    found = [
+        aggregate(made, thread_context)[1][0]
+        for made in (
+            aggregators.mean(),
+            aggregators.mean(weighted=False),
+            aggregators.sum_of_updates(),
+            aggregators.sum_of_updates(weighted=True),
+        )
+    ]
+
+    weights = np.array(WEIGHTS)[:, None, None]
+    expected = [
+        mean_of(MATRICES, WEIGHTS),
+        mean_of(MATRICES, PRESENT),
+        MATRICES[PRESENT].sum(axis=0),
+        (MATRICES * weights).sum(axis=0),
+    ]
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_clipping_scales_and_zeroing_drops_what_is_above(
+    thread_context: ExecutionContext,
+) -> None:
+    _, clipped, clip_metrics = aggregate(aggregators.clipped(2.0), thread_context)
+    _, zeroed, zero_metrics = aggregate(aggregators.zeroed(5.0), thread_context)
+
+    factors = np.minimum(1, 2 / NORMS)[:, None, None]
+    np.testing.assert_allclose(
+        clipped[0], mean_of(MATRICES * factors, WEIGHTS), rtol=1e-5
+    )
+    within = (NORMS <= 5)[:, None, None]
+    np.testing.assert_allclose(
+        zeroed[0], mean_of(MATRICES * within, WEIGHTS), rtol=1e-5
+    )
+    present = NORMS[PRESENT]
+    assert list(clip_metrics) == ["clip_norm", "share_clipped", "mean_norm"]
+    np.testing.assert_allclose(
+        list(clip_metrics.values()), [2, (present > 2).mean(), present.mean()], 1e-5
+    )
+    assert zero_metrics["share_zeroed"] == np.float32((present > 5).mean())
+
+
+def test_aggregators_compose_and_report_together(
+    thread_context: ExecutionContext,
+) -> None:
+    adapt = aggregators.AdaptiveNorm(initial=4.0, quantile=1.0, learning_rate=0.5)
+    made = aggregators.zeroed(
+        20.0, aggregators.clipped(adapt, aggregators.quantised(16))
+    )
+
+    state, merged, metrics = aggregate(made, thread_context, rounds=2)
+
+    below = (NORMS[PRESENT] <= 4.0).mean()
+    bound = 4.0 * np.exp(-0.5 * (below - 1.0))
+    np.testing.assert_allclose(metrics["clip_norm"], bound, rtol=1e-5)
+    assert state[1][0][0] > bound
+    factors = (np.minimum(1, bound / NORMS) * (NORMS <= 20))[:, None, None]
+    np.testing.assert_allclose(
+        merged[0], mean_of(MATRICES * factors, WEIGHTS), atol=1e-3
+    )
+    assert list(metrics) == [
+        "zero_norm",
+        "share_zeroed",
+        "clip_norm",
+        "share_clipped",
+        "mean_norm",
+        "bytes_sent",
+        "bytes_uncompressed",
+    ]
+
+
+def test_median_and_trimmed_mean_leave_outliers_out(
+    thread_context: ExecutionContext,
+) -> None:
+    _, median, _ = aggregate(aggregators.median(max_clients=9), thread_context)
+    _, trimmed, metrics = aggregate(
+        aggregators.trimmed_mean(0.25, max_clients=4), thread_context
+    )
+
+    rows = np.sort(MATRICES[PRESENT], axis=0)
+    np.testing.assert_allclose(median[0], np.median(rows, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(trimmed[0], rows[1:3].mean(axis=0), rtol=1e-6)
+    assert metrics == {"num_aggregated": 4, "num_trimmed": 2}
+
+
+def test_more_clients_than_a_median_has_rows_for_are_an_error() -> None:
+    part = aggregators.median(max_clients=3).build(UPDATE_TYPE, WEIGHT_TYPE)
+
+    with pytest.raises(errors.ComputationError, match="at most 3 clients"):
+        part.next(part.initialize(), UPDATES, WEIGHTS)
+
+
+def test_sparsified_updates_keep_the_largest_numbers(
+    thread_context: ExecutionContext,
+) -> None:
+    _, merged, metrics = aggregate(aggregators.sparsified(0.25), thread_context)
+
+    largest = np.abs(MATRICES).max(axis=(1, 2), keepdims=True)
+    kept = np.where(np.abs(MATRICES) == largest, MATRICES, 0)
+    np.testing.assert_allclose(merged[0], mean_of(kept, WEIGHTS), rtol=1e-5)
+    assert metrics == {"bytes_sent": 4 * (8 + 8), "bytes_uncompressed": 4 * 20}
+
+
+def test_quantised_updates_are_unbiased(thread_context: ExecutionContext) -> None:
+    part = aggregators.quantised(2).build(UPDATE_TYPE, WEIGHT_TYPE)
+    state = part.initialize()
+
+    found = [part.next(state, UPDATES, WEIGHTS)[1][0] for _ in range(300)]
+
+    exact = mean_of(MATRICES, WEIGHTS)
+    spread = np.std(found, axis=0)
+    assert spread.max() > 0.1
+    error = np.abs(np.mean(found, axis=0) - exact)
+    assert np.all(error < 5 * spread / np.sqrt(300) + 1e-6)
+
+
+def test_secure_mean_is_that_of_clipped_integers(
+    thread_context: ExecutionContext,
+) -> None:
+    made = aggregators.secure_mean(bound=2.0, bits=12, max_clients=8)
+
+    _, merged, metrics = aggregate(made, thread_context)
+
+    clipped = np.clip(MATRICES, -2, 2)
+    np.testing.assert_allclose(merged[0], mean_of(clipped, PRESENT), atol=4 / 4095)
+    outside = sum(
+        int((np.abs(m) > 2).sum() + (s > 2))
+        for (m, s), present in zip(UPDATES, PRESENT, strict=True)
+        if present
+    )
+    assert metrics == {"modulus": 2 ** (12 + 3), "num_clipped": outside}
+
+
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        (lambda: aggregators.clipped(0.0), "`norm` above 0"),
+        (lambda: aggregators.AdaptiveNorm(quantile=1.5), "`quantile` from 0 to 1"),
+        (lambda: aggregators.AdaptiveNorm(initial=0), "`initial`"),
+        (lambda: aggregators.median(max_clients=0), "`max_clients`"),
+        (lambda: aggregators.trimmed_mean(0.5, max_clients=2), "`trimmed_share`"),
+        (lambda: aggregators.quantised(0), "`bits`"),
+        (lambda: aggregators.sparsified(0), "`share`"),
+        (lambda: aggregators.secure_mean(bound=0), "`bound`"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_settings_out_of_range_are_refused(build: Any, match: str) -> None:
+    with pytest.raises(errors.ConfigError, match=match):
+        build()

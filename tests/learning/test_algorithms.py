@@ -1,0 +1,203 @@
+"""Algorithms against the papers' loops in numpy, which are in `references`."""
+
+# pyright: reportUnknownLambdaType=false
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.learning import (
+    Model,
+    aggregators,
+    build_fed_avg,
+    build_fed_prox,
+    build_fed_sgd,
+    build_mime_lite,
+    build_scaffold,
+)
+from tests.learning import references
+
+BatchMaker = Callable[..., list[Any]]
+
+RATE = 0.05
+ROUNDS = 20
+SIZES = [[4, 4, 1], [2], [7, 7, 3]]
+
+
+@pytest.fixture
+def clients(make_batches: BatchMaker) -> list[list[Any]]:
+    return [make_batches(sizes, seed) for seed, sizes in enumerate(SIZES)]
+
+
+def run_rounds(process: Any, clients: list[Any], context: ExecutionContext) -> Any:
+    """Return the state after all rounds, once no leaf of a round was interpreted."""
+    state = process.initialize()
+    for _ in range(ROUNDS):
+        state, _ = process.next(state, clients)
+        assert context.last_report is not None
+        assert context.last_report.no_kernel == ()
+        assert context.last_report.kernel_leaves == len(clients)
+    return state
+
+
+def check_weights(found: Any, expected: references.Weights) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def start_of(model: Model) -> references.Weights:
+    return references.as_doubles(model.initial_weights().trainable)
+
+
+def test_fed_prox_equals_the_paper(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    process = build_fed_prox(linear_model, keras.optimizers.SGD(RATE), proximal=0.8)
+
+    state = run_rounds(process, clients, thread_context)
+
+    start = start_of(linear_model)
+    expected = references.fed_prox(start, clients, ROUNDS, RATE, 0.8)
+    check_weights(state.weights.trainable, expected)
+    without = references.fed_prox(start, clients, ROUNDS, RATE, 0.0)
+    assert np.abs(without[0] - expected[0]).max() > 1e-3
+
+
+def test_fed_sgd_equals_the_paper(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    process = build_fed_sgd(linear_model, keras.optimizers.SGD(RATE))
+
+    state = run_rounds(process, clients, thread_context)
+
+    expected = references.fed_sgd(start_of(linear_model), clients, ROUNDS, RATE)
+    check_weights(state.weights.trainable, expected)
+
+
+def test_mime_lite_equals_the_paper(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    optimizer = keras.optimizers.SGD(RATE, momentum=0.7)
+    process = build_mime_lite(linear_model, optimizer)
+
+    state = run_rounds(process, clients, thread_context)
+
+    expected = references.mime_lite(start_of(linear_model), clients, ROUNDS, RATE, 0.7)
+    check_weights(state.weights.trainable, expected)
+
+
+def test_scaffold_equals_the_paper_with_changing_cohorts(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    process = build_scaffold(linear_model, RATE, num_clients=len(clients))
+    cohorts = [[0, 1], [1, 2], [0, 1, 2], [2]] * (ROUNDS // 4)
+    kept = [process.initial_client_state for _ in clients]
+    state = process.initialize()
+
+    for cohort in cohorts:
+        state, new, _ = process.next(
+            state, [kept[i] for i in cohort], [clients[i] for i in cohort]
+        )
+        for client, value in zip(cohort, new, strict=True):
+            kept[client] = value
+        assert thread_context.last_report is not None
+        assert thread_context.last_report.no_kernel == ()
+
+    weights, control, own = references.scaffold(
+        start_of(linear_model), clients, cohorts, RATE
+    )
+    check_weights(state.weights.trainable, weights)
+    check_weights(state.optimizer, control)
+    for one, other in zip(kept, own, strict=True):
+        check_weights(one, other)
+
+
+def test_adaptive_clipping_equals_the_paper(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    adapt = aggregators.AdaptiveNorm(initial=0.05, quantile=0.7, learning_rate=0.3)
+    process = build_fed_avg(
+        linear_model,
+        keras.optimizers.SGD(RATE),
+        aggregator=aggregators.clipped(adapt, aggregators.mean(weighted=False)),
+    )
+
+    state = run_rounds(process, clients, thread_context)
+
+    weights, bound = references.adaptive_clip(
+        start_of(linear_model), clients, ROUNDS, RATE, adapt
+    )
+    check_weights(state.weights.trainable, weights)
+    np.testing.assert_allclose(state.parts.aggregate[0][0], bound, rtol=1e-5)
+
+
+def make_disagreeing_clients() -> list[list[Any]]:
+    """Two clients whose optima and curvatures differ: three batches each, the same."""
+    clients: list[list[Any]] = []
+    for scale, target in ((0.5, -1.0), (2.0, 3.0)):
+        x = np.eye(3, dtype=np.float32) * scale
+        y = np.full((3, 1), target, np.float32)
+        clients.append([{"x": x, "y": y}] * 10)
+    return clients
+
+
+def test_scaffold_reaches_the_optimum_that_averaging_misses() -> None:
+    layer = keras.layers.Dense(1, use_bias=False)
+    keras_model = keras.Sequential([keras.Input((3,)), layer])
+    layer.set_weights([np.zeros((3, 1), np.float32)])
+    model = Model.from_keras(
+        keras_model,
+        loss=keras.losses.MeanSquaredError(),
+        label_type=references.LABEL_TYPE,
+    )
+    clients = make_disagreeing_clients()
+    # sum_k a_k (a_k w - y_k) = 0 in each coordinate
+    optimum = (0.5 * -1.0 + 2.0 * 3.0) / (0.5**2 + 2.0**2)
+    averaging = build_fed_avg(model, keras.optimizers.SGD(0.1))
+    scaffold = build_scaffold(model, 0.1, num_clients=2)
+    average = averaging.initialize()
+    corrected = scaffold.initialize()
+    kept = [scaffold.initial_client_state] * 2
+
+    for _ in range(60):
+        average, _ = averaging.next(average, clients)
+        corrected, kept, _ = scaffold.next(corrected, kept, clients)
+
+    missed = abs(float(average.weights.trainable[0][0, 0]) - optimum)
+    reached = abs(float(corrected.weights.trainable[0][0, 0]) - optimum)
+    assert missed > 0.28
+    assert reached < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        pytest.param(
+            lambda model: build_fed_prox(
+                model, keras.optimizers.SGD(RATE), proximal=-1.0
+            ),
+            "`proximal` to be at least 0",
+            id="negative pull",
+        ),
+        pytest.param(
+            lambda model: build_scaffold(model, 0.0, num_clients=3),
+            "`client_learning_rate` above 0",
+            id="no learning rate",
+        ),
+        pytest.param(
+            lambda model: build_mime_lite(model, keras.optimizers.SGD(0.1), epochs=0),
+            "at least 1, found 0",
+            id="no pass",
+        ),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    linear_model: Model, build: Callable[[Model], Any], match: str
+) -> None:
+    with pytest.raises(errors.ConfigError, match=match):
+        build(linear_model)

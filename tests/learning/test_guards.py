@@ -1,0 +1,121 @@
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import keras
+import numpy as np
+import pytest
+
+import ray_fed
+import ray_fed.errors as errors
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.learning import Guards, Model, build_fed_avg, build_scaffold
+
+BatchMaker = Callable[..., list[Any]]
+
+OPTIMIZER = keras.optimizers.SGD(0.05)
+
+
+@pytest.fixture
+def clients(make_batches: BatchMaker) -> list[list[Any]]:
+    """Three clients, of which the second has data that is no number."""
+    clients = [make_batches([3], seed) for seed in range(3)]
+    clients[1][0]["x"][0, 0] = np.nan
+    return clients
+
+
+def test_client_whose_update_is_not_finite_ends_the_round_by_name(
+    linear_model: Model, clients: list[Any]
+) -> None:
+    process = build_fed_avg(linear_model, OPTIMIZER)
+
+    with pytest.raises(errors.ComputationError, match="finite update") as caught:
+        process.next(process.initialize(), clients)
+    assert caught.value.location is not None
+    assert caught.value.location.client_index == 1
+
+
+def test_client_that_may_be_dropped_is_named_in_the_report(
+    linear_model: Model, clients: list[Any]
+) -> None:
+    process = build_fed_avg(linear_model, OPTIMIZER)
+    config = ray_fed.Config(backend="local", max_dropped_clients=1)
+
+    with (
+        ray_fed.create_context(config) as context,
+        fl.framework.get_context_stack().install(context),
+    ):
+        state, metrics = process.next(process.initialize(), clients)
+
+    assert context.last_report is not None
+    assert list(context.last_report.dropped_clients) == [1]
+    assert metrics["num_examples"] == 6
+    assert all(np.isfinite(w).all() for w in state.weights.trainable)
+
+
+def test_client_left_out_counts_nothing_but_in_its_metric(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    process = build_fed_avg(
+        linear_model, OPTIMIZER, guards=Guards(non_finite="leave_out")
+    )
+    state = process.initialize()
+
+    with_it, metrics = process.next(state, clients)
+    without, _ = process.next(state, [clients[0], clients[2]])
+
+    assert metrics["left_out"] == 1
+    assert metrics["num_examples"] == 6
+    assert np.isfinite(metrics["loss"])
+    for one, other in zip(
+        with_it.weights.trainable, without.weights.trainable, strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert thread_context.last_report is not None
+    assert thread_context.last_report.no_kernel == ()
+
+
+def test_client_left_out_keeps_what_it_had(
+    linear_model: Model, clients: list[Any]
+) -> None:
+    process = build_scaffold(
+        linear_model, 0.05, num_clients=3, guards=Guards(non_finite="leave_out")
+    )
+    kept = [process.initial_client_state] * 3
+
+    _, new, _ = process.next(process.initialize(), kept, clients)
+
+    assert [bool(np.any(value[0])) for value in new] == [True, False, True]
+
+
+def test_round_without_examples_takes_no_step(
+    linear_model: Model, make_batches: BatchMaker
+) -> None:
+    process = build_fed_avg(
+        linear_model, OPTIMIZER, keras.optimizers.SGD(1.0, momentum=0.9)
+    )
+    state, _ = process.next(process.initialize(), [make_batches([3], 0)])
+
+    after, metrics = process.next(state, [[], []])
+
+    for one, other in zip(
+        (*state.weights.trainable, *state.optimizer),
+        (*after.weights.trainable, *after.optimizer),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert after.round_index == 2
+    assert metrics["num_examples"] == 0
+
+
+def test_round_without_examples_is_an_error_where_asked(linear_model: Model) -> None:
+    guards = Guards(empty_round="error")
+    process = build_fed_avg(linear_model, OPTIMIZER, guards=guards)
+
+    with pytest.raises(errors.ComputationError, match="a round with examples"):
+        process.next(process.initialize(), [[], []])
+
+
+def test_other_choices_are_refused() -> None:
+    with pytest.raises(errors.ConfigError, match=r"one of \['skip', 'error'\]"):
+        Guards(empty_round="ignore")  # pyright: ignore[reportArgumentType]
