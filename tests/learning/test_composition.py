@@ -23,13 +23,15 @@ def test_parts_whose_types_do_not_go_together_are_refused(linear_model: Model) -
         "finalize": finalize,
     }
 
+    build: Any = build_process
+
     for name, wrong in {
         "distribute.next": {"distribute": work},
         "client_work.next": {"client_work": sending},
         "aggregate.next": {"aggregate": finalize},
     }.items():
         with pytest.raises(errors.ValueMismatchError, match=f"Expected `{name}` to"):
-            build_process(linear_model, **{**parts, **wrong})
+            build(linear_model, **{**parts, **wrong})
 
 
 def test_learning_rate_of_clients_follows_the_round(
