@@ -174,6 +174,11 @@ def _build_aggregation(model: Model, aggregator: Aggregator) -> AggregationPart:
     update_type: Any = fl.to_type(ScaffoldUpdate(*members))
     weight_type = fl.TensorType(np.float32)
     deltas = aggregator.build(update_type.delta, weight_type)
+    if deltas.privacy is not None:
+        raise errors.ConfigError(
+            "Expected an aggregator without noise for SCAFFOLD, found one that promises"
+            " privacy: the control variates would be summed without noise."
+        )
     controls = sum_of_updates().build(update_type.control, weight_type)
 
     @fl.federated_computation(
@@ -188,7 +193,7 @@ def _build_aggregation(model: Model, aggregator: Aggregator) -> AggregationPart:
         both = fl.federated_zip((merged[1], summed[1]))
         return merged[0], both, merged[2]
 
-    return AggregationPart(deltas.initialize, merge, deltas.privacy)
+    return AggregationPart(deltas.initialize, merge)
 
 
 def _build_finalization(model: Model, rate: float, num_clients: int) -> Part:

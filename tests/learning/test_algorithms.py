@@ -190,6 +190,16 @@ def test_scaffold_reaches_the_optimum_that_averaging_misses() -> None:
             id="no learning rate",
         ),
         pytest.param(
+            lambda model: build_scaffold(
+                model,
+                0.1,
+                num_clients=3,
+                aggregator=aggregators.dp_mean(1.0, 1.0, 2, 3, 1e-5),
+            ),
+            "without noise for SCAFFOLD",
+            id="noise on a part of what is sent",
+        ),
+        pytest.param(
             lambda model: build_mime_lite(model, keras.optimizers.SGD(0.1), epochs=0),
             "at least 1, found 0",
             id="no pass",
