@@ -4,9 +4,6 @@ import gc
 
 import hypothesis
 import pytest
-import xdist.remote
-from typing_extensions import override
-from xdist.scheduler import LoadGroupScheduling
 
 gc.disable()  # until pytest_collection_finish below
 
@@ -22,28 +19,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.import_plugin("tests.fixtures")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give all tests on the session's Ray to one process: its pools start once."""
-    for item in items:
-        if "ray_cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("ray"))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(
-    config: pytest.Config, log: xdist.remote.Producer
-) -> LoadGroupScheduling:
-    """Return what hands out tests: by group, and by file those of none."""
-    return _ByGroupAndFile(config, log)
-
-
-class _ByGroupAndFile(LoadGroupScheduling):
-    @override
-    def _split_scope(self, nodeid: str) -> str:
-        return super()._split_scope(nodeid).partition("::")[0]
 
 
 def pytest_collection_finish() -> None:

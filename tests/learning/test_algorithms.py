@@ -54,6 +54,7 @@ def start_of(model: Model) -> references.Weights:
     return references.as_doubles(model.initial_weights().trainable)
 
 
+@pytest.mark.slow
 def test_fed_prox_equals_the_paper(
     linear_model: Model, clients: list[Any], thread_context: ExecutionContext
 ) -> None:
@@ -79,6 +80,7 @@ def test_fed_sgd_equals_the_paper(
     check_weights(state.weights.trainable, expected)
 
 
+@pytest.mark.slow
 def test_mime_lite_equals_the_paper(
     linear_model: Model, clients: list[Any], thread_context: ExecutionContext
 ) -> None:
@@ -91,6 +93,7 @@ def test_mime_lite_equals_the_paper(
     check_weights(state.weights.trainable, expected)
 
 
+@pytest.mark.slow
 def test_scaffold_equals_the_paper_with_changing_cohorts(
     linear_model: Model, clients: list[Any], thread_context: ExecutionContext
 ) -> None:
@@ -117,6 +120,7 @@ def test_scaffold_equals_the_paper_with_changing_cohorts(
         check_weights(one, other)
 
 
+@pytest.mark.slow
 def test_adaptive_clipping_equals_the_paper(
     linear_model: Model, clients: list[Any], thread_context: ExecutionContext
 ) -> None:
@@ -146,6 +150,7 @@ def make_disagreeing_clients() -> list[list[Any]]:
     return clients
 
 
+@pytest.mark.slow
 def test_scaffold_reaches_the_optimum_that_averaging_misses() -> None:
     layer = keras.layers.Dense(1, use_bias=False)
     keras_model = keras.Sequential([keras.Input((3,)), layer])
