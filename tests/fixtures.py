@@ -24,8 +24,9 @@ StackFor = Callable[..., fl.framework.Executor]
 
 devices.set_threads(1)  # as workers have: before any test runs TensorFlow
 
-NUM_CPUS = 8
-"""More than the machine may have: for pools that are kept, stacks, and two more."""
+NUM_CPUS = 16
+"""More than the machine may have: for pools that are kept, stacks, and contexts that
+tests open. Ray warns of more processes than these."""
 
 KEPT_WORKERS = 5
 """How many workers the pools that are kept may have: one of two, and one of three."""

@@ -85,7 +85,11 @@ def build(request: pytest.FixtureRequest) -> ContextFactory:
     return make
 
 
-@pytest.mark.parametrize("clients", [(4,), (0, 1, 2), (3, 5, 11)], ids=str)
+@pytest.mark.parametrize(
+    "clients",
+    [pytest.param((4,), marks=pytest.mark.slow), (0, 1, 2), (3, 5, 11)],
+    ids=str,
+)
 def test_others_have_the_bits_that_they_have_without_a_failure(
     build: ContextFactory, clients: tuple[int, ...]
 ) -> None:

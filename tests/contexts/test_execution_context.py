@@ -475,7 +475,7 @@ def test_interrupted_call_leaves_the_pool_usable(ray_contexts: ContextFactory) -
     ("workers", "message"),
     [
         pytest.param(
-            {"count": 64}, "Expected 64 CPU for 64 `workers`, found 8", id="cpus"
+            {"count": 64}, "Expected 64 CPU for 64 `workers`, found 16", id="cpus"
         ),
         pytest.param(
             {"count": 2, "num_gpus": 1},

@@ -48,7 +48,7 @@ def expected(job: Job) -> list[bytes]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("subrounds", [1, 4, 7])
+@pytest.mark.parametrize("subrounds", [1, pytest.param(4, marks=pytest.mark.slow), 7])
 def test_weights_on_ray_equal_local_ones(
     ray_contexts: ContextFactory,
     job: Job,
@@ -63,7 +63,7 @@ def test_weights_on_ray_equal_local_ones(
     assert weights == expected
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("subrounds", [4, 7])
 def test_local_weights_do_not_depend_on_the_cut(
     local_contexts: ContextFactory,

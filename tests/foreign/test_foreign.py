@@ -70,11 +70,15 @@ def debugging() -> Iterator[None]:
     factory.clean_up_executor({})
 
 
-def _slow_secure(name: str) -> Any:
-    return pytest.param(name, marks=pytest.mark.slow) if name == "secure" else name
+MANY_GRAPHS = {"fed_sgd", "fed_eval", "robust", "constant", "compressed", "secure"}
+"""Fixtures that take a second or more; `fed_avg` and `mime_lite` are like them."""
 
 
-@pytest.mark.parametrize("name", [_slow_secure(n) for n in foreign_cases.CASES])
+def _slow_if_many(name: str) -> Any:
+    return pytest.param(name, marks=[pytest.mark.slow] * (name in MANY_GRAPHS))
+
+
+@pytest.mark.parametrize("name", [_slow_if_many(n) for n in foreign_cases.CASES])
 def test_fixture_runs_to_the_same_results(
     name: str, local_contexts: Callable[..., ExecutionContext]
 ) -> None:
@@ -92,7 +96,9 @@ def test_fixture_runs_in_the_debugging_stack(name: str) -> None:
 
 
 @pytest.mark.usefixtures("debugging")
-@pytest.mark.parametrize("name", sorted(WITH_LAMBDAS_AT_CLIENTS))
+@pytest.mark.parametrize(
+    "name", [_slow_if_many(n) for n in sorted(WITH_LAMBDAS_AT_CLIENTS)]
+)
 def test_debugging_stack_says_that_it_refuses_lambdas(name: str) -> None:
     with pytest.raises(errors.UnsupportedError, match="write it as a TensorFlow"):
         check(name)

@@ -13,6 +13,7 @@ import ray_fed
 from ray_fed import errors
 from ray_fed.cluster.actors import pool_loop, worker_actors
 from ray_fed.cluster.actors.pool_host import PoolHost
+from ray_fed.cluster.pool import shortage
 from ray_fed.cluster.pool.actions import Failure, Size, UseBegan, UseEnded
 from ray_fed.cluster.pool.placement import Node
 from ray_fed.cluster.task import leases
@@ -86,6 +87,12 @@ async def count_looks(cluster: Played, size: Size, rounds: int) -> int:
     for _ in range(rounds):
         await host.begin_round()
     return cluster.looks - before
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a pool that is short of workers look at the cluster twenty times a second."""
+    monkeypatch.setattr(shortage, "LOOK_S", 0.05)
 
 
 @pytest.fixture
