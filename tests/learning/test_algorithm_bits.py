@@ -1,0 +1,113 @@
+"""Each algorithm has the same bits on threads, on Ray, and over workers that die."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import learning
+from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.learning import LearningProcess, Model, aggregators
+
+BatchMaker = Callable[..., list[Any]]
+Build = Callable[[Model], LearningProcess]
+
+ROUNDS = 3
+NUM_CLIENTS = 7
+
+
+def sgd() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def dp_mean() -> aggregators.Aggregator:
+    return aggregators.dp_mean(
+        clip_norm=0.5,
+        noise_multiplier=0.8,
+        clients_per_round=NUM_CLIENTS,
+        num_clients=100,
+        delta=1e-5,
+    )
+
+
+def clipped() -> aggregators.Aggregator:
+    return aggregators.clipped(aggregators.AdaptiveNorm(), aggregators.mean())
+
+
+ALGORITHMS: dict[str, Build] = {
+    "fed_avg": lambda m: learning.build_fed_avg(m, sgd(), keras.optimizers.Adam(0.1)),
+    "fed_prox": lambda m: learning.build_fed_prox(m, sgd(), proximal=0.5),
+    "fed_sgd": lambda m: learning.build_fed_sgd(m, sgd()),
+    "mime_lite": lambda m: learning.build_mime_lite(m, sgd()),
+    "scaffold": lambda m: learning.build_scaffold(m, 0.05, num_clients=NUM_CLIENTS),
+    "clipped": lambda m: learning.build_fed_avg(m, sgd(), aggregator=clipped()),
+    "dp_mean": lambda m: learning.build_fed_avg(m, sgd(), aggregator=dp_mean()),
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=ALGORITHMS)
+def process(request: pytest.FixtureRequest, linear_model: Model) -> LearningProcess:
+    return ALGORITHMS[request.param](linear_model)
+
+
+@pytest.fixture
+def clients(make_batches: BatchMaker) -> list[Any]:
+    sizes = [[4, 4, 1], [2], [7, 7, 3], [5], [1, 1], [8], [3, 2]]
+    return [make_batches(each, seed) for seed, each in enumerate(sizes)]
+
+
+def rounds_of(
+    process: LearningProcess, clients: list[Any], context: ExecutionContext
+) -> Iterator[bytes]:
+    """Yield the bits of state, clients' values and metrics after each round."""
+    state = context.invoke(process.initialize, None)
+    kept = [process.initial_client_state] * len(clients)
+    for _ in range(ROUNDS):
+        if process.initial_client_state is None:
+            state, metrics = context.invoke(process.next, (state, clients))
+        else:
+            state, kept, metrics = context.invoke(process.next, (state, kept, clients))
+        report = context.last_report
+        assert report is not None
+        assert (report.no_kernel, report.interpreted) == ((), ())
+        leaves: list[Any] = tf.nest.flatten((state, kept, metrics))
+        yield b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
+
+
+def test_bits_do_not_depend_on_the_number_of_threads(
+    process: LearningProcess, clients: list[Any], local_contexts: Any
+) -> None:
+    one, three = (
+        list(rounds_of(process, clients, local_contexts(workers=count, seed=5)))
+        for count in (1, 3)
+    )
+
+    assert one == three
+    assert len(set(one)) == ROUNDS
+
+
+@pytest.mark.ray
+def test_bits_on_ray_are_those_of_threads_though_a_worker_dies(
+    process: LearningProcess,
+    clients: list[Any],
+    local_contexts: Any,
+    ray_contexts: Any,
+) -> None:
+    expected = list(rounds_of(process, clients, local_contexts(workers=2, seed=5)))
+    context = ray_contexts(workers=2, seed=5)
+    found: list[bytes] = []
+
+    for bits in rounds_of(process, clients, context):
+        found.append(bits)
+        if len(found) == 1:
+            report = context.last_report
+            os.kill(report.subrounds[0].worker_pid, signal.SIGKILL)
+
+    assert found == expected
