@@ -75,7 +75,7 @@ def main(
     address: str | None = None, num_rounds: str = "30", storage_path: str | None = None
 ) -> None:
     """Train, and print what the model makes of the test set after each round."""
-    with ray_fed.init(address):  # before the model: it sets TensorFlow's threads
+    with ray_fed.init(address or None):  # before the model: it sets its threads
         clients, test = load_clients()
         model = build_model()
         training = learning.build_fed_avg(

@@ -91,12 +91,14 @@ def test_quickstart_runs_in_a_kernel_and_ends_with_its_curve(
 
     client.execute()
 
-    printed = "".join(
-        output.text
+    streams = [
+        output
         for cell in notebook.cells
         for output in cell.get("outputs", [])
         if output.output_type == "stream"
-    )
+    ]
+    assert [each.text for each in streams if each.name == "stderr"] == []
+    printed = "".join(each.text for each in streams)
     (accuracy,) = re.findall(r"test accuracy: ([\d.]+)", printed)
     assert float(accuracy) >= 0.93
     (curve,) = notebook.cells[-1].outputs
