@@ -29,6 +29,8 @@ class RoundRecord:
         dropped: clients of the cohort that the round went on without, by index.
         bytes_sent: of the state and of clients' values, as its report counts them.
         bytes_returned: of what came back to the coordinator of the round, likewise.
+        bytes_read: of states that came into this process since the record before: to be
+            saved, or for a callback.
     """
 
     round_index: int
@@ -40,6 +42,7 @@ class RoundRecord:
     dropped: tuple[int, ...] = ()
     bytes_sent: int = 0
     bytes_returned: int = 0
+    bytes_read: int = 0
 
     def numbers(self) -> dict[str, float]:
         """Return metrics that are one number each, by name: `training.loss`."""
@@ -203,6 +206,7 @@ def row_of(record: RoundRecord) -> dict[str, Any]:
         "seconds": record.seconds,
         "bytes_sent": record.bytes_sent,
         "bytes_returned": record.bytes_returned,
+        "bytes_read": record.bytes_read,
         **record.numbers(),
     }
 

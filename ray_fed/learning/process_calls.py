@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import federated_language as fl
+from federated_language.program import structure_utils
 from typing_extensions import override
 
 import ray_fed
@@ -63,6 +64,15 @@ class ProcessCalls(Protocol):
 
     def read(self, state: Any) -> Any:
         """Return a state in this process, as plain values."""
+        ...
+
+    async def fetch(self, state: Any) -> Any:
+        """Return what `read` does, on the I/O thread."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes of states came into this process so far."""
         ...
 
     def evaluating(self, round_index: int) -> None:
@@ -124,6 +134,7 @@ class ReferencedCalls(ProcessCalls):
         self._io = io
         self._owns = owns
         self._first_number = 0
+        self._bytes_read = 0
         self._reports = RoundReports()
         self._sinks: list[EventSink] = []
         self.subscribe(self._reports)
@@ -164,7 +175,19 @@ class ReferencedCalls(ProcessCalls):
 
     @override
     def read(self, state: Any) -> Any:
-        return self._io.run(fl.program.materialize_value(state))
+        return self._io.run(self.fetch(state))
+
+    @override
+    async def fetch(self, state: Any) -> Any:
+        found = await fl.program.materialize_value(state)
+        leaves = structure_utils.flatten(found)
+        self._bytes_read += sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+        return found
+
+    @property
+    @override
+    def bytes_read(self) -> int:
+        return self._bytes_read
 
     @override
     def evaluating(self, round_index: int) -> None:
@@ -250,6 +273,15 @@ class DirectCalls(ProcessCalls):
     @override
     def read(self, state: Any) -> Any:
         return state
+
+    @override
+    async def fetch(self, state: Any) -> Any:
+        return state
+
+    @property
+    @override
+    def bytes_read(self) -> int:
+        return 0
 
     @override
     def evaluating(self, round_index: int) -> None:

