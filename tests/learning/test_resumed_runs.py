@@ -252,6 +252,21 @@ def test_resume_with_another_process_is_refused(
         run(other, clients, num_rounds=2, storage_path=tmp_path)
 
 
+def test_resume_with_another_learning_rate_is_refused(
+    tmp_path: pathlib.Path,
+    linear_model: Model,
+    make_batches: Callable[..., list[Any]],
+) -> None:
+    clients = [make_batches([3, 2], seed) for seed in range(2)]
+    rates = [build_fed_avg(linear_model, keras.optimizers.SGD(r)) for r in (0.05, 0.1)]
+    again = build_fed_avg(linear_model, keras.optimizers.SGD(0.05))
+    run(rates[0], clients, num_rounds=1, storage_path=tmp_path)
+    run(again, clients, num_rounds=2, storage_path=tmp_path)
+
+    with pytest.raises(errors.ConfigError, match="`next` computes, by a hash"):
+        run(rates[1], clients, num_rounds=3, storage_path=tmp_path)
+
+
 def test_run_of_a_newer_version_is_told(tmp_path: pathlib.Path) -> None:
     manager = FileProgramStateManager(tmp_path, "run_", 1)
     asyncio.run(manager.save('{"format": 9}', 3))
