@@ -2,6 +2,9 @@
 
 import dataclasses
 import html
+import json
+import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
@@ -9,6 +12,8 @@ import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.learning.extras import import_extra
+from ray_fed.observability import timeline
 from ray_fed.observability.curves import plot_curves
 
 _SHOWN_ROWS = 20
@@ -31,6 +36,9 @@ class RoundRecord:
         bytes_returned: of what came back to the coordinator of the round, likewise.
         bytes_read: of states that came into this process since the record before: to be
             saved, or for a callback.
+        started_at: when the round was called, in seconds since 1970.
+        spans: what each worker did when, as tuples of the fields of
+            `observability.timeline.Span`.
     """
 
     round_index: int
@@ -43,6 +51,8 @@ class RoundRecord:
     bytes_sent: int = 0
     bytes_returned: int = 0
     bytes_read: int = 0
+    started_at: float = 0.0
+    spans: tuple[tuple[Any, ...], ...] = ()
 
     def numbers(self) -> dict[str, float]:
         """Return metrics that are one number each, by name: `training.loss`."""
@@ -52,6 +62,16 @@ class RoundRecord:
             for prefix, metrics in parts.items()
             for name, number in _flatten(metrics)
         }
+
+    def timeline(self) -> Any:
+        """Return a matplotlib figure: a lane a worker, a bar a subround.
+
+        Raises:
+            ConfigError: matplotlib is not installed.
+        """
+        import_extra("matplotlib", "demo", "RoundRecord.timeline")
+        spans = [timeline.Span(*span) for span in self.spans]
+        return timeline.draw_spans(spans, f"round {self.round_index} of the run")
 
 
 def _flatten(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
@@ -152,8 +172,6 @@ class History(Sequence[RoundRecord]):
         Raises:
             UserError: pandas is not installed.
         """
-        from ray_fed.learning.extras import import_extra
-
         pandas = import_extra("pandas", "pandas", "History.to_pandas")
         frame = pandas.DataFrame(self.rows())
         return frame.set_index("round") if len(self) else frame
@@ -179,6 +197,36 @@ class History(Sequence[RoundRecord]):
                 f" {len(self)} rounds without any number."
             )
         return plot_curves({name: self.values(name) for name in chosen})
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write when each worker did what in all rounds, in Chrome's trace format.
+
+        Open the file in https://ui.perfetto.dev. On a context that is not ray_fed's,
+        it has rounds alone.
+
+        Args:
+            path: of the file, JSON; its folder exists.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        first = min((record.started_at for record in self), default=0.0)
+        rounds = [
+            timeline.TracedRound(
+                record.round_index,
+                record.started_at - first,
+                record.seconds,
+                [timeline.Span(*span) for span in record.spans],
+            )
+            for record in self
+        ]
+        try:
+            pathlib.Path(path).write_text(json.dumps(timeline.trace(rounds)))
+        except OSError as error:
+            raise errors.StorageError(
+                f"Expected to write the file `{os.fspath(path)}`, found"
+                f" {type(error).__name__} ({error.strerror}): name another one."
+            ) from error
 
     def _repr_html_(self) -> str:
         rows = [row_of(record) for record in self[-_SHOWN_ROWS:]]

@@ -6,6 +6,7 @@ DirectCalls       any other context, or plain functions: one call after another
 
 import concurrent.futures
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -39,12 +40,14 @@ class GoingRound:
         state: after it, to be given to the next call; read by `ProcessCalls.read`.
         metrics: of the clients' training, plain, once they are there.
         take_report: returns its report, once; None where there is none.
+        started_at: when it was called, in seconds since 1970.
     """
 
     round_index: int
     state: Any
     metrics: concurrent.futures.Future[Any]
     take_report: Callable[[], RoundReport | None]
+    started_at: float
 
 
 class ProcessCalls(Protocol):
@@ -161,7 +164,7 @@ class ReferencedCalls(ProcessCalls):
 
     @override
     def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
-        number = self._first_number + round_index
+        started_at, number = time.time(), self._first_number + round_index
         self._reports.expect(number)
         new_state, metrics = self._context.invoke_at(
             number, self._process.next, (state, data)
@@ -171,6 +174,7 @@ class ReferencedCalls(ProcessCalls):
             new_state,
             self._io.submit(fl.program.materialize_value(metrics)),
             lambda: self._reports.take(number),
+            started_at,
         )
 
     @override
@@ -264,11 +268,12 @@ class DirectCalls(ProcessCalls):
 
     @override
     def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
+        started_at = time.time()
         with self._interrupts.breaking():
             new_state, metrics = self._process.next(state, data)
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
         done.set_result(metrics)
-        return GoingRound(round_index, new_state, done, lambda: None)
+        return GoingRound(round_index, new_state, done, lambda: None, started_at)
 
     @override
     def read(self, state: Any) -> Any:

@@ -27,9 +27,7 @@ _POLL_S = 0.1
 
 _FOLLOW_S, _LEAVE_S = 5.0, 9.0
 """After a signal: how long what follows the last round may take, and all of it."""
-
-_MAX_NAMED = 10
-"""Clients of a cohort that a note lists."""
+_MAX_NAMED = 10  # clients of a cohort that a note lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +255,7 @@ class RunLoop:
             evaluation,
             seconds,
             bytes_read=self._count_read(),
+            started_at=going.started_at,
         )
         report = going.take_report()
         if report is None:
@@ -267,6 +266,7 @@ class RunLoop:
             dropped=tuple(cohort[place] for place in report.dropped_clients),
             bytes_sent=report.bytes_broadcast + report.bytes_sliced,
             bytes_returned=report.bytes_returned,
+            spans=tuple(tuple(span) for span in report.spans),
         )
 
     def _count_read(self) -> int:

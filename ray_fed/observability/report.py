@@ -2,11 +2,12 @@
 
 import collections
 import dataclasses
+from typing import Any
 
 import pydantic
 from typing_extensions import override
 
-from ray_fed.observability import events, report_table
+from ray_fed.observability import events, report_table, timeline
 from ray_fed.plan import diagnostics, outcomes
 from ray_fed.plan.fingerprint import Fingerprint
 
@@ -116,6 +117,22 @@ class RoundReport(pydantic.BaseModel):
     def clients_per_second(self) -> float:
         """Clients of the cohort over the seconds of the whole call."""
         return self.num_clients / self.seconds if self.seconds else 0.0
+
+    @property
+    def spans(self) -> tuple[timeline.Span, ...]:
+        """What each worker did when, lost attempts and slower copies included."""
+        return tuple(timeline.spans_of(self.subrounds, self.num_clients))
+
+    def timeline(self) -> Any:
+        """Return a matplotlib figure: a lane a worker, a bar a subround.
+
+        Attempts that came to nothing are hatched. The clients' data is read within
+        their bars.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        return timeline.draw_spans(self.spans, str(self))
 
     @override
     def __str__(self) -> str:

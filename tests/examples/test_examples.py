@@ -1,5 +1,6 @@
 """Every example, run as a user runs it: in a process of its own."""
 
+import json
 import os
 import pathlib
 import re
@@ -72,6 +73,32 @@ def test_characters_of_the_library_are_learned() -> None:
     assert out.startswith("18 modules train, 2 are held out")
     assert len(losses) == 3
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore")  # as below
+def test_run_whose_worker_is_killed_ends_with_the_same_bits(
+    tmp_path: pathlib.Path,
+) -> None:
+    notebook = nbformat.read(_EXAMPLES / "faults.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=240,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+
+    client.execute()
+
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    printed = "".join(out.text for out in outputs if out.output_type == "stream")
+    (retries,) = re.findall(r"retries by round: (\[.+\])", printed)
+    assert sum(json.loads(retries)) >= 1
+    assert "weights equal: True losses equal: True" in printed
+    assert any("image/png" in out.get("data", {}) for out in outputs)
+    assert json.loads((tmp_path / "faults.json").read_text())["traceEvents"]
 
 
 @pytest.mark.slow
