@@ -25,6 +25,7 @@ import federated_language as fl
 import keras
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
@@ -51,6 +52,11 @@ class ServerState(NamedTuple):
     weights: ModelWeights
     optimizer: tuple[Any, ...]
     round_index: Any
+
+    @override
+    def __repr__(self) -> str:
+        after = f"<server state after {self.round_index} rounds"
+        return f"{after}: {self.weights!r}, {len(self.optimizer)} of the optimizer>"
 
 
 def build_fed_avg(

@@ -13,14 +13,14 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.extras import import_extra
-from ray_fed.observability import timeline
+from ray_fed.observability import reprs, timeline
 from ray_fed.observability.curves import plot_curves
 
 _SHOWN_ROWS = 20
 _TRAINING, _EVALUATION = "training.", "evaluation."
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RoundRecord:
     """What one round was and did.
 
@@ -53,6 +53,14 @@ class RoundRecord:
     bytes_read: int = 0
     started_at: float = 0.0
     spans: tuple[tuple[Any, ...], ...] = ()
+
+    @override
+    def __repr__(self) -> str:
+        cost = f"{len(self.clients)} clients, {self.seconds:.3f} s"
+        return f"<round {self.round_index}: {cost}, {_show_numbers(self)}>"
+
+    def _repr_html_(self) -> str:
+        return reprs.draw_facts(f"round {self.round_index}", row_of(self))
 
     def numbers(self) -> dict[str, float]:
         """Return metrics that are one number each, by name: `training.loss`."""

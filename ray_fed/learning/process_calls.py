@@ -21,13 +21,11 @@ from ray_fed.learning.loop_thread import IoThread
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.round_reports import RoundReports
 from ray_fed.observability.events import EventSink
-from ray_fed.observability.report import RoundReport
+from ray_fed.observability.report import ASIDE_FROM, RoundReport
 from ray_fed.program import RayFederatedContext
 
 flf = fl.framework
 
-_EVALUATIONS_FROM = 10**9
-"""Calls of evaluation have numbers of their own, so that they shift no others."""
 _CALLS_A_ROUND = 10**4
 
 
@@ -195,7 +193,7 @@ class ReferencedCalls(ProcessCalls):
 
     @override
     def evaluating(self, round_index: int) -> None:
-        first = _EVALUATIONS_FROM + _CALLS_A_ROUND * round_index
+        first = ASIDE_FROM + _CALLS_A_ROUND * round_index
         flf.set_default_context(_EvaluationContext(self._context, self._io, first))
 
     @override

@@ -3,8 +3,12 @@
 import dataclasses
 from typing import Any
 
+from typing_extensions import override
 
-@dataclasses.dataclass(frozen=True)
+from ray_fed.observability import reprs
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class LearningProcess:
     """A federated algorithm as two federated_language computations.
 
@@ -18,3 +22,12 @@ class LearningProcess:
 
     initialize: Any
     next: Any
+
+    @override
+    def __repr__(self) -> str:
+        named = {"initialize": self.initialize, "next": self.next}
+        types = (
+            f"{name} {reprs.shorten(str(getattr(comp, 'type_signature', comp)))}"
+            for name, comp in named.items()
+        )
+        return f"<learning process: {'; '.join(types)}>"

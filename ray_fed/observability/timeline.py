@@ -28,7 +28,7 @@ class Span(NamedTuple):
         subround: its index in the round; -1 for the argument.
         attempt: 1 for the first one.
         started_s: seconds since the round began.
-        seconds: how long it took, the wait for a worker included where nothing was lost.
+        seconds: how long it took; where nothing was lost, with the wait for a worker.
         ended: why the attempt came to nothing; "slower" where a copy was faster; empty
             where it did not.
     """

@@ -32,7 +32,7 @@ def test_temperature_prints_the_mean_and_a_report() -> None:
     mean, report = run_example("temperature.py", "local").splitlines()
 
     assert mean == "mean of 3 clients: 21.67 °C"
-    assert report.startswith("round 0: 3 clients in")
+    assert report.startswith("call 0: 3 clients in")
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_picture_has_a_lane_a_worker_and_a_color_a_kind(report: RoundReport) -> 
         "merge",
         "slower copy",
     ]
-    assert axes.get_title().startswith("round 3: 4 clients")
+    assert axes.get_title().startswith("call 3: 4 clients")
     assert figure._repr_png_().startswith(b"\x89PNG")
 
 
