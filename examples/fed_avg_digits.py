@@ -97,6 +97,8 @@ def main(
         )
         print(f"{len(result.history)} rounds in all, {result.reason}")
         model.to_keras(result.state).summary()
+    if result.reason == "interrupted":
+        sys.exit("Run the same command again: it goes on from what is saved.")
 
 
 if __name__ == "__main__":
