@@ -1,10 +1,9 @@
 """examples/clusters/rayjob.yaml, field by field, and what a job needs to go on alone.
 
-The fields are those of the API reference of KubeRay's `ray.io/v1`, docs/reference/api.md
-of github.com/ray-project/kuberay, and for `AuthOptions` those of the page "KubeRay CRD
-API reference" of docs.ray.io, which has KubeRay 1.6.2 (both read 2026-11-25). What
-Kubernetes itself defines, such as the template of a pod, is not looked into, but for
-its containers.
+The fields are those of the API reference of KubeRay's `ray.io/v1`, in docs/reference
+of github.com/ray-project/kuberay; `AuthOptions` is from the page "KubeRay CRD API
+reference" of docs.ray.io, for KubeRay 1.6.2 (both read 2026-11-25). What Kubernetes
+itself defines, such as the template of a pod, is left out, but for containers.
 """
 
 import pathlib
