@@ -75,7 +75,7 @@ def main(
     address: str | None = None, num_rounds: str = "30", storage_path: str | None = None
 ) -> None:
     """Train, and print what the model makes of the test set after each round."""
-    with ray_fed.init(address):  # before the model: it sets TensorFlow's threads
+    with ray_fed.init(address or None):  # before the model: it sets its threads
         clients, test = load_clients()
         model = build_model()
         training = learning.build_fed_avg(
@@ -97,6 +97,8 @@ def main(
         )
         print(f"{len(result.history)} rounds in all, {result.reason}")
         model.to_keras(result.state).summary()
+    if result.reason == "interrupted":
+        sys.exit("Run the same command again: it goes on from what is saved.")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,18 @@
     with ray_fed.init() as context:             # local Ray, or one that is running
         ...                                     # call federated computations
 
-Importing this package loads neither TensorFlow nor a cluster.
+Importing this package loads neither TensorFlow nor a cluster. Import it before Keras or
+TensorFlow: it keeps their start-up lines off the screen.
 """
 
 import ray_fed.errors as errors
+import ray_fed.quiet_imports as quiet_imports
 from ray_fed.config import Config, Retry, Subrounds, Workers
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.installation import create_context, init, shutdown
 from ray_fed.observability.report import RoundReport
+
+quiet_imports.install()
 
 __all__ = [
     "Config",

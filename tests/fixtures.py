@@ -2,6 +2,10 @@
 
 import gc
 import logging
+import os
+import pathlib
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -197,3 +201,38 @@ def _no_default_context() -> Iterator[None]:
     """Leave no context installed behind a test."""
     yield
     fl.framework.set_no_default_context()
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    """A real S3 server of this process, and the variables that lead to it."""
+    import boto3
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    s3fs.S3FileSystem.clear_instance_cache()  # it remembers another server's address
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", url)
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        boto3.client("s3").create_bucket(Bucket="bucket")
+        yield url
+    server.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A file system of 64 KiB."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    mount = shutil.which("mount")
+    command = [mount or "mount", "-t", "tmpfs", "-o", "size=64k", "none", str(mounted)]
+    if mount is None or os.geteuid() or subprocess.run(command, check=False).returncode:
+        pytest.skip("this user may not mount a small disk")
+    yield mounted
+    subprocess.run(["umount", str(mounted)], check=True)

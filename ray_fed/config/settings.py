@@ -25,23 +25,11 @@ from ray_fed.config.fields import (
     expand_counts,
     name_switch,
 )
+from ray_fed.config.frozen import Frozen
 from ray_fed.values import read_limits
 
 
-class _Frozen(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    def __init__(self, **data: Any) -> None:
-        try:
-            super().__init__(**data)
-        except pydantic.ValidationError as error:
-            raise errors.ConfigError(sources.explain(error, type(self))) from error
-
-    # pydantic builds nested settings past this `__init__`: errors name the full path.
-    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
-class Workers(_Frozen):
+class Workers(Frozen):
     """What the pool of actors is made of.
 
     Attributes:
@@ -65,7 +53,7 @@ class Workers(_Frozen):
     count: Size = None
     num_cpus: Annotated[Amount, pydantic.Field(gt=0)] = 1.0
     num_gpus: Amount = 0.0
-    resources: Amounts = {}
+    resources: Amounts = pydantic.Field(default={})
     start_timeout_s: Seconds = 120.0
     client_bytes: Bytes = 2**30
     wait_timeout_s: Seconds = 300.0
@@ -83,7 +71,7 @@ class Workers(_Frozen):
         return value
 
 
-class Retry(_Frozen):
+class Retry(Frozen):
     """How many failures of a class one subround may have before its round fails.
 
     Attributes:
@@ -99,7 +87,7 @@ class Retry(_Frozen):
     hang: Budget = 1
 
 
-class Subrounds(_Frozen):
+class Subrounds(Frozen):
     """How a round is cut.
 
     Attributes:
@@ -116,7 +104,7 @@ class Subrounds(_Frozen):
     timeout_s: Seconds | None = None
 
 
-class Stragglers(_Frozen):
+class Stragglers(Frozen):
     """When a subround runs a second time, beside the first, on a worker that is idle.
 
     The first result counts; the bits are the same. Effects of client work outside of
@@ -134,7 +122,7 @@ class Stragglers(_Frozen):
     min_s: Seconds = 10.0
 
 
-class Kernels(_Frozen):
+class Kernels(Frozen):
     """How the work of clients becomes one graph that loops over them.
 
     Attributes:
@@ -166,7 +154,7 @@ class Kernels(_Frozen):
         return name_switch(value)
 
 
-class Data(_Frozen):
+class Data(Frozen):
     """What may be read as data of clients.
 
     Attributes:
@@ -181,7 +169,7 @@ class Data(_Frozen):
     sequence_bytes: Annotated[Bytes, pydantic.Field(ge=1)] = 2**30
 
 
-class Config(_Frozen):
+class Config(Frozen):
     """All settings of a context; short forms are accepted where noted.
 
     Attributes:

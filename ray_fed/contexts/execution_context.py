@@ -15,13 +15,14 @@ from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
 from ray_fed.contexts.backend import Backend
+from ray_fed.contexts.closed import ClosedContext
 from ray_fed.contexts.first_calls import FirstCalls
 from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.executors.calling_thread import CallingThread
 from ray_fed.executors.loops import LoopThread, wait_for
 from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain
-from ray_fed.observability import events
+from ray_fed.observability import events, reprs
 from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.plan import merge_tree
 from ray_fed.rounds.computation_cache import ComputationCache
@@ -222,6 +223,24 @@ class ExecutionContext(flf.SyncContext):
             return await self._rounds.run_whole(comp, arg, spec)
         return await self._rounds.run_chain(chain, arg, spec)
 
+    def _facts(self) -> dict[str, Any]:
+        counted = self._config.workers.count or self._backend.num_workers
+        return {
+            "backend": self._config.backend,
+            "workers": counted if isinstance(counted, int | tuple) else "one a CPU",
+            "rounds": self._report.num_calls,
+            "seconds": round(self._report.seconds, 3),
+            "state": "open" if self.is_open else "closed",
+        }
+
+    @override
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
+        return f"<ray_fed context: {facts}>"
+
+    def _repr_html_(self) -> str:
+        return reprs.draw_facts("ray_fed context", self._facts())
+
     def close(self) -> None:
         """Stop workers and what was started for them; a second call does nothing."""
         if self._thread is None:
@@ -230,7 +249,7 @@ class ExecutionContext(flf.SyncContext):
         self._thread = None
         self._backend.close()
         if flf.get_context_stack().current is self:
-            flf.set_default_context(_Closed())
+            flf.set_default_context(ClosedContext())
 
     def __enter__(self) -> Self:
         return self
@@ -277,13 +296,3 @@ def _call_s(config: Config) -> float | None:
     if config.debug or not config.kernels.enabled:
         return None
     return config.kernels.call_s
-
-
-class _Closed(flf.SyncContext):
-    """Takes the place of a closed default context, and says that it is closed."""
-
-    @override
-    def invoke(self, comp: Any, arg: Any) -> Any:
-        raise errors.ContextStateError(
-            "Expected an open context, found it closed: call ray_fed.init again."
-        )

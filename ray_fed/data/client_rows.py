@@ -18,10 +18,11 @@ from ray_fed.data.arrangement import ArrangedSource, Arrangement
 from ray_fed.data.mapped_source import MappedSource, map_rows
 from ray_fed.data.parts import Part, check_fraction, draw_held_out
 from ray_fed.language import structs
+from ray_fed.observability import reprs
 from ray_fed.values.client_references import ClientReference, ClientRun, ClientSource
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ClientRows(ClientRun):
     """Clients by reference, whose rows are arranged where their work is.
 
@@ -30,6 +31,22 @@ class ClientRows(ClientRun):
     """
 
     ids: tuple[Hashable, ...] = ()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "clients": len(self),
+            "type": self.type_signature,
+            "read by": type(self.source).__name__,
+        }
+
+    @override
+    def __repr__(self) -> str:
+        kind, where = self.type_signature, type(self.source).__name__
+        text = f"{len(self)} clients of {kind}, read by {where}"
+        return f"<{reprs.shorten(text)}>"
+
+    def _repr_html_(self) -> str:
+        return reprs.draw_facts(type(self).__name__, self._facts())
 
     @classmethod
     def _of(

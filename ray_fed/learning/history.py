@@ -2,6 +2,9 @@
 
 import dataclasses
 import html
+import json
+import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
@@ -9,13 +12,15 @@ import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.learning.extras import import_extra
+from ray_fed.observability import reprs, timeline
 from ray_fed.observability.curves import plot_curves
 
 _SHOWN_ROWS = 20
 _TRAINING, _EVALUATION = "training.", "evaluation."
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RoundRecord:
     """What one round was and did.
 
@@ -29,6 +34,11 @@ class RoundRecord:
         dropped: clients of the cohort that the round went on without, by index.
         bytes_sent: of the state and of clients' values, as its report counts them.
         bytes_returned: of what came back to the coordinator of the round, likewise.
+        bytes_read: of states that came into this process since the record before: to be
+            saved, or for a callback.
+        started_at: when the round was called, in seconds since 1970.
+        spans: what each worker did when, as tuples of the fields of
+            `observability.timeline.Span`.
     """
 
     round_index: int
@@ -40,6 +50,17 @@ class RoundRecord:
     dropped: tuple[int, ...] = ()
     bytes_sent: int = 0
     bytes_returned: int = 0
+    bytes_read: int = 0
+    started_at: float = 0.0
+    spans: tuple[tuple[Any, ...], ...] = ()
+
+    @override
+    def __repr__(self) -> str:
+        cost = f"{len(self.clients)} clients, {self.seconds:.3f} s"
+        return f"<round {self.round_index}: {cost}, {_show_numbers(self)}>"
+
+    def _repr_html_(self) -> str:
+        return reprs.draw_facts(f"round {self.round_index}", row_of(self))
 
     def numbers(self) -> dict[str, float]:
         """Return metrics that are one number each, by name: `training.loss`."""
@@ -49,6 +70,16 @@ class RoundRecord:
             for prefix, metrics in parts.items()
             for name, number in _flatten(metrics)
         }
+
+    def timeline(self) -> Any:
+        """Return a matplotlib figure: a lane a worker, a bar a subround.
+
+        Raises:
+            ConfigError: matplotlib is not installed.
+        """
+        import_extra("matplotlib", "demo", "RoundRecord.timeline")
+        spans = [timeline.Span(*span) for span in self.spans]
+        return timeline.draw_spans(spans, f"round {self.round_index} of the run")
 
 
 def _flatten(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
@@ -149,8 +180,6 @@ class History(Sequence[RoundRecord]):
         Raises:
             UserError: pandas is not installed.
         """
-        from ray_fed.learning.extras import import_extra
-
         pandas = import_extra("pandas", "pandas", "History.to_pandas")
         frame = pandas.DataFrame(self.rows())
         return frame.set_index("round") if len(self) else frame
@@ -176,6 +205,36 @@ class History(Sequence[RoundRecord]):
                 f" {len(self)} rounds without any number."
             )
         return plot_curves({name: self.values(name) for name in chosen})
+
+    def write_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write when each worker did what in all rounds, in Chrome's trace format.
+
+        Open the file in https://ui.perfetto.dev. On a context that is not ray_fed's,
+        it has rounds alone.
+
+        Args:
+            path: of the file, JSON; its folder exists.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        first = min((record.started_at for record in self), default=0.0)
+        rounds = [
+            timeline.TracedRound(
+                record.round_index,
+                record.started_at - first,
+                record.seconds,
+                [timeline.Span(*span) for span in record.spans],
+            )
+            for record in self
+        ]
+        try:
+            pathlib.Path(path).write_text(json.dumps(timeline.trace(rounds)))
+        except OSError as error:
+            raise errors.StorageError(
+                f"Expected to write the file `{os.fspath(path)}`, found"
+                f" {type(error).__name__} ({error.strerror}): name another one."
+            ) from error
 
     def _repr_html_(self) -> str:
         rows = [row_of(record) for record in self[-_SHOWN_ROWS:]]
@@ -203,6 +262,7 @@ def row_of(record: RoundRecord) -> dict[str, Any]:
         "seconds": record.seconds,
         "bytes_sent": record.bytes_sent,
         "bytes_returned": record.bytes_returned,
+        "bytes_read": record.bytes_read,
         **record.numbers(),
     }
 

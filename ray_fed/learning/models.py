@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import federated_language as fl
 import keras
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.objectives import Loss, Metrics, Output, build_outputs
 from ray_fed.learning.totals import Totals, TotalsKeeper
+from ray_fed.observability import reprs
 
 _SEED_NAME = "seed_generator_state"
 """What Keras names the variable that a random layer draws from."""
@@ -31,6 +33,11 @@ class ModelWeights(NamedTuple):
 
     trainable: tuple[Any, ...]
     non_trainable: tuple[Any, ...]
+
+    @override
+    def __repr__(self) -> str:
+        counts = f"{len(self.trainable)} trainable, {len(self.non_trainable)} other"
+        return f"<weights: {counts} variables>"
 
 
 class ForwardPass(NamedTuple):
@@ -78,6 +85,12 @@ class Model:
             )
         )
         self.totals = TotalsKeeper.of(outputs)
+
+    @override
+    def __repr__(self) -> str:
+        count = self._keras.count_params()
+        taken = reprs.shorten(str(self.batch_type))
+        return f"<model `{self._keras.name}`: {count} parameters, batches {taken}>"
 
     @classmethod
     def from_keras(

@@ -6,10 +6,12 @@ DirectCalls       any other context, or plain functions: one call after another
 
 import concurrent.futures
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import federated_language as fl
+from federated_language.program import structure_utils
 from typing_extensions import override
 
 import ray_fed
@@ -19,13 +21,11 @@ from ray_fed.learning.loop_thread import IoThread
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.round_reports import RoundReports
 from ray_fed.observability.events import EventSink
-from ray_fed.observability.report import RoundReport
+from ray_fed.observability.report import ASIDE_FROM, RoundReport
 from ray_fed.program import RayFederatedContext
 
 flf = fl.framework
 
-_EVALUATIONS_FROM = 10**9
-"""Calls of evaluation have numbers of their own, so that they shift no others."""
 _CALLS_A_ROUND = 10**4
 
 
@@ -38,12 +38,14 @@ class GoingRound:
         state: after it, to be given to the next call; read by `ProcessCalls.read`.
         metrics: of the clients' training, plain, once they are there.
         take_report: returns its report, once; None where there is none.
+        started_at: when it was called, in seconds since 1970.
     """
 
     round_index: int
     state: Any
     metrics: concurrent.futures.Future[Any]
     take_report: Callable[[], RoundReport | None]
+    started_at: float
 
 
 class ProcessCalls(Protocol):
@@ -63,6 +65,15 @@ class ProcessCalls(Protocol):
 
     def read(self, state: Any) -> Any:
         """Return a state in this process, as plain values."""
+        ...
+
+    async def fetch(self, state: Any) -> Any:
+        """Return what `read` does, on the I/O thread."""
+        ...
+
+    @property
+    def bytes_read(self) -> int:
+        """How many bytes of states came into this process so far."""
         ...
 
     def evaluating(self, round_index: int) -> None:
@@ -124,6 +135,7 @@ class ReferencedCalls(ProcessCalls):
         self._io = io
         self._owns = owns
         self._first_number = 0
+        self._bytes_read = 0
         self._reports = RoundReports()
         self._sinks: list[EventSink] = []
         self.subscribe(self._reports)
@@ -150,7 +162,7 @@ class ReferencedCalls(ProcessCalls):
 
     @override
     def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
-        number = self._first_number + round_index
+        started_at, number = time.time(), self._first_number + round_index
         self._reports.expect(number)
         new_state, metrics = self._context.invoke_at(
             number, self._process.next, (state, data)
@@ -160,15 +172,28 @@ class ReferencedCalls(ProcessCalls):
             new_state,
             self._io.submit(fl.program.materialize_value(metrics)),
             lambda: self._reports.take(number),
+            started_at,
         )
 
     @override
     def read(self, state: Any) -> Any:
-        return self._io.run(fl.program.materialize_value(state))
+        return self._io.run(self.fetch(state))
+
+    @override
+    async def fetch(self, state: Any) -> Any:
+        found = await fl.program.materialize_value(state)
+        leaves = structure_utils.flatten(found)
+        self._bytes_read += sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+        return found
+
+    @property
+    @override
+    def bytes_read(self) -> int:
+        return self._bytes_read
 
     @override
     def evaluating(self, round_index: int) -> None:
-        first = _EVALUATIONS_FROM + _CALLS_A_ROUND * round_index
+        first = ASIDE_FROM + _CALLS_A_ROUND * round_index
         flf.set_default_context(_EvaluationContext(self._context, self._io, first))
 
     @override
@@ -241,15 +266,25 @@ class DirectCalls(ProcessCalls):
 
     @override
     def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
+        started_at = time.time()
         with self._interrupts.breaking():
             new_state, metrics = self._process.next(state, data)
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
         done.set_result(metrics)
-        return GoingRound(round_index, new_state, done, lambda: None)
+        return GoingRound(round_index, new_state, done, lambda: None, started_at)
 
     @override
     def read(self, state: Any) -> Any:
         return state
+
+    @override
+    async def fetch(self, state: Any) -> Any:
+        return state
+
+    @property
+    @override
+    def bytes_read(self) -> int:
+        return 0
 
     @override
     def evaluating(self, round_index: int) -> None:

@@ -3,10 +3,13 @@
 import dataclasses
 from typing import Any
 
+from typing_extensions import override
+
 from ray_fed.learning.accounting import Privacy
+from ray_fed.observability import reprs
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class LearningProcess:
     """A federated algorithm as two federated_language computations.
 
@@ -25,6 +28,15 @@ class LearningProcess:
     next: Any
     privacy: Privacy | None = None
     initial_client_state: Any = None
+
+    @override
+    def __repr__(self) -> str:
+        named = {"initialize": self.initialize, "next": self.next}
+        types = (
+            f"{name} {reprs.shorten(str(getattr(comp, 'type_signature', comp)))}"
+            for name, comp in named.items()
+        )
+        return f"<learning process: {'; '.join(types)}>"
 
 
 @dataclasses.dataclass(frozen=True)

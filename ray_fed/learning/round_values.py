@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from ray_fed.learning.models import ModelWeights
 from ray_fed.learning.totals import Totals
 
@@ -35,6 +37,11 @@ class ServerState(NamedTuple):
     optimizer: Any
     round_index: Any
     parts: Any = PartStates((), (), ())
+
+    @override
+    def __repr__(self) -> str:
+        after = f"<server state after {self.round_index} rounds"
+        return f"{after}: {self.weights!r}, {len(self.optimizer)} of the optimizer>"
 
 
 class ServerView(NamedTuple):

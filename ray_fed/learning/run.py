@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import ray_fed.errors as errors
 from ray_fed.learning.callbacks.hooks import Callbacks
+from ray_fed.learning.checkpoints import Checkpoints
 from ray_fed.learning.cohorts import CohortSampler
 from ray_fed.learning.history import History
 from ray_fed.learning.interrupts import Interrupts
@@ -84,8 +85,11 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             the seed and the round alone.
         seed: of the cohorts, >= 0.
         storage_path: a path or a URI of fsspec, for this run alone; None saves nothing.
-        checkpoint_every: rounds between two saves, >= 1. The end is always saved.
-        num_to_keep: saved states to keep, >= 1; None keeps all.
+        checkpoint_every: rounds between two saves, >= 1. Rounds that end while another
+            one is saved, or within half a second, give way to the latest of them. The
+            end is always saved.
+        num_to_keep: saved states to keep, >= 1; None keeps all, and rounds wait until
+            each that is due is saved.
         evaluate: called with the state, returns metrics. On ray_fed's contexts the
             state holds references, which computations take as they are, and numpy
             reads.
@@ -142,7 +146,10 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
     storage = None if storage_path is None else RunStorage(storage_path, num_to_keep)
     with IoThread() as io, Interrupts() as interrupts:
         calls = open_calls(process, io, interrupts)
-        loop = RunLoop(spec, calls, io, interrupts, told, storage)
+        checkpoints = Checkpoints(
+            storage, io, calls.fetch, keeps_all=num_to_keep is None
+        )
+        loop = RunLoop(spec, calls, interrupts, told, checkpoints)
         try:
             initial = calls.initialize()
             saved = SavedRun()

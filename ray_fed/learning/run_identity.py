@@ -8,6 +8,7 @@ import federated_language as fl
 
 import ray_fed
 import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.run_spec import RunSpec
 from ray_fed.program import RayFederatedContext
@@ -19,6 +20,8 @@ _MEANINGS = {
     "seed": "`seed`",
     "state_type": "the type of the process's state",
     "next_type": "the type of the process's `next`",
+    "next_content": "what the process's `next` computes, by a hash of its graphs and of"
+    " numbers in them, such as a learning rate",
     "config_seed": "`Config.seed`",
     "clients_per_leaf": "`Config.clients_per_leaf`",
     "evaluates": "whether there is `evaluate`, or its `evaluate_every`",
@@ -41,6 +44,7 @@ def describe_run(process: LearningProcess, spec: RunSpec) -> dict[str, Any]:
         "seed": sampler.seed,
         "state_type": initialize,
         "next_type": run_round,
+        "next_content": _content_of(process.next),
         "evaluates": None if spec.evaluate is None else spec.evaluate_every,
         **_settings(),
     }
@@ -50,6 +54,16 @@ def _type_of(comp: Any) -> str | None:
     if isinstance(comp, fl.framework.Computation):
         return str(comp.type_signature)
     return None
+
+
+def _content_of(comp: Any) -> str | None:
+    """Return what tells a computation from others; None where nothing does."""
+    if not isinstance(comp, fl.framework.ConcreteComputation):
+        return None
+    try:
+        return rtf.identify_computation(comp)[:16]
+    except errors.UnsupportedError:  # it has Python functions
+        return None
 
 
 def _digest_clients(data: Sequence[Any]) -> str:

@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -13,15 +12,13 @@ from typing import Any, Literal, TypeAlias
 import ray_fed.errors as errors
 from ray_fed.learning.batches import check_batches
 from ray_fed.learning.callbacks.hooks import Callbacks
+from ray_fed.learning.checkpoints import Checkpoints
 from ray_fed.learning.history import History, RoundRecord
 from ray_fed.learning.interrupts import Interrupts, StopNow
-from ray_fed.learning.loop_thread import IoThread, WorkThread
+from ray_fed.learning.loop_thread import WorkThread
 from ray_fed.learning.process_calls import GoingRound, ProcessCalls
 from ray_fed.learning.run_progress import Progress, open_progress
 from ray_fed.learning.run_spec import RunSpec
-from ray_fed.learning.run_storage import RunStorage
-
-_logger = logging.getLogger("ray_fed.learning.run")
 
 Reason: TypeAlias = Literal["finished", "stopped early", "interrupted"]
 
@@ -30,9 +27,7 @@ _POLL_S = 0.1
 
 _FOLLOW_S, _LEAVE_S = 5.0, 9.0
 """After a signal: how long what follows the last round may take, and all of it."""
-
-_MAX_NAMED = 10
-"""Clients of a cohort that a note lists."""
+_MAX_NAMED = 10  # clients of a cohort that a note lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,32 +49,30 @@ class RunLoop:
     Args:
         spec: of the run.
         calls: of its process; not owned.
-        io: saves; not owned.
         interrupts: end it.
         callbacks: are told.
-        storage: takes states; None saves nothing.
+        checkpoints: takes states.
     """
 
     def __init__(
         self,
         spec: RunSpec,
         calls: ProcessCalls,
-        io: IoThread,
         interrupts: Interrupts,
         callbacks: Callbacks,
-        storage: RunStorage | None,
+        checkpoints: Checkpoints,
     ) -> None:
         self._spec = spec
         self._calls = calls
-        self._io = io
         self._interrupts = interrupts
         self._callbacks = callbacks
-        self._storage = storage
+        self._checkpoints = checkpoints
         self._done = _Done(None, ())
         self._first = 0
         self._progress: Progress | None = None
         self._lock = threading.Lock()
         self._is_left = False
+        self._bytes_read = 0
 
     def begin(
         self, state: Any, records: Sequence[RoundRecord], first_round: int
@@ -243,7 +236,7 @@ class RunLoop:
             stops = self._stops()
         finally:
             if (index + 1) % self._spec.checkpoint_every == 0:
-                self._save()
+                self._checkpoints.add(self._done.state, self._done.records)
         return stops
 
     def _record(
@@ -255,7 +248,15 @@ class RunLoop:
         if evaluate is not None and (index + 1) % self._spec.evaluate_every == 0:
             evaluation = evaluate(going.state)
         training: Any = going.metrics.result()
-        record = RoundRecord(index, tuple(cohort), training, evaluation, seconds)
+        record = RoundRecord(
+            index,
+            tuple(cohort),
+            training,
+            evaluation,
+            seconds,
+            bytes_read=self._count_read(),
+            started_at=going.started_at,
+        )
         report = going.take_report()
         if report is None:
             return record
@@ -265,7 +266,12 @@ class RunLoop:
             dropped=tuple(cohort[place] for place in report.dropped_clients),
             bytes_sent=report.bytes_broadcast + report.bytes_sliced,
             bytes_returned=report.bytes_returned,
+            spans=tuple(tuple(span) for span in report.spans),
         )
+
+    def _count_read(self) -> int:
+        before, self._bytes_read = self._bytes_read, self._calls.bytes_read
+        return self._bytes_read - before
 
     def _stops(self) -> bool:
         stop = self._spec.stop
@@ -273,28 +279,11 @@ class RunLoop:
             return False
         return bool(stop(self.history))
 
-    def _save(self) -> None:
-        if self._storage is not None:
-            self._io.run(self._storage.save(self._done.state, self._done.records))
-
     def _save_last(self) -> None:
         """Save the last round that counts, within the time that a signal leaves."""
-        if self._storage is None or not self._done.records:
-            return
-        done = self._done
-        saving = self._io.submit(self._storage.save(done.state, done.records))
-        if self._interrupts.since is None:
-            saving.result()
-            return
-        try:
-            saving.result(max(0.5, _LEAVE_S - self._since_signal()))
-        except TimeoutError:
-            _logger.warning(
-                "The state after %d rounds was not saved in time; the one of %d rounds"
-                " is there.",
-                len(done.records),
-                self._storage.saved_rounds,
-            )
+        signalled = self._interrupts.since is not None
+        left_s = max(0.5, _LEAVE_S - self._since_signal()) if signalled else None
+        self._checkpoints.finish(self._done.state, self._done.records, left_s)
 
 
 def say_who(error: BaseException, cohort: Sequence[int]) -> None:

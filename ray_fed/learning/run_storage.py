@@ -52,7 +52,7 @@ class RunStorage:
         self._runs = FileProgramStateManager(path, "run_", 1)
         self._rounds = FileProgramStateManager(path, "round_", num_to_keep or 0)
         self._lock = asyncio.Lock()
-        self._encoded: list[str] = []
+        self._encoded: list[bytes] = []
         self.saved_rounds = -1
         """Rounds that the latest saved state has; -1: none was saved."""
 
@@ -79,7 +79,9 @@ class RunStorage:
             check_same(found["identity"], identity, self._where)
             first = int(found["first_number"])
             saved = SavedRun(first_number=first)
-        loaded, rounds = await self._rounds.load_latest({"state": state, "history": ""})
+        loaded, rounds = await self._rounds.load_latest(
+            {"state": state, "history": b""}
+        )
         if loaded is not None:
             if content is None:
                 raise errors.SavedStateError(
@@ -124,8 +126,8 @@ class RunStorage:
                 return
             # Rounds are only ever added: each is encoded once.
             new = to_json(records[len(self._encoded) :])
-            self._encoded += [json.dumps(record) for record in new]
-            history = ", ".join(self._encoded[: len(records)])
-            content = {"state": state, "history": f"[{history}]"}
+            self._encoded += [json.dumps(record).encode() for record in new]
+            history = b",\n".join(self._encoded[: len(records)])
+            content = {"state": state, "history": b"[" + history + b"]"}
             await self._rounds.save(content, rounds)
             self.saved_rounds = rounds

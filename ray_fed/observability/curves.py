@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ray_fed.observability import figures
+
 
 def plot_curves(curves: Mapping[str, Sequence[float | None]]) -> Any:
     """Return a matplotlib figure with one panel a curve, rounds counted from 1.
@@ -15,12 +17,9 @@ def plot_curves(curves: Mapping[str, Sequence[float | None]]) -> Any:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    import matplotlib.figure
     import matplotlib.ticker
 
-    figure = matplotlib.figure.Figure(
-        figsize=(4.5 * len(curves), 3.5), layout="constrained"
-    )
+    figure = figures.new_figure(4.5 * len(curves), 3.5)
     panels = figure.subplots(1, len(curves), squeeze=False)[0]
     for index, (name, values) in enumerate(curves.items()):
         panel = panels[index]

@@ -8,6 +8,8 @@ In what is neither, such as a file, the last state alone is written, when it end
 """
 
 import html
+import math
+import time
 from typing import Any, Protocol, Self
 
 import rich.console
@@ -15,6 +17,8 @@ import rich.progress
 from typing_extensions import override
 
 from ray_fed.observability import events
+
+_DRAWN_EVERY_S = 0.1
 
 
 class ProgressView(Protocol):
@@ -104,6 +108,21 @@ class RoundProgress:
         self._view.close()
 
 
+class _Pace:
+    """Says when to draw: not sooner than a tenth of a second after the last time."""
+
+    def __init__(self) -> None:
+        self._drawn = -math.inf
+
+    def is_due(self) -> bool:
+        """Return whether to draw now, which counts as drawn then."""
+        now = time.monotonic()
+        if now - self._drawn < _DRAWN_EVERY_S:
+            return False
+        self._drawn = now
+        return True
+
+
 class TerminalView(ProgressView):
     """Draws with rich, in place where the console is a terminal.
 
@@ -126,16 +145,18 @@ class TerminalView(ProgressView):
             "rounds", total=num_rounds, numbers="", activity=""
         )
         self._progress.start()
+        self._pace = _Pace()
 
     @override
     def show(self, done: int, activity: str, numbers: str) -> None:
-        # Refreshed here, as an import may hold up rich's own thread for seconds.
+        # Refreshed here, as an import may hold up rich's own thread for seconds. That
+        # thread draws what is not.
         self._progress.update(
             self._task,
             completed=done,
             activity=activity,
             numbers=numbers,
-            refresh=True,
+            refresh=self._pace.is_due(),
         )
 
     @override
@@ -161,6 +182,8 @@ class NotebookView(ProgressView):
             self._draw(0, "", ""), display_id=True
         )
         self._done = 0
+        self._pace = _Pace()
+        self._undrawn: tuple[int, str, str] | None = None
 
     def _draw(self, done: int, activity: str, numbers: str) -> Any:
         total = self._num_rounds
@@ -172,10 +195,19 @@ class NotebookView(ProgressView):
     @override
     def show(self, done: int, activity: str, numbers: str) -> None:
         # Every update is a message to the browser: once a round is enough.
-        if done > self._done or not activity:
-            self._done = done
-            self._handle.update(self._draw(done, activity, numbers))
+        if done <= self._done and activity:
+            return
+        self._done = done
+        self._undrawn = done, activity, numbers
+        if self._pace.is_due():
+            self._update()
+
+    def _update(self) -> None:
+        if self._undrawn is not None:
+            self._handle.update(self._draw(*self._undrawn))
+            self._undrawn = None
 
     @override
     def close(self) -> None:
         """Leave the last drawing in the cell."""
+        self._update()

@@ -2,15 +2,20 @@
 
 import collections
 import dataclasses
+from typing import Any
 
 import pydantic
 from typing_extensions import override
 
-from ray_fed.observability import events, report_table
+from ray_fed.observability import events, report_table, timeline
 from ray_fed.plan import diagnostics, outcomes
 from ray_fed.plan.fingerprint import Fingerprint
 
 _OPEN_ROUNDS = 256
+
+ASIDE_FROM = 10**9
+"""Calls of these numbers are made beside those of a program, such as evaluations while
+the next round runs: they are never the last one."""
 
 
 class SubroundReport(pydantic.BaseModel):
@@ -117,17 +122,37 @@ class RoundReport(pydantic.BaseModel):
         """Clients of the cohort over the seconds of the whole call."""
         return self.num_clients / self.seconds if self.seconds else 0.0
 
+    @property
+    def spans(self) -> tuple[timeline.Span, ...]:
+        """What each worker did when, lost attempts and slower copies included."""
+        return tuple(timeline.spans_of(self.subrounds, self.num_clients))
+
+    def timeline(self) -> Any:
+        """Return a matplotlib figure: a lane a worker, a bar a subround.
+
+        Attempts that came to nothing are hatched. The clients' data is read within
+        their bars.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        return timeline.draw_spans(self.spans, str(self))
+
     @override
     def __str__(self) -> str:
         num_subrounds = sum(subround.num_clients > 0 for subround in self.subrounds)
         dropped = len(self.dropped_clients)
         without = f" ({dropped} dropped)" if dropped else ""
         return (
-            f"round {self.round_index}: {self.num_clients} clients{without} in"
+            f"call {self.round_index}: {self.num_clients} clients{without} in"
             f" {num_subrounds} subrounds, {self.seconds:.3f} s,"
             f" {self.clients_per_second:.1f} clients/s, {self.num_retries}"
             f" {'retry' if self.num_retries == 1 else 'retries'}"
         )
+
+    @override
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -183,9 +208,15 @@ class ReportBuilder:
     """An event sink that keeps the report of the round that returned last.
 
     Rounds may overlap. Of those that never return, it remembers a few.
+
+    Args:
+        below: calls of a lower number may be the last one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, below: int = ASIDE_FROM) -> None:
+        self._below = below
+        self.num_calls = 0
+        self.seconds = 0.0
         self._open: dict[int, _OpenRound] = {}
         self.last: RoundReport | None = None
 
@@ -203,7 +234,10 @@ class ReportBuilder:
             return
         if isinstance(event, events.RoundFinished):
             del self._open[event.round_index]
-            self.last = found.report(event)
+            self.num_calls += 1
+            self.seconds += event.seconds
+            if event.round_index < self._below:
+                self.last = found.report(event)
         else:
             found.add(event)
 

@@ -108,7 +108,8 @@ class RayFederatedContext(fl.program.FederatedContext):
         that numbers its rounds itself draws the same ones however it is interrupted.
 
         Args:
-            number: >= 0; not that of a call that runs.
+            number: >= 0; not that of a call that runs. From 10**9 on it is made aside:
+                its report is never the context's last one.
             comp: as for `invoke`, which also says what is raised.
             arg: likewise.
         """
@@ -166,6 +167,10 @@ class RayFederatedContext(fl.program.FederatedContext):
         if error is not None:
             for reference in references:
                 reference.fail(error)
+
+    @override
+    def __repr__(self) -> str:
+        return f"<references over {self._context!r}>"
 
     def close(self) -> None:
         """Cancel calls that run and free all values; a second call does nothing."""

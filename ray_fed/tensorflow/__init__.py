@@ -9,5 +9,6 @@ import_tensorflow()
 
 from ray_fed.tensorflow.external.external_data import data  # noqa: E402
 from ray_fed.tensorflow.front.computation import computation  # noqa: E402
+from ray_fed.tensorflow.graphs.identity import identify_computation  # noqa: E402
 
-__all__ = ["computation", "data"]
+__all__ = ["computation", "data", "identify_computation"]

@@ -1,5 +1,6 @@
 """Every example, run as a user runs it: in a process of its own."""
 
+import json
 import os
 import pathlib
 import re
@@ -31,7 +32,7 @@ def test_temperature_prints_the_mean_and_a_report() -> None:
     mean, report = run_example("temperature.py", "local").splitlines()
 
     assert mean == "mean of 3 clients: 21.67 °C"
-    assert report.startswith("round 0: 3 clients in")
+    assert report.startswith("call 0: 3 clients in")
 
 
 @pytest.mark.slow
@@ -75,6 +76,32 @@ def test_characters_of_the_library_are_learned() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.filterwarnings("ignore")  # as below
+def test_run_whose_worker_is_killed_ends_with_the_same_bits(
+    tmp_path: pathlib.Path,
+) -> None:
+    notebook = nbformat.read(_EXAMPLES / "faults.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=240,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+
+    client.execute()
+
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    printed = "".join(out.text for out in outputs if out.output_type == "stream")
+    (retries,) = re.findall(r"retries by round: (\[.+\])", printed)
+    assert sum(json.loads(retries)) >= 1
+    assert "weights equal: True losses equal: True" in printed
+    assert any("image/png" in out.get("data", {}) for out in outputs)
+    assert json.loads((tmp_path / "faults.json").read_text())["traceEvents"]
+
+
+@pytest.mark.slow
 # Jupyter's client and its event loop raise warnings of their own.
 @pytest.mark.filterwarnings("ignore")
 def test_quickstart_runs_in_a_kernel_and_ends_with_its_curve(
@@ -91,12 +118,14 @@ def test_quickstart_runs_in_a_kernel_and_ends_with_its_curve(
 
     client.execute()
 
-    printed = "".join(
-        output.text
+    streams = [
+        output
         for cell in notebook.cells
         for output in cell.get("outputs", [])
         if output.output_type == "stream"
-    )
+    ]
+    assert [each.text for each in streams if each.name == "stderr"] == []
+    printed = "".join(each.text for each in streams)
     (accuracy,) = re.findall(r"test accuracy: ([\d.]+)", printed)
     assert float(accuracy) >= 0.93
     (curve,) = notebook.cells[-1].outputs

@@ -1,6 +1,6 @@
 """A run as a program of its own, for tests that kill it or send it signals.
 
-python run_script.py BACKEND FOLDER NUM_ROUNDS PAUSE_S
+python run_script.py BACKEND FOLDER NUM_ROUNDS PAUSE_S [STORAGE]
 """
 
 # ray_fed comes first: it keeps TensorFlow's start-up lines off the screen.
@@ -71,7 +71,9 @@ class Line:
         time.sleep(self._pause_s)
 
 
-def main(backend: Any, folder: str, num_rounds: str, pause_s: str) -> None:
+def main(
+    backend: Any, folder: str, num_rounds: str, pause_s: str, storage: str = ""
+) -> None:
     """Run, and write how it ended and a digest of weights and history."""
     place = pathlib.Path(folder)
     data: Any = [np.float32(n) for n in range(1, 7)]
@@ -82,7 +84,7 @@ def main(backend: Any, folder: str, num_rounds: str, pause_s: str) -> None:
             data,
             num_rounds=int(num_rounds),
             cohort_size=3,
-            storage_path=place / "states",
+            storage_path=storage or place / "states",
             checkpoint_every=2,
             callbacks=[
                 learning.callbacks.JSONLines(place / "rounds.jsonl"),

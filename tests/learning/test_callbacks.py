@@ -71,6 +71,7 @@ def test_json_lines_have_an_object_a_round(tmp_path: pathlib.Path) -> None:
         "seconds": 0.5,
         "bytes_sent": 0,
         "bytes_returned": 0,
+        "bytes_read": 0,
         "training.loss": 1.0,
         "evaluation.accuracy": 0.75,
     }

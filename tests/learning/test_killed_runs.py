@@ -1,36 +1,52 @@
 """Runs whose program is killed, or told to leave: the same bits in the end."""
 
+import contextlib
 import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import uuid
 
+import psutil
 import pytest
 
 _SCRIPT = pathlib.Path(__file__).parent / "run_script.py"
 NUM_ROUNDS = 20
+LONG_ROUNDS = 40
+KILLS_VARIABLE = "RAY_FED_PROOF_KILLS"
+"""Kills in a run of forty rounds; 10 for the whole proof."""
 
 
 def start(
-    backend: str, folder: pathlib.Path, num_rounds: int = NUM_ROUNDS, pause_s: float = 0
+    backend: str,
+    folder: pathlib.Path,
+    num_rounds: int = NUM_ROUNDS,
+    pause_s: float = 0,
+    storage: str = "",
 ) -> "subprocess.Popen[str]":
     folder.mkdir(exist_ok=True)
     command = [sys.executable, str(_SCRIPT), backend, str(folder)]
     return subprocess.Popen(
-        [*command, str(num_rounds), str(pause_s)],
+        [*command, str(num_rounds), str(pause_s), storage],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"RAY_FED_PROGRESS": "off"},
     )
 
 
-def finish(backend: str, folder: pathlib.Path) -> str:
+def finish(
+    backend: str,
+    folder: pathlib.Path,
+    num_rounds: int = NUM_ROUNDS,
+    storage: str = "",
+) -> str:
     """Return the last line of a run that nothing disturbs."""
-    with start(backend, folder) as script:
+    with start(backend, folder, num_rounds, storage=storage) as script:
         assert script.stdout is not None
         lines = script.stdout.read().splitlines()
     assert script.returncode == 0
@@ -82,6 +98,42 @@ def test_run_killed_at_random_moments_ends_with_the_bits_of_one_that_lived(
     assert finish(backend, folder) == expected
     assert expected.startswith(f"finished {NUM_ROUNDS} ")
     assert released(folder) == released(lived)
+
+
+def kill(script: "subprocess.Popen[str]", *, with_ray: bool) -> None:
+    """Kill a program, and all processes that it started first, where asked to."""
+    started = psutil.Process(script.pid).children(recursive=True)
+    for process in started if with_ray else ():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    script.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.timeout(590)
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_run_of_forty_rounds_survives_kills_of_program_ray_and_folder(
+    tmp_path: pathlib.Path, backend: str, s3_server: str
+) -> None:
+    generator = random.Random(11)
+    num_kills = int(os.environ.get(KILLS_VARIABLE, "2"))
+    expected = finish(backend, tmp_path / "whole", LONG_ROUNDS)
+    storage = f"s3://bucket/{uuid.uuid4().hex}"
+    folder = tmp_path / "killed"
+
+    for number, last in enumerate(range(3, LONG_ROUNDS, LONG_ROUNDS // num_kills)):
+        with start(backend, folder, LONG_ROUNDS, 0.05, storage) as script:
+            wait_for(script, f"round {last}\n")
+            time.sleep(generator.uniform(0, 0.1))
+            kill(script, with_ray=number % 4 == 1)
+        assert script.returncode == -signal.SIGKILL
+        if number == num_kills // 2:
+            shutil.rmtree(folder)
+
+    assert finish(backend, folder, LONG_ROUNDS, storage) == expected
+    assert expected.startswith(f"finished {LONG_ROUNDS} ")
+    assert released(folder) == released(tmp_path / "whole")
 
 
 @pytest.mark.slow

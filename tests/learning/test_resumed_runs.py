@@ -159,7 +159,23 @@ def test_last_states_are_kept(tmp_path: pathlib.Path) -> None:
     )
 
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["round_6.zip", "round_7.zip", "run_0.zip"]
+    assert len(names) == 3
+    assert names[-2:] == ["round_7.zip", "run_0.zip"]
+
+
+def test_all_states_are_kept_where_that_is_asked_for(tmp_path: pathlib.Path) -> None:
+    run(
+        build_tally(),
+        CLIENTS,
+        num_rounds=7,
+        storage_path=tmp_path,
+        checkpoint_every=2,
+        num_to_keep=None,
+    )
+
+    names = sorted(path.name for path in tmp_path.iterdir())
+    kept = [f"round_{rounds}.zip" for rounds in (2, 4, 6, 7)]
+    assert names == [*kept, "run_0.zip"]
 
 
 def test_checkpoint_cut_anywhere_costs_its_rounds_only(
@@ -234,6 +250,21 @@ def test_resume_with_another_process_is_refused(
 
     with pytest.raises(errors.ConfigError, match="type of the process's state"):
         run(other, clients, num_rounds=2, storage_path=tmp_path)
+
+
+def test_resume_with_another_learning_rate_is_refused(
+    tmp_path: pathlib.Path,
+    linear_model: Model,
+    make_batches: Callable[..., list[Any]],
+) -> None:
+    clients = [make_batches([3, 2], seed) for seed in range(2)]
+    rates = [build_fed_avg(linear_model, keras.optimizers.SGD(r)) for r in (0.05, 0.1)]
+    again = build_fed_avg(linear_model, keras.optimizers.SGD(0.05))
+    run(rates[0], clients, num_rounds=1, storage_path=tmp_path)
+    run(again, clients, num_rounds=2, storage_path=tmp_path)
+
+    with pytest.raises(errors.ConfigError, match="`next` computes, by a hash"):
+        run(rates[1], clients, num_rounds=3, storage_path=tmp_path)
 
 
 def test_run_of_a_newer_version_is_told(tmp_path: pathlib.Path) -> None:

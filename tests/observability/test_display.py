@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import rich.console
 
-from ray_fed.observability import events
+from ray_fed.observability import display, events
 from ray_fed.observability.display import RoundProgress
 
 
@@ -47,7 +47,8 @@ def test_line_shows_rounds_numbers_and_activity() -> None:
     assert "loss 0.5000  accuracy 0.2500" in text_of(console)
 
 
-def test_subrounds_of_a_round_are_counted() -> None:
+def test_subrounds_of_a_round_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "_DRAWN_EVERY_S", 0.0)
     console = record(terminal=True)
 
     with RoundProgress(1, console) as progress:
@@ -132,7 +133,21 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
     return shown
 
 
-def test_notebook_draws_html_once_a_round(cell: Cell) -> None:
+def test_what_changes_often_is_drawn_ten_times_a_second(cell: Cell) -> None:
+    console = rich.console.Console(file=io.StringIO(), force_jupyter=True)
+
+    with RoundProgress(1000, console) as progress:
+        for _ in range(1000):
+            progress.advance()
+
+    assert len(cell.drawn) < 100
+    assert cell.drawn[-1].startswith('<progress value="1000" max="1000">')
+
+
+def test_notebook_draws_html_once_a_round(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(display, "_DRAWN_EVERY_S", 0.0)
     console = rich.console.Console(file=io.StringIO(), force_jupyter=True)
 
     with RoundProgress(2, console) as progress:

@@ -7,7 +7,12 @@ import pydantic
 import pytest
 
 from ray_fed.observability import events
-from ray_fed.observability.report import ReportBuilder, RoundReport, SubroundReport
+from ray_fed.observability.report import (
+    ASIDE_FROM,
+    ReportBuilder,
+    RoundReport,
+    SubroundReport,
+)
 from ray_fed.plan import outcomes
 
 
@@ -48,6 +53,17 @@ def _report(*subrounds: events.SubroundFinished, seconds: float = 2.0) -> RoundR
     builder.on_event(events.RoundFinished(4, seconds))
     assert builder.last is not None
     return builder.last
+
+
+def test_call_aside_is_counted_and_is_not_the_last_one() -> None:
+    builder = ReportBuilder()
+    for number in (4, ASIDE_FROM):
+        builder.on_event(events.RoundStarted(number, 2, 2, 1))
+        builder.on_event(events.RoundFinished(number, 0.5))
+
+    assert builder.last is not None
+    assert builder.last.round_index == 4
+    assert (builder.num_calls, builder.seconds) == (2, 1.0)
 
 
 def test_report_says_what_the_events_said() -> None:
@@ -100,7 +116,7 @@ def test_report_is_one_line_of_text() -> None:
     report = _report(_subround(0, attempts=2), _subround(1))
 
     assert str(report) == (
-        "round 4: 10 clients in 2 subrounds, 2.000 s, 5.0 clients/s, 1 retry"
+        "call 4: 10 clients in 2 subrounds, 2.000 s, 5.0 clients/s, 1 retry"
     )
 
 

@@ -3,19 +3,13 @@
 import asyncio
 import itertools
 import logging
-import os
 import pathlib
-import shutil
-import subprocess
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
-import boto3
 import fsspec
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 
 import ray_fed.errors as errors
 from ray_fed.program import FileProgramStateManager
@@ -25,23 +19,6 @@ CONTENT = {"model": np.linspace(0, 1, 300, dtype=np.float32), "text": "abc", "n"
 
 def run(coroutine: Any) -> Any:
     return asyncio.run(coroutine)
-
-
-@pytest.fixture(scope="module")
-def s3_server() -> Iterator[str]:
-    """A real S3 server of this process, and the variables that lead to it."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", url)
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        boto3.client("s3").create_bucket(Bucket="bucket")
-        yield url
-    server.stop()
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -231,19 +208,6 @@ class Unanswering:
 def test_uri_that_fsspec_does_not_know_is_refused() -> None:
     with pytest.raises(errors.UnsupportedError, match="fsspec knows"):
         FileProgramStateManager("nosuch://a/b")
-
-
-@pytest.fixture
-def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A file system of 64 KiB."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    mount = shutil.which("mount")
-    command = [mount or "mount", "-t", "tmpfs", "-o", "size=64k", "none", str(mounted)]
-    if mount is None or os.geteuid() or subprocess.run(command, check=False).returncode:
-        pytest.skip("this user may not mount a small disk")
-    yield mounted
-    subprocess.run(["umount", str(mounted)], check=True)
 
 
 def test_full_disk_is_told_and_costs_no_version(small_disk: pathlib.Path) -> None:

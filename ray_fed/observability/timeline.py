@@ -1,0 +1,209 @@
+"""When each worker did what: as a picture, and as a trace for a browser's viewer.
+
+The format of traces is that of the "Trace Event Format" document of the Chromium
+project: complete events ("X"), with names of processes and threads ("M").
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ray_fed.observability import figures
+
+_COLORS = {"argument": "#bab0ac", "clients": "#4c78a8", "merge": "#54a24b"}
+_LOST_COLOR, _SLOWER_COLOR = "#e45756", "#f2cf5b"
+_DRIVER = "driver"
+_MICROSECONDS = 1e6
+_LANE_INCHES, _MOST_INCHES = 0.4, 12.0
+
+
+class Span(NamedTuple):
+    """A worker's turn at something.
+
+    Attributes:
+        node: address of the machine; empty for the driver.
+        worker: its name.
+        what: "argument" (the driver checks, cuts and stores it), "clients" (their data
+            is read, and their work done) or "merge" (what is merged and finished).
+        subround: its index in the round; -1 for the argument.
+        attempt: 1 for the first one.
+        started_s: seconds since the round began.
+        seconds: how long it took; where nothing was lost, with the wait for a worker.
+        ended: why the attempt came to nothing; "slower" where a copy was faster; empty
+            where it did not.
+    """
+
+    node: str
+    worker: str
+    what: str
+    subround: int
+    attempt: int
+    started_s: float
+    seconds: float
+    ended: str = ""
+
+    @property
+    def color(self) -> str:
+        """How it is drawn."""
+        if not self.ended:
+            return _COLORS[self.what]
+        return _SLOWER_COLOR if self.ended == "slower" else _LOST_COLOR
+
+    @property
+    def label(self) -> str:
+        """What the legend calls it."""
+        if not self.ended:
+            return self.what
+        return "slower copy" if self.ended == "slower" else "lost attempt"
+
+
+def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
+    """Return what each worker did in a round.
+
+    Args:
+        subrounds: `SubroundReport`s.
+        num_clients: of the cohort; without any, a subround is no merge.
+    """
+    found: list[Span] = []
+    for each in subrounds:
+        what = "clients" if each.num_clients or not num_clients else "merge"
+        begun = each.started_s
+        for lost in each.lost:
+            started = each.started_s + lost.started_s
+            turn = (lost.node, lost.worker, what, each.subround_index, lost.attempt)
+            found.append(Span(*turn, started, lost.seconds, lost.ended or "lost"))
+            if lost.ended != "slower":
+                begun = max(begun, started + lost.seconds)
+        ends = each.started_s + each.seconds
+        turn = (each.node, each.worker, what, each.subround_index, each.attempts)
+        found.append(Span(*turn, begun, max(0.0, ends - begun)))
+    if found:
+        first = min(each.started_s for each in subrounds)
+        found.insert(0, Span("", _DRIVER, "argument", -1, 1, 0.0, first))
+    return found
+
+
+def draw_spans(spans: Sequence[Span], title: str) -> Any:
+    """Return a matplotlib figure: a lane a worker, a bar a turn.
+
+    Args:
+        spans: of one round.
+        title: above it.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    lanes = list(dict.fromkeys((span.node, span.worker) for span in spans))
+    height = min(_MOST_INCHES, 1.6 + _LANE_INCHES * len(lanes))
+    figure = figures.new_figure(9, height)
+    axes = figure.subplots()
+    labelled: set[str] = set()
+    for span in spans:
+        lane = lanes.index((span.node, span.worker))
+        label = span.label if span.label not in labelled else None
+        labelled.add(span.label)
+        axes.barh(
+            lane,
+            span.seconds,
+            left=span.started_s,
+            height=0.7,
+            color=span.color,
+            hatch="//" if span.ended else None,
+            edgecolor="white",
+            label=label,
+        )
+    axes.set(xlabel="seconds since the round began", title=title)
+    axes.set_yticks(range(len(lanes)), [_name_lane(*lane) for lane in lanes])
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    if labelled:
+        figure.legend(loc="outside lower right", ncols=len(labelled))
+    return figure
+
+
+def _name_lane(node: str, worker: str) -> str:
+    return f"{worker} ({node})" if node else worker
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedRound:
+    """A round of a trace.
+
+    Attributes:
+        round_index: of the run.
+        started_s: since the trace began.
+        seconds: of the whole call.
+        spans: of its workers.
+    """
+
+    round_index: int
+    started_s: float
+    seconds: float
+    spans: Sequence[Span]
+
+
+def trace(rounds: Iterable[TracedRound]) -> dict[str, Any]:
+    """Return a trace as what `json` writes: machines as processes, workers as threads.
+
+    Args:
+        rounds: in order.
+    """
+    lanes: dict[tuple[str, str], tuple[int, int]] = {}
+    nodes: dict[str, int] = {}
+    events: list[dict[str, Any]] = []
+
+    def place(node: str, worker: str) -> dict[str, int]:
+        pid = nodes.setdefault(node, len(nodes))
+        _, tid = lanes.setdefault((node, worker), (pid, len(lanes)))
+        return {"pid": pid, "tid": tid}
+
+    for each in rounds:
+        whole = f"round {each.round_index}"
+        events.append(
+            _event(whole, "round", each.started_s, each.seconds)
+            | place("", _DRIVER)
+            | {"args": {}}
+        )
+        for span in each.spans:
+            if span.what == "argument":
+                name = span.what
+            else:
+                name = f"{span.what} of subround {span.subround}"
+            started = each.started_s + span.started_s
+            arguments = {"round": each.round_index, "attempt": span.attempt}
+            events.append(
+                _event(name, span.label, started, span.seconds)
+                | place(span.node, span.worker)
+                | {"args": arguments | ({"ended": span.ended} if span.ended else {})}
+            )
+    return {"traceEvents": [*_names(nodes, lanes), *events], "displayTimeUnit": "ms"}
+
+
+def _event(name: str, category: str, started_s: float, seconds: float) -> Any:
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": started_s * _MICROSECONDS,
+        "dur": seconds * _MICROSECONDS,
+    }
+
+
+def _names(
+    nodes: dict[str, int], lanes: dict[tuple[str, str], tuple[int, int]]
+) -> list[Any]:
+    processes = [
+        {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": node or "run"}}
+        for node, pid in nodes.items()
+    ]
+    threads = [
+        {
+            "name": "thread_name",
+            "ph": "M",
+            "pid": pid,
+            "tid": tid,
+            "args": {"name": worker},
+        }
+        for (_, worker), (pid, tid) in lanes.items()
+    ]
+    return [*processes, *threads]

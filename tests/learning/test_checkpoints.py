@@ -1,0 +1,147 @@
+"""What is saved beside the rounds: the latest state, one save at a time."""
+
+import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed.learning import RoundRecord, checkpoints
+from ray_fed.learning.checkpoints import Checkpoints
+from ray_fed.learning.loop_thread import IoThread
+from ray_fed.learning.run_storage import RunStorage
+
+RECORDS = [RoundRecord(index, (0,), {"loss": 1.0}, None, 0.5) for index in range(9)]
+
+
+class GatedStorage(RunStorage):
+    """Notes what it is to save; each save waits until the gate is open."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__(path, None)
+        self.gate = threading.Event()
+        self.begun = threading.Event()
+        self.failures: list[Exception] = []
+        self.saved: list[Any] = []
+
+    @override
+    async def save(self, state: Any, records: Any) -> None:
+        self.begun.set()
+        self.gate.wait(10)
+        if self.failures:
+            raise self.failures.pop()
+        self.saved.append(state)
+
+
+async def fetch(state: Any) -> Any:
+    return f"read {state}"
+
+
+@pytest.fixture
+def io() -> Iterator[IoThread]:
+    with IoThread() as thread:
+        yield thread
+
+
+@pytest.fixture
+def storage(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> GatedStorage:
+    monkeypatch.setattr(checkpoints, "SPACING_S", 0.0)
+    return GatedStorage(tmp_path)
+
+
+def test_states_that_wait_give_way_to_the_latest(
+    io: IoThread, storage: GatedStorage
+) -> None:
+    saver = Checkpoints(storage, io, fetch, keeps_all=False)
+
+    saver.add("a", RECORDS[:1])
+    storage.begun.wait(10)
+    saver.add("b", RECORDS[:2])
+    saver.add("c", RECORDS[:3])
+    storage.gate.set()
+    saver.finish("d", RECORDS[:4], None)
+
+    assert storage.saved[0] == "read a"
+    assert storage.saved[-1] == "read d"
+    assert "read b" not in storage.saved
+
+
+def test_each_state_is_saved_where_all_are_kept(
+    io: IoThread, storage: GatedStorage
+) -> None:
+    storage.gate.set()
+    saver = Checkpoints(storage, io, fetch, keeps_all=True)
+
+    for count in range(1, 9):
+        saver.add(count, RECORDS[:count])
+    saver.finish(9, RECORDS, None)
+
+    assert storage.saved[:8] == [f"read {count}" for count in range(1, 9)]
+    assert storage.saved[-1] == "read 9"
+
+
+def test_failure_is_raised_by_the_next_state(
+    io: IoThread, storage: GatedStorage
+) -> None:
+    storage.gate.set()
+    storage.failures.append(errors.StorageError("no room"))
+    saver = Checkpoints(storage, io, fetch, keeps_all=True)
+
+    def add_all() -> None:
+        for count in range(1, 9):
+            saver.add(count, RECORDS[:count])
+
+    with pytest.raises(errors.StorageError, match="no room"):
+        add_all()
+
+
+def test_failure_of_the_last_state_is_raised(
+    io: IoThread, storage: GatedStorage
+) -> None:
+    storage.gate.set()
+    storage.failures.append(errors.StorageError("no room"))
+    saver = Checkpoints(storage, io, fetch, keeps_all=False)
+
+    with pytest.raises(errors.StorageError, match="no room"):
+        saver.finish("a", RECORDS[:1], None)
+
+
+def test_last_state_that_takes_too_long_is_told(
+    io: IoThread, storage: GatedStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    saver = Checkpoints(storage, io, fetch, keeps_all=False)
+
+    saver.finish("a", RECORDS[:1], 0.01)
+
+    assert "state after 1 rounds was not saved in time" in caplog.text
+    storage.gate.set()
+
+
+def test_short_rounds_share_a_save(io: IoThread, tmp_path: pathlib.Path) -> None:
+    storage = GatedStorage(tmp_path)
+    storage.gate.set()
+    saver = Checkpoints(storage, io, fetch, keeps_all=False)
+
+    for count in range(1, 9):
+        saver.add(count, RECORDS[:count])
+    saver.finish(9, RECORDS, None)
+
+    assert len(storage.saved) <= 3
+    assert storage.saved[-1] == "read 9"
+
+
+def test_nothing_is_read_to_be_saved_without_a_place(io: IoThread) -> None:
+    read: list[Any] = []
+
+    async def note(state: Any) -> Any:
+        read.append(state)
+
+    saver = Checkpoints(None, io, note, keeps_all=True)
+
+    saver.add("a", RECORDS[:1])
+    saver.finish("b", RECORDS[:2], None)
+
+    assert read == []

@@ -1,0 +1,101 @@
+"""Storage that fails: before the first round where that can be known, and later."""
+
+import pathlib
+import shutil
+import subprocess
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import ray_fed.errors as errors
+from ray_fed.learning import LearningProcess, run
+
+CLIENTS = [[1.0], [2.0]]
+
+
+class Grown(NamedTuple):
+    """A state that is as large as its round says."""
+
+    round_index: int
+    weights: Any
+
+
+class Growing:
+    """A process whose state has another size from some round on; counts rounds.
+
+    Args:
+        grows_at: that round.
+        size: of the state then, f64[size].
+    """
+
+    def __init__(self, grows_at: int = 99, size: int = 0) -> None:
+        self.rounds = 0
+        self._grows_at = grows_at
+        self._size = size
+
+    @property
+    def process(self) -> LearningProcess:
+        return LearningProcess(lambda: Grown(0, np.zeros(8)), self._advance)
+
+    def _advance(self, state: Grown, _: Any) -> tuple[Grown, dict[str, float]]:
+        self.rounds += 1
+        count = state.round_index + 1
+        size = self._size if count >= self._grows_at else 8
+        return Grown(count, np.full(size, float(count))), {"loss": 1.0 / count}
+
+
+def fails_before_the_first_round(place: Any) -> errors.StorageError:
+    job = Growing()
+    with pytest.raises(errors.StorageError) as caught:
+        run(job.process, CLIENTS, num_rounds=3, storage_path=place)
+    assert job.rounds == 0
+    return caught.value
+
+
+@pytest.fixture
+def read_only(small_disk: pathlib.Path) -> pathlib.Path:
+    mount = shutil.which("mount") or "mount"
+    subprocess.run([mount, "-o", "remount,ro", str(small_disk)], check=True)
+    return small_disk
+
+
+def test_place_that_may_not_be_written_is_told(read_only: pathlib.Path) -> None:
+    error = fails_before_the_first_round(read_only / "run")
+
+    assert "Read-only file system" in str(error)
+
+
+def test_disk_that_is_full_is_told(small_disk: pathlib.Path) -> None:
+    (small_disk / "others").write_bytes(b"x" * 2**16)
+
+    assert "No space left" in str(fails_before_the_first_round(small_disk / "run"))
+
+
+@pytest.mark.slow
+def test_bucket_that_is_not_there_is_told(s3_server: str) -> None:
+    error = fails_before_the_first_round("s3://no-such-bucket/run")
+
+    assert "no-such-bucket" in str(error)
+
+
+@pytest.mark.parametrize("num_to_keep", [3, None], ids=["some", "all"])
+def test_disk_that_becomes_full_ends_the_run_and_keeps_what_was_saved(
+    small_disk: pathlib.Path, num_to_keep: int | None
+) -> None:
+    place = small_disk / "run"
+    run(Growing().process, CLIENTS, num_rounds=2, storage_path=place)
+
+    with pytest.raises(errors.StorageError, match="No space left"):
+        run(
+            Growing(grows_at=4, size=100_000).process,
+            CLIENTS,
+            num_rounds=200,
+            storage_path=place,
+            num_to_keep=num_to_keep,
+        )
+    resumed = run(Growing().process, CLIENTS, num_rounds=5, storage_path=place)
+
+    assert resumed.state.round_index == 5
+    assert len(resumed.history) == 5
+    np.testing.assert_array_equal(resumed.state.weights, np.full(8, 5.0))

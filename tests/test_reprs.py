@@ -1,0 +1,148 @@
+"""How public objects show themselves: in a line, and as HTML where there is more."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import ray_fed
+from ray_fed import learning
+from ray_fed.observability.report import RoundReport, SubroundReport
+from ray_fed.program import ClientData, RayFederatedContext
+
+MODEL = learning.Model.from_keras(
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]),
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+)
+RECORD = learning.RoundRecord(
+    3, tuple(range(500)), {"loss": np.float32(0.5)}, None, 0.5, spans=((1,) * 8,) * 99
+)
+SUBROUND = SubroundReport(
+    subround_index=0,
+    num_clients=1,
+    attempts=1,
+    started_s=0.0,
+    seconds=1.0,
+    worker="w",
+    worker_pid=1,
+    coordinator_pid=1,
+    node="n",
+)
+
+
+@pytest.fixture
+def context() -> Iterator[ray_fed.ExecutionContext]:
+    config = ray_fed.Config(backend="local", workers=2)
+    with ray_fed.create_context(config) as made:
+        yield made
+
+
+def build_state() -> learning.ServerState:
+    weights = learning.ModelWeights((np.ones([99, 99]),), ())
+    return learning.ServerState(weights, (), 4)
+
+
+def build_process() -> learning.LearningProcess:
+    return learning.build_fed_avg(MODEL, keras.optimizers.SGD(0.1))
+
+
+MAKE: dict[str, Callable[[], Any]] = {
+    "CohortSampler": lambda: learning.CohortSampler(9, 3, 0),
+    "Config": lambda: ray_fed.Config(backend="local", workers=2),
+    "EarlyStopping": lambda: learning.EarlyStopping("loss"),
+    "History": lambda: learning.History([RECORD] * 99),
+    "LearningProcess": build_process,
+    "Model": lambda: MODEL,
+    "ModelWeights": lambda: build_state().weights,
+    "Retry": lambda: ray_fed.Retry(crash=1),
+    "RoundRecord": lambda: RECORD,
+    "RoundReport": lambda: RoundReport(
+        round_index=2,
+        num_clients=99,
+        num_leaves=9,
+        subrounds=(SUBROUND,) * 9,
+        seconds=2.0,
+    ),
+    "ServerState": build_state,
+    "Subrounds": lambda: ray_fed.Subrounds(count=3),
+    "TrainingResult": lambda: learning.TrainingResult(
+        learning.History([RECORD]), build_state(), "finished"
+    ),
+    "Workers": lambda: ray_fed.Workers(count=2),
+}
+
+
+def draw(shown: Any) -> str:
+    """Return what a notebook shows."""
+    return shown._repr_html_()
+
+
+SHOWN_AS_HTML = ("Config", "History", "RoundRecord", "RoundReport", "TrainingResult")
+
+
+def public_classes() -> list[str]:
+    found = {
+        name: getattr(module, name)
+        for module in (ray_fed, learning)
+        for name in module.__all__
+    }
+    return sorted(name for name, each in found.items() if isinstance(each, type))
+
+
+def test_all_public_classes_are_looked_at() -> None:
+    assert {*MAKE, "ExecutionContext"} == set(public_classes())
+
+
+@pytest.mark.parametrize("name", sorted(MAKE))
+def test_text_is_a_short_line(name: str) -> None:
+    text = repr(MAKE[name]())
+
+    assert len(text) < 300
+    assert "\n" not in text
+    assert " object at 0x" not in text
+
+
+@pytest.mark.parametrize("name", SHOWN_AS_HTML)
+def test_html_is_a_table(name: str) -> None:
+    drawn = draw(MAKE[name]())
+
+    assert drawn.count("<table>") == drawn.count("</table>") == 1
+    assert drawn.count("<") == drawn.count(">")
+
+
+def test_settings_show_what_differs_from_the_defaults() -> None:
+    config = ray_fed.Config(backend="local", workers=2)
+
+    assert repr(config) == "Config(backend='local', workers=Workers(count=2))"
+    assert repr(ray_fed.Config()) == "Config()"
+    assert "nothing" in draw(ray_fed.Config())
+    assert "<td>backend</td>" in draw(config)
+
+
+def test_context_shows_backend_workers_rounds_and_seconds(
+    context: ray_fed.ExecutionContext,
+) -> None:
+    text = "backend local, workers 2, rounds 0, seconds 0.0, state open"
+
+    assert repr(context) == f"<ray_fed context: {text}>"
+    assert "<td style='text-align:left'>local</td>" in draw(context)
+    with RayFederatedContext(context) as over:
+        assert repr(over) == f"<references over {context!r}>"
+
+
+def test_clients_show_their_count_and_type_not_their_ids() -> None:
+    clients = ClientData.from_values(
+        {f"client {n}": np.float32(n) for n in range(3000)}, np.float32
+    )
+
+    assert repr(clients) == "<3000 clients of float32, read by HeldSource>"
+    assert "3000" in draw(clients)
+    assert len(draw(clients)) < 1000
+
+
+def test_record_keeps_its_fields_apart_from_its_text() -> None:
+    assert repr(RECORD) == "<round 3: 500 clients, 0.500 s, training.loss 0.5>"
+    assert dataclasses.replace(RECORD, seconds=1.0) != RECORD
