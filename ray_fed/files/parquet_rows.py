@@ -27,6 +27,9 @@ _CHUNK_ROWS = 65_536
 _BATCH_BYTES = 16 * 2**20
 """Rows in memory at a time, as encoded, while all are read."""
 
+_READ_BYTES = 2**20
+"""Of a column that are read from a file at once."""
+
 _EXPANSION = 2
 """How many times as large strings and lists are taken to be as they are encoded."""
 
@@ -125,9 +128,12 @@ class ParquetRows(TableRows):
             with self._lock:
                 opened = self._open(number)
             with reading(file.path):
-                for batch in opened.iter_batches(count, columns=read):
-                    table = pyarrow.Table.from_batches([batch])
-                    yield self._with_keys(table, columns, file.keys)
+                for group in range(len(file.group_sizes)):
+                    for batch in opened.iter_batches(
+                        count, row_groups=[group], columns=read
+                    ):
+                        table = pyarrow.Table.from_batches([batch])
+                        yield self._with_keys(table, columns, file.keys)
 
     def count_bytes(self, leaves: Sequence[Leaf]) -> int:
         """Return about how many bytes the tensors of all rows take."""
@@ -146,7 +152,12 @@ class ParquetRows(TableRows):
             self._filesystem, _ = locate(self._uri)
         with reading(self._files[number].path):
             file = self._filesystem.open_input_file(self._files[number].path)
-            opened = parquet.ParquetFile(file, page_checksum_verification=True)
+            opened = parquet.ParquetFile(
+                file,
+                page_checksum_verification=True,
+                pre_buffer=False,  # a row group may be the whole file
+                buffer_size=_READ_BYTES,
+            )
         self._opened[number] = opened
         if len(self._opened) > _HELD_FILES:
             _, oldest = self._opened.popitem(last=False)
