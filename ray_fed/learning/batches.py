@@ -1,24 +1,28 @@
-"""What a client has in the memory of the program: the same number of rows in a batch.
+"""What a client has: the same number of rows in inputs and labels of a batch.
 
-Clients by reference and files are read elsewhere, and are not looked at here.
+Lists, and values of `ClientData` that are at hand, are looked at here; what a function
+loads is when a worker reads it. Files are not looked at.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import ray_fed.errors as errors
+from ray_fed.program import ClientReference
 
 
 def check_batches(clients: Mapping[int, Any]) -> None:
     """Raise unless inputs and labels of each batch have one number of rows.
 
     Args:
-        clients: what each has, by index; only lists are looked at.
+        clients: what each has, by index: lists and references are looked at.
 
     Raises:
         ValueMismatchError: a batch has several; client and batch are named.
     """
     for client, batches in clients.items():
+        if isinstance(batches, ClientReference):
+            batches.check_batches()
         if not isinstance(batches, list):
             continue
         for number, batch in enumerate(cast("list[Any]", batches)):
