@@ -180,12 +180,12 @@ class SequenceLayout:
             found = member
             if isinstance(member, stored.External):
                 found = held_rows.read_if_small(member.uri, self._type_spec)
-                if not isinstance(found, ColumnarSequence):
-                    raise UnfitError("a sequence in a file that is read as it goes")
-                num_bytes += found.num_bytes
+                num_bytes += getattr(found, "num_bytes", 0)
                 if num_bytes > held_rows.SMALL_BYTES:
                     raise UnfitError("many rows in files")
-            yield cast("ColumnarSequence", found)
+            if not isinstance(found, ColumnarSequence):
+                raise UnfitError("a sequence that is read as it goes")
+            yield found
 
     def sizes(self, laid: Sequence[tf.Tensor], places: Array) -> Array | None:
         """Return the length of each client's sequence, and its elements' dimensions.
