@@ -1,5 +1,6 @@
 """Sources of clients' values: values in this process, or a function that reads them."""
 
+import logging
 import threading
 import traceback
 import uuid
@@ -15,6 +16,8 @@ from ray_fed.language.structs import Plain
 from ray_fed.values import plain_values, read_limits, stored
 from ray_fed.values.client_references import ClientSource
 from ray_fed.values.columnar_sequence import ColumnarSequence
+
+_logger = logging.getLogger(__name__)
 
 
 class HeldSource(ClientSource):
@@ -89,9 +92,21 @@ class FunctionSource(ClientSource):
 
 
 def _check_rows(value: Plain, client: Hashable) -> None:
-    """Raise unless each element's tensors of unknown first size have one size."""
+    """Raise unless each element's tensors of unknown first size have one size.
+
+    Warns of values that are not a number.
+    """
     if not isinstance(value, ColumnarSequence):
         return
+    floats = (column.rows for column in value.columns if column.rows.dtype.kind == "f")
+    num_nan = sum(int(np.isnan(rows).sum()) for rows in floats)
+    if num_nan:
+        _logger.warning(
+            "The client with the id %r has %d values that are not a number (NaN):"
+            " weights that are trained on them are NaN.",
+            client,
+            num_nan,
+        )
     held = [column.splits for column in value.columns if column.splits is not None]
     if not held:
         return

@@ -58,3 +58,29 @@ def test_what_a_function_loads_is_named_when_it_is_read() -> None:
         errors.ValueMismatchError, match=r"batch 1 .*'bert', found \[3, 2"
     ):
         data[1].read()
+
+
+FLOATS = fl.SequenceType(
+    fl.StructWithPythonType(
+        [
+            ("x", fl.TensorType(np.float32, [None, 2])),
+            ("y", fl.TensorType(np.float32, [None])),
+        ],
+        dict,
+    )
+)
+
+
+def test_labels_that_are_not_a_number_are_told_with_the_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spoilt = [batch(3, 3) | {"y": np.array([0, np.nan, 1], np.float32)}]
+    data = ClientData.from_values({"anna": spoilt}, FLOATS)
+
+    check_batches({0: data[0]})
+    check_batches({0: data[0]})  # told once
+    check_batches({5: spoilt, 6: GOOD})
+
+    told, again = caplog.messages
+    assert "'anna' has 1 values that are not a number" in told
+    assert "batch 0 of the client `data[5]`" in again
