@@ -27,6 +27,8 @@ class LaidSource(ClientSource):
         self.token = uuid.uuid4().hex
         self._table = table
         self._prepare()
+        # Workers of this machine may be killed before they can do so.
+        weakref.finalize(self, laid_sharing.forget, self.token)
 
     def _prepare(self) -> None:
         self._lock = threading.Lock()
@@ -56,6 +58,5 @@ class LaidSource(ClientSource):
 
     def _lay(self) -> list[int]:
         files = laying.lay(self._table)
-        end = weakref.finalize(self, laid_sharing.forget, self.token)
-        end.atexit = True
+        weakref.finalize(self, laid_sharing.forget, self.token)
         return files

@@ -50,12 +50,16 @@ def share(name: str, make: Callable[[], Opened]) -> Opened:
 
 
 def forget(name: str) -> None:
-    """Let no other process find the files that this one made."""
-    (_folder() / name).unlink(missing_ok=True)
+    """Let no other process of this machine find the files any more."""
+    (_place() / name).unlink(missing_ok=True)
+
+
+def _place() -> pathlib.Path:
+    return pathlib.Path(tempfile.gettempdir()) / f"ray_fed-{os.getuid()}"
 
 
 def _folder() -> pathlib.Path:
-    folder = pathlib.Path(tempfile.gettempdir()) / f"ray_fed-{os.getuid()}"
+    folder = _place()
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
         raise errors.ResourceError(
