@@ -1,15 +1,14 @@
 """What keys of clients select: evaluated once a key for all clients of a subround."""
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
+from ray_fed.executors.selection import split_rows
 from ray_fed.language.structs import Plain
 from ray_fed.plan import diagnostics, fused, plans
-from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 from ray_fed.values.stored import ClientValues
 from ray_fed.worker.device_stack import DeviceStack
 
@@ -48,8 +47,4 @@ async def select(
             raise
         return plans.NoKernel(f"{type(error).__name__} in a selection")
     rows = [tensor[places] for tensor in called.reference]
-    ends = itertools.accumulate(map(len, of_clients), initial=0)
-    return [
-        ColumnarSequence(tuple(Column(row[a:b]) for row in rows), b - a)
-        for a, b in itertools.pairwise(ends)
-    ]
+    return list(split_rows(rows, of_clients))

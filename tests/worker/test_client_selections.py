@@ -11,6 +11,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.executors import interpretation
 from ray_fed.program import ClientData
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -20,7 +21,12 @@ TABLE = fl.StructType([("w", fl.TensorType(np.float32, [ROWS, 3])), ("n", np.int
 KEYS = fl.TensorType(np.int32, [4])
 
 
-def run_by(pick: Any, element: Any) -> Any:
+@rtf.computation(KEYS)
+def same(keys: Any) -> Any:
+    return keys + 0
+
+
+def run_by(pick: Any, element: Any, *, computes_keys: bool = False) -> Any:
     """Return a computation that sums what `pick` selects of a table, by a capture."""
 
     @rtf.computation(fl.SequenceType(element), np.float32)
@@ -38,6 +44,8 @@ def run_by(pick: Any, element: Any) -> Any:
     )
     def run(keys: Any, table: Any, factor: Any) -> Any:
         largest = fl.federated_value(ROWS - 1, fl.SERVER)
+        if computes_keys:
+            keys = fl.federated_map(same, keys)
         chosen = fl.federated_select(keys, largest, table, pick)
         sent = fl.federated_broadcast(factor)
         return fl.federated_sum(fl.federated_map(add_up, (chosen, sent)))
@@ -54,6 +62,11 @@ ELEMENT = fl.StructWithPythonType(
 def gather(table: Any, key: Any) -> Any:
     row = tf.gather(table["w"], key) / tf.cast(table["n"], tf.float32)
     return {"a": row, "b": tf.strings.as_string(key)}
+
+
+@rtf.computation(ELEMENT, np.float32)
+def scale(element: Any, factor: Any) -> Any:
+    return {"a": element["a"] * factor, "b": element["b"]}
 
 
 @rtf.computation(TABLE, np.int32)
@@ -87,6 +100,33 @@ def test_rows_are_those_of_the_interpreter(
         assert count == 20
 
     assert found[0] == found[1]
+
+
+def test_keys_that_clients_compute_have_the_bits_of_one_call_a_key(
+    local_contexts: ContextFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factor = np.float32(0.7)
+
+    @fl.federated_computation(TABLE, np.int32)
+    def capturing(table: Any, key: Any) -> Any:
+        return scale(gather(table, key), factor)
+
+    by_argument, by_clients = (
+        run_by(capturing, ELEMENT, computes_keys=computes) for computes in (False, True)
+    )
+    context = local_contexts(workers=2)
+
+    (wanted, _), (found, _) = (
+        context.invoke(work, arguments()) for work in (by_argument, by_clients)
+    )
+    monkeypatch.setattr(interpretation, "select_all", no_graph)
+    one_by_one, _ = context.invoke(by_clients, arguments())
+
+    assert found.tobytes() == one_by_one.tobytes() == wanted.tobytes()
+
+
+async def no_graph(*_: Any) -> None:
+    """Stand for an executor that has no graphs of fused work."""
 
 
 def test_a_selection_that_draws_is_interpreted(local_contexts: ContextFactory) -> None:
