@@ -11,7 +11,7 @@ names, as these are part of what the random numbers of a call depend on.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import cast
 
 import federated_language as fl
@@ -22,6 +22,13 @@ from ray_fed.compiler.aggregates import (
     intrinsic_call,
     read_aggregates,
 )
+from ray_fed.compiler.fused_functions import (
+    Chosen,
+    as_passed,
+    bind,
+    close_over,
+    struct_reference,
+)
 from ray_fed.compiler.normalize import free_references
 from ray_fed.compiler.substitution import bound_names, called_uris, replace_free, select
 from ray_fed.language import blocks, type_checks
@@ -30,7 +37,7 @@ from ray_fed.plan import plans
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
 _CLIENT, _STEP, _SERVER = "client", "step", "server"
-_CONSTANT, _DATA = "constant", "data"
+_CONSTANT, _DATA, _SELECTED = "constant", "data", "selected"
 
 
 def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.NoKernel:
@@ -59,7 +66,8 @@ class _Fusion:
         self._constants: dict[bytes, tuple[Block, flf.Reference]] = {}
         self._parts: dict[plans.Path, fl.Type] = {}
         self._data: dict[plans.Path, fl.Type] = {}
-        reserved = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA)
+        self._selections: list[Chosen] = []
+        reserved = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _SELECTED)
         if any(name.startswith(reserved) for name in bound_names(block)):
             raise UnfusedError(OTHER_FORM)
 
@@ -84,6 +92,10 @@ class _Fusion:
             data=tuple(self._data),
             num_aggregations=len(zeros),
             num_kept=len(kept),
+            selections=tuple(
+                chosen.close([constant for _, constant in self._constants.values()])
+                for chosen in self._selections
+            ),
         )
 
     def _needed(self, roots: Iterable[Block]) -> list[str]:
@@ -113,6 +125,9 @@ class _Fusion:
                 member = self._member(argument)
             case flf.FEDERATED_EVAL_AT_CLIENTS.uri:
                 member = flf.Call(self._close(argument))
+            case flf.FEDERATED_SELECT.uri | flf.FEDERATED_SECURE_SELECT.uri:
+                self._members[name] = self._selected(argument)
+                return
             case _:
                 raise UnfusedError(f"`{uri}` at clients")
         self._client_locals.append((name, member))
@@ -152,7 +167,19 @@ class _Fusion:
         index = list(self._data).index(path)
         return flf.Reference(f"{_DATA}{index}", member)
 
-    def _constant(self, block: Block) -> Block:
+    def _selected(self, argument: Block) -> Block:
+        """Return what stands for the elements that were selected for a client."""
+        keys, max_key, state, function = (select(argument, i) for i in range(4))
+        path = self._path(keys)
+        if path is None:
+            raise UnfusedError("`federated_select` of keys that clients compute")
+        limit, held = self._constant(max_key), self._constant(state)
+        chosen = Chosen(self._close(function), path, limit, held)
+        name = f"{_SELECTED}{len(self._selections)}"
+        self._selections.append(chosen)
+        return flf.Reference(name, chosen.elements)
+
+    def _constant(self, block: Block) -> flf.Reference:
         """Return what stands for a value of the server's in a client's work."""
         member = block.type_signature
         if isinstance(member, fl.FederatedType):
@@ -178,9 +205,13 @@ class _Fusion:
             flf.Reference(f"{_DATA}{index}", member)
             for index, member in enumerate(self._data.values())
         ]
-        parameter = _struct_reference(_CLIENT, [constants, data])
-        bound = [*_bind(parameter, 0, constants), *_bind(parameter, 1, data)]
-        return _lambda(parameter, [*bound, *self._client_locals], flf.Struct(members))
+        for index, chosen in enumerate(self._selections):
+            data.append(flf.Reference(f"{_SELECTED}{index}", chosen.elements))
+        parameter = struct_reference(_CLIENT, [constants, data])
+        bound = [*bind(parameter, 0, constants), *bind(parameter, 1, data)]
+        return close_over(
+            parameter, [*bound, *self._client_locals], flf.Struct(members)
+        )
 
     def _accumulate(self, members: list[Block], adds: list[Block]) -> Block:
         constants = [reference for _, reference in self._constants.values()]
@@ -190,14 +221,14 @@ class _Fusion:
             )
             for name, read in self._aggregates.items()
         ]
-        parameter = _struct_reference(_STEP, [partials, members, constants])
+        parameter = struct_reference(_STEP, [partials, members, constants])
         calls: list[tuple[str, Block]] = []
         for index, (name, add) in enumerate(zip(self._aggregates, adds, strict=True)):
             pair = [select(select(parameter, p), index) for p in range(2)]
             calls.append((name, flf.Call(add, flf.Struct(pair))))
         results = [flf.Reference(name, call.type_signature) for name, call in calls]
-        bound = _bind(parameter, 2, constants)
-        return _lambda(parameter, [*bound, *calls], flf.Struct(results))
+        bound = bind(parameter, 2, constants)
+        return close_over(parameter, [*bound, *calls], flf.Struct(results))
 
     def _server(self, results: list[Block]) -> Block:
         """Return what is computed before any client's work, results at the server."""
@@ -215,7 +246,7 @@ class _Fusion:
             parameter = flf.Reference(_SERVER, fl.StructType(self._parts.values()))
 
         def replace(free: Block) -> Block | None:
-            part, rest = _as_passed(free)
+            part, rest = as_passed(free)
             path = self._path(part)
             if path is None:
                 return None
@@ -228,7 +259,7 @@ class _Fusion:
 
         result = flf.create_federated_zip(flf.Struct([replaced(b) for b in placed]))
         locals_ = [(name, replaced(self._locals[name])) for name in needed]
-        return _lambda(parameter, locals_, result)
+        return close_over(parameter, locals_, result)
 
     def _check_server(self, needed: list[str]) -> None:
         for name in needed:
@@ -240,7 +271,7 @@ class _Fusion:
                 raise UnfusedError("work at the server that needs clients' values")
 
     def _note_part(self, free: Block) -> None:
-        part, _ = _as_passed(free)
+        part, _ = as_passed(free)
         path = self._path(part)
         if path is None:
             return
@@ -258,43 +289,5 @@ def _server_placed(block: Block) -> Block:
     return flf.create_federated_value(block, fl.SERVER)
 
 
-def _as_passed(block: Block) -> tuple[Block, list[int]]:
-    """Return the part of the argument that holds a block, and what to select of it.
-
-    A context passes along placed values, and structs without any, as wholes.
-    """
-    rest: list[int] = []
-    while isinstance(block, flf.Selection) and not flf.contains_federated_types(
-        block.source.type_signature
-    ):
-        rest.insert(0, block.as_index())
-        block = block.source
-    return block, rest
-
-
 def _is_of_tensors(type_spec: fl.Type) -> bool:
     return isinstance(type_spec, fl.TensorType | fl.StructType)
-
-
-def _struct_reference(name: str, parts: Sequence[Sequence[Block]]) -> flf.Reference:
-    types = [fl.StructType([b.type_signature for b in part]) for part in parts]
-    return flf.Reference(name, fl.StructType(types))
-
-
-def _bind(
-    parameter: flf.Reference, position: int, references: Sequence[flf.Reference]
-) -> list[tuple[str, Block]]:
-    """Return locals that give names to the elements of a part of a parameter."""
-    return [
-        (reference.name, select(select(parameter, position), index))
-        for index, reference in enumerate(references)
-    ]
-
-
-def _lambda(
-    parameter: flf.Reference | None, locals_: list[tuple[str, Block]], result: Block
-) -> flf.Lambda:
-    body = flf.Block(locals_, result) if locals_ else result
-    if parameter is None:
-        return flf.Lambda(None, None, body)
-    return flf.Lambda(parameter.name, parameter.type_signature, body)

@@ -18,6 +18,7 @@ from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.closed import ClosedContext
 from ray_fed.contexts.first_calls import FirstCalls
 from ray_fed.contexts.graph_check import ComputationChecks
+from ray_fed.contexts.slow_ways import SlowWays
 from ray_fed.executors.calling_thread import CallingThread
 from ray_fed.executors.loops import LoopThread, wait_for
 from ray_fed.language import blocks, type_checks
@@ -58,7 +59,7 @@ class ExecutionContext(flf.SyncContext):
         self._config = config
         self._backend = backend
         self._report = ReportBuilder()
-        self._sinks = events.Sinks([self._report, *sinks])
+        self._sinks = events.Sinks([self._report, SlowWays(), *sinks])
         self._first_calls = FirstCalls(self._sinks.on_event, backend.await_ready)
         self._checks = ComputationChecks(in_process=config.backend == "local")
         self._chains = ComputationCache(_to_chain)

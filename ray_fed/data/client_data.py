@@ -8,16 +8,26 @@ import federated_language as fl
 import numpy as np
 
 from ray_fed.data.client_rows import ClientRows
+from ray_fed.data.laid_source import LaidSource
 from ray_fed.data.sqlite_source import SqliteSource
-from ray_fed.data.table_source import TableSource, hold_clients, index_clients
+from ray_fed.data.table_source import (
+    TableSource,
+    count_clients,
+    hold_clients,
+    index_clients,
+)
 from ray_fed.files.arrow_rows import ArrowRows
 from ray_fed.files.features import ColumnNames, Features, Missing, columns_of
+from ray_fed.files.laying import ClientTable
 from ray_fed.files.parquet_rows import ParquetRows
 from ray_fed.files.sqlite_rows import SqliteRows
 from ray_fed.files.table_rows import TableRows
 from ray_fed.values import plain_values
 from ray_fed.values.client_sources import FunctionSource, HeldSource
 from ray_fed.values.columnar_sequence import ColumnarSequence
+
+COPY_BYTES = 4 * 2**30
+"""The most bytes of disk that a machine lays a table's rows in, unless told."""
 
 
 class ClientData(ClientRows):
@@ -111,12 +121,16 @@ class ClientData(ClientRows):
         batch_size: int | None = None,
         dtypes: Mapping[str, Any] | None = None,
         missing: Missing = "refuse",
+        copy_bytes: int = COPY_BYTES,
     ) -> Self:
         """Return the clients of a table in parquet files, by the column that has them.
 
-        The column of clients is read now, once; a client's rows are read where its work
-        is, by the row groups that have them. A table that is sorted by client, with
-        row groups of a few clients, costs least.
+        The column of clients is read now, once. The first worker of a machine that is
+        given clients lays the columns of all rows by client, in files of its temporary
+        folder that vanish with the last process that has them open; from then on a
+        client is read there, and nothing else is. A table of more than `copy_bytes` is
+        not laid: a client's rows are read by the row groups that have them, so that a
+        table that is sorted by client, with row groups of a few clients, costs least.
 
         Args:
             path: of a file or a folder, or several; a URI that fsspec knows. In a
@@ -129,6 +143,7 @@ class ClientData(ClientRows):
             dtypes: what columns are cast to, by name; else nothing is cast.
             missing: what becomes of rows with a null or NaN: "refuse" raises, naming
                 column and client; "drop" leaves them out; "keep" lets NaN through.
+            copy_bytes: the most bytes of disk that a machine lays rows in; 0: none.
 
         Returns:
             Clients in the order of their ids, with sequences of `<x=..., y=...>`.
@@ -144,7 +159,13 @@ class ClientData(ClientRows):
         columns = [client, *columns_of(x), *columns_of(y)]
         rows = ParquetRows(uris, columns)
         features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
-        return cls._of_table(rows, features, client, batch_size)
+        if rows.count_bytes(features.leaves) > copy_bytes:
+            return cls._of_table(rows, features, client, batch_size)
+        ids, sizes, is_sorted = count_clients(rows, client)
+        table = ClientTable(rows, features, client, ids, sizes, is_sorted)
+        member = fl.SequenceType(features.element)
+        weights = sizes.astype(np.float64)
+        return cls._of(LaidSource(table), member, ids, weights).batch(batch_size)
 
     @classmethod
     def from_table(  # noqa: PLR0913 (as from_parquet)

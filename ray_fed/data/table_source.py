@@ -12,7 +12,12 @@ import ray_fed.errors as errors
 from ray_fed.files import cells
 from ray_fed.files.arrow_rows import ArrowRows
 from ray_fed.files.features import Features
-from ray_fed.files.row_index import IndexBuilder, RowIndex, sorted_by_id
+from ray_fed.files.row_index import (
+    ClientCounter,
+    IndexBuilder,
+    RowIndex,
+    sorted_by_id,
+)
 from ray_fed.files.table_rows import TableRows
 from ray_fed.language.structs import Plain
 from ray_fed.values import read_limits
@@ -63,10 +68,29 @@ def index_clients(rows: TableRows, column: str) -> tuple[list[Any], RowIndex]:
     rows.add_ids(column, builder)
     ids, index = sorted_by_id(builder.ids, builder.finish())
     if not ids:
-        raise errors.ValueMismatchError(
-            f"Expected rows of clients in {rows.label}, found none."
-        )
+        raise _no_rows(rows)
     return ids, index
+
+
+def count_clients(
+    rows: TableRows, column: str
+) -> tuple[list[Any], NDArray[np.int64], bool]:
+    """Return ids, ascending; the rows of each; whether rows are in this order.
+
+    Raises:
+        ValueMismatchError: a row has no client, or there is no row.
+    """
+    counter = ClientCounter(column, rows.label)
+    rows.add_ids(column, counter)
+    if not counter.ids:
+        raise _no_rows(rows)
+    return counter.finish()
+
+
+def _no_rows(rows: TableRows) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f"Expected rows of clients in {rows.label}, found none."
+    )
 
 
 def hold_clients(

@@ -4,13 +4,12 @@ Handlers take the embedded argument apart, hand functions on as travelling ones,
 leave the rest to the strategy (clients) and to the unplaced executor (server).
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
 
-import ray_fed.errors as errors
 from ray_fed.executors.closure import may_draw, to_function
 from ray_fed.executors.federated_value import (
     Deferred,
@@ -19,6 +18,7 @@ from ray_fed.executors.federated_value import (
     call_at_server,
     unplaced_value,
 )
+from ray_fed.executors.selection import check_keys, select_all
 from ray_fed.executors.strategy import Placed, PlacedArg
 from ray_fed.language import intrinsics, structs, type_checks
 from ray_fed.language.blocks import Function, serialise
@@ -233,10 +233,11 @@ async def _select(
 ) -> FederatedValue:
     """Evaluate the selection function at the server; send each client its own.
 
-    Once a key; where the function may draw, once a client and key.
+    By one graph for all keys, or once a key; where the function may draw, once a
+    client and key.
     """
     all_keys = await cast("Placed", _part(arg, 0).reference).compute()
-    _check_keys(all_keys, int(await _part(arg, 1).compute()))
+    check_keys(all_keys, int(await _part(arg, 1).compute()))
     state, function = await unplaced_value(interpreter, _part(arg, 2)), _part(arg, 3)
 
     async def select(key: int) -> Any:
@@ -246,6 +247,14 @@ async def _select(
         return await (await call_at_server(interpreter, function, argument)).compute()
 
     is_random = may_draw(function)
+    result = cast("fl.FederatedType", type_spec.result)
+    if not is_random:
+        travelling = await to_function(function)
+        found = await select_all(interpreter.unplaced, travelling, state, all_keys)
+        if found is not None:
+            return FederatedValue(
+                await interpreter.strategy.place(found, result), result
+            )
     selected: dict[int, Any] = {}
     sequences: list[list[Any]] = []
     for client_index, keys in enumerate(all_keys):
@@ -259,22 +268,7 @@ async def _select(
                 ):
                     selected[key] = await select(key)
         sequences.append([selected[int(key)] for key in keys])
-    result = cast("fl.FederatedType", type_spec.result)
     return FederatedValue(await interpreter.strategy.place(sequences, result), result)
-
-
-def _check_keys(all_keys: Sequence[Any], max_key: int) -> None:
-    """Check each client's keys.
-
-    Raises:
-        ComputationError: a key is out of range; with the client's index.
-    """
-    for client_index, keys in enumerate(all_keys):
-        if any(not 0 <= key <= max_key for key in keys):
-            raise errors.ComputationError(
-                f"Expected keys from 0 to max_key={max_key}, found {list(keys)}",
-                errors.Location(client_index=client_index),
-            )
 
 
 HANDLERS: Mapping[str, Handler] = {

@@ -11,7 +11,7 @@ import ray_fed.errors as errors
 from ray_fed.files import opening
 from ray_fed.files.features import missing_column
 from ray_fed.files.parquet_rows import take_rows
-from ray_fed.files.row_index import IndexBuilder
+from ray_fed.files.row_index import IdCoder
 from ray_fed.files.table_rows import TableRows
 
 
@@ -39,9 +39,9 @@ class ArrowRows(TableRows):
         self.schema = self._table.schema
 
     @override
-    def add_ids(self, column: str, builder: IndexBuilder) -> None:
+    def add_ids(self, column: str, coder: IdCoder) -> None:
         for chunk in self._table.column(column).chunks:
-            builder.add(chunk)
+            coder.add(chunk)
 
     @override
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Any:

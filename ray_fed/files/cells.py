@@ -25,21 +25,22 @@ def decode(features: Features, table: Any, client: object) -> ColumnarSequence:
             that it is cast to, or a list has another length than its column's type.
     """
     if features.missing == "drop":
-        table = _without_missing(table)
+        table = table.filter(find_whole(table))
     reader = _Cells(features, table, client)
     columns = tuple(map(reader.read, features.leaves))
     return ColumnarSequence(columns, table.num_rows)
 
 
-def _without_missing(table: Any) -> Any:
+def find_whole(table: Any) -> NDArray[np.bool_]:
+    """Return which rows have neither a null nor a NaN."""
     compute = opening.import_extra("pyarrow.compute")
     types = opening.import_extra("pyarrow.types")
-    kept = None
+    whole = np.ones(table.num_rows, np.bool_)
     for column in table.columns:
         is_float = types.is_floating(column.type)
-        there = compute.invert(compute.is_null(column, nan_is_null=is_float))
-        kept = there if kept is None else compute.and_(kept, there)
-    return table if kept is None else table.filter(kept)
+        missing = compute.is_null(column, nan_is_null=is_float)
+        whole &= ~missing.to_numpy()
+    return whole
 
 
 class _Cells:

@@ -18,11 +18,13 @@ class ParquetFile:
         path: in its file system.
         keys: what its folders say (hive).
         group_sizes: rows of each of its row groups.
+        num_bytes: of all its columns, decompressed and as encoded.
     """
 
     path: str
     keys: dict[str, Any]
     group_sizes: tuple[int, ...]
+    num_bytes: int
 
 
 def locate(uri: str) -> tuple[Any, str]:
@@ -117,9 +119,10 @@ def _look_at_files(
         for name in columns:
             if name not in keys:
                 _check_type(name, fragment.path, found, schema, label)
-        groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = tuple(group.num_rows for group in groups)
-        yield ParquetFile(fragment.path, keys, sizes)
+        num_bytes = sum(group.total_byte_size for group in groups)
+        yield ParquetFile(fragment.path, keys, sizes, num_bytes)
 
 
 def _check_type(name: str, path: str, found: Any, schema: Any, label: str) -> None:

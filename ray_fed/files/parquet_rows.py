@@ -7,7 +7,7 @@ A folder of the name `client=anna` (hive) gives all its rows to one client, unre
 
 import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,23 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from ray_fed.files import opening
+from ray_fed.files.features import Leaf
+from ray_fed.files.laid_columns import count_row_bytes
 from ray_fed.files.parquet_files import list_files, locate, reading
-from ray_fed.files.row_index import IndexBuilder
+from ray_fed.files.row_index import IdCoder
 from ray_fed.files.table_rows import TableRows
 
 _CHUNK_ROWS = 65_536
 """Ids in memory at a time, while the index is made."""
+
+_BATCH_BYTES = 16 * 2**20
+"""Rows in memory at a time, as encoded, while all are read."""
+
+_READ_BYTES = 2**20
+"""Of a column that are read from a file at once."""
+
+_EXPANSION = 2
+"""How many times as large strings and lists are taken to be as they are encoded."""
 
 _HELD_BYTES = 64 * 2**20
 """Row groups that a reader keeps: the next client's rows are often in the same."""
@@ -30,8 +41,8 @@ _HELD_FILES = 16
 
 
 _PROCESS_STATE = (
-    "_filesystem", "_lock", "_opened", "_held", "_held_bytes", "_whole",
-    "num_groups_read",
+    "_filesystem", "_lock", "_opened", "_held", "_held_bytes", "num_groups_read",
+    "num_bytes_read",
 )  # fmt: skip
 """What a reader holds that stays in its process."""
 
@@ -45,6 +56,8 @@ class ParquetRows(TableRows):
 
     Attributes:
         schema: of arrow; of files and folders.
+        num_groups_read: row groups that `take` read, so far.
+        num_bytes_read: of files, compressed, for these.
 
     Raises:
         MissingFileError: there is nothing.
@@ -60,6 +73,7 @@ class ParquetRows(TableRows):
         self.schema, self._files = list_files(uris, columns, self.label)
         sizes = [size for file in self._files for size in file.group_sizes]
         self._group_ends = np.cumsum(sizes, dtype=np.int64)
+        self._num_bytes = sum(file.num_bytes for file in self._files)
         self._groups = [
             (number, group)
             for number, file in enumerate(self._files)
@@ -73,8 +87,7 @@ class ParquetRows(TableRows):
         self._opened: collections.OrderedDict[int, Any] = collections.OrderedDict()
         self._held: collections.OrderedDict[int, Any] = collections.OrderedDict()
         self._held_bytes = 0
-        self._whole: Any = None
-        self.num_groups_read = 0
+        self.num_groups_read, self.num_bytes_read = 0, 0
 
     @override
     def __getstate__(self) -> dict[str, Any]:
@@ -85,24 +98,49 @@ class ParquetRows(TableRows):
         self._prepare()
 
     @override
-    def add_ids(self, column: str, builder: IndexBuilder) -> None:
+    def add_ids(self, column: str, coder: IdCoder) -> None:
         for number, file in enumerate(self._files):
             if column in file.keys:
-                builder.add_range(file.keys[column], sum(file.group_sizes))
+                coder.add_range(file.keys[column], sum(file.group_sizes))
                 continue
             opened = self._open(number)
             with reading(self._files[number].path):
                 for group, size in enumerate(file.group_sizes):
                     only = _only_value(opened.metadata, group, column)
                     if only is not None:
-                        builder.add_range(only, size)
+                        coder.add_range(only, size)
                         continue
                     for batch in opened.iter_batches(
                         _CHUNK_ROWS, row_groups=[group], columns=[column]
                     ):
-                        builder.add(batch.column(0))
+                        coder.add(batch.column(0))
         while self._opened:
             self._opened.popitem()[1].close(force=True)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Yield columns of all rows, in order, as tables of bounded size."""
+        pyarrow: Any = opening.import_extra("pyarrow")
+        columns = list(dict.fromkeys(columns))
+        row_bytes = max(1, self._num_bytes // max(1, int(self._group_ends[-1])))
+        count = min(_CHUNK_ROWS, max(1, _BATCH_BYTES // row_bytes))
+        for number, file in enumerate(self._files):
+            read = [name for name in columns if name not in file.keys]
+            with self._lock:
+                opened = self._open(number)
+            with reading(file.path):
+                for group in range(len(file.group_sizes)):
+                    for batch in opened.iter_batches(
+                        count, row_groups=[group], columns=read
+                    ):
+                        table = pyarrow.Table.from_batches([batch])
+                        yield self._with_keys(table, columns, file.keys)
+
+    def count_bytes(self, leaves: Sequence[Leaf]) -> int:
+        """Return about how many bytes the tensors of all rows take."""
+        row_bytes = count_row_bytes(leaves)
+        if row_bytes is None:
+            return _EXPANSION * self._num_bytes
+        return row_bytes * int(self._group_ends[-1])
 
     def _open(self, number: int) -> Any:
         """Return a file, opened; one more than are kept closes the oldest."""
@@ -114,7 +152,12 @@ class ParquetRows(TableRows):
             self._filesystem, _ = locate(self._uri)
         with reading(self._files[number].path):
             file = self._filesystem.open_input_file(self._files[number].path)
-            opened = parquet.ParquetFile(file, page_checksum_verification=True)
+            opened = parquet.ParquetFile(
+                file,
+                page_checksum_verification=True,
+                pre_buffer=False,  # a row group may be the whole file
+                buffer_size=_READ_BYTES,
+            )
         self._opened[number] = opened
         if len(self._opened) > _HELD_FILES:
             _, oldest = self._opened.popitem(last=False)
@@ -127,9 +170,6 @@ class ParquetRows(TableRows):
         groups = np.searchsorted(self._group_ends, rows, side="right")
         parts: list[Any] = []
         with self._lock:
-            self._join_held()
-            if self._whole is not None:
-                return take_rows(self._whole, rows)
             for group in np.unique(groups):
                 inside = rows[groups == group]
                 table = self._read_group(int(group), columns)
@@ -139,14 +179,6 @@ class ParquetRows(TableRows):
         if parts:
             return pyarrow.concat_tables(parts)
         return pyarrow.schema([self.schema.field(n) for n in columns]).empty_table()
-
-    def _join_held(self) -> None:
-        """Make one of all row groups, if all are held: rows are taken at once of it."""
-        pyarrow: Any = opening.import_extra("pyarrow")
-        if self._held and len(self._held) == len(self._groups):
-            tables = [self._held[group] for group in range(len(self._groups))]
-            self._held.clear()
-            self._whole = pyarrow.concat_tables(tables).combine_chunks()
 
     def _read_group(self, group: int, columns: Sequence[str]) -> Any:
         if group in self._held:
@@ -160,6 +192,7 @@ class ParquetRows(TableRows):
             table = opened.read_row_group(inside, columns=read, use_threads=False)
         table = self._with_keys(table, columns, file.keys)
         self.num_groups_read += 1
+        self.num_bytes_read += _count_compressed(opened.metadata, inside, read)
         self._held[group] = table
         self._held_bytes += table.nbytes
         while len(self._held) > 1 and self._held_bytes > _HELD_BYTES:
@@ -184,6 +217,17 @@ def take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         return table.slice(int(rows[0]), len(rows))
     return table.take(rows)
+
+
+def _count_compressed(metadata: Any, group: int, columns: Sequence[str]) -> int:
+    """Return the bytes of some columns of a row group, in the file."""
+    found = metadata.row_group(group)
+    chunks = (found.column(index) for index in range(found.num_columns))
+    return sum(
+        chunk.total_compressed_size
+        for chunk in chunks
+        if chunk.path_in_schema.partition(".")[0] in columns
+    )
 
 
 def _only_value(metadata: Any, group: int, column: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ray_fed.files.row_index import IndexBuilder
+from ray_fed.files.row_index import IdCoder
 
 
 class TableRows(abc.ABC):
@@ -22,7 +22,7 @@ class TableRows(abc.ABC):
     schema: Any
 
     @abc.abstractmethod
-    def add_ids(self, column: str, builder: IndexBuilder) -> None:
+    def add_ids(self, column: str, coder: IdCoder) -> None:
         """Add the ids of all rows, in order, a bounded number at a time."""
 
     @abc.abstractmethod

@@ -1,24 +1,35 @@
-"""What a client has in the memory of the program: the same number of rows in a batch.
+"""What a client has: the same number of rows in inputs and labels of a batch.
 
-Clients by reference and files are read elsewhere, and are not looked at here.
+Lists, and values of `ClientData` that are at hand, are looked at here; what a function
+loads is when a worker reads it. Files are not looked at.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 import ray_fed.errors as errors
+from ray_fed.program import ClientReference
+
+_logger = logging.getLogger("ray_fed.learning.run")
 
 
 def check_batches(clients: Mapping[int, Any]) -> None:
     """Raise unless inputs and labels of each batch have one number of rows.
 
+    Logs a warning of labels that are not a number.
+
     Args:
-        clients: what each has, by index; only lists are looked at.
+        clients: what each has, by index: lists and references are looked at.
 
     Raises:
         ValueMismatchError: a batch has several; client and batch are named.
     """
     for client, batches in clients.items():
+        if isinstance(batches, ClientReference):
+            batches.check_batches()
         if not isinstance(batches, list):
             continue
         for number, batch in enumerate(cast("list[Any]", batches)):
@@ -29,6 +40,21 @@ def check_batches(clients: Mapping[int, Any]) -> None:
                     f"Expected one number of rows in the batch {number} of the client"
                     f" `data[{client}]`, found {shown}."
                 )
+            if _has_nan(batch):
+                _logger.warning(
+                    "The batch %d of the client `data[%d]` has labels that are not a"
+                    " number (NaN): weights that are trained on them are NaN.",
+                    number,
+                    client,
+                )
+
+
+def _has_nan(batch: Any) -> bool:
+    """Return whether labels, in arrays, are not a number."""
+    labels = cast("Any", batch).get("y") if isinstance(batch, Mapping) else None
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "f":
+        return False
+    return bool(np.isnan(cast("Any", labels)).any())
 
 
 def _counts(value: Any, name: str) -> Sequence[tuple[str, int]]:

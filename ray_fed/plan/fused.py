@@ -3,6 +3,7 @@
     PartialMerge   <U, U> -> U                      two partials
     ServerWork     what a function at the server takes -> its result
     RoundFinish    partials, merged -> what comes after them
+    KeySelection   constants, keys -> what a function at the server has for each
     ClientFold     zeros, constants and clients -> partials of subtrees of leaves
 
 What cannot be one graph has no such value: the executor refuses it, and the work is
@@ -110,6 +111,23 @@ class ClientFold(Fused):
     def content(self) -> bytes:
         merge = b"" if self.merge is None else self.merge.content
         return b"fold%d" % self.one_a_leaf + self.kernel.content + merge
+
+
+@dataclasses.dataclass(frozen=True)
+class KeySelection(Fused):
+    """A function of a key, for many keys.
+
+    Attributes:
+        function: serialised, see `plans.Selection`.
+    """
+
+    label = "what keys select"
+    function: bytes
+
+    @property
+    @override
+    def content(self) -> bytes:
+        return b"select" + self.function
 
 
 class Arguments(tuple[Any, ...]):

@@ -43,6 +43,21 @@ Path = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
+class Selection:
+    """What a function at the server has for the keys of each client.
+
+    Attributes:
+        function: serialised, <constants, key> -> element; see `Kernel`.
+        keys: in the argument, the keys of clients.
+        max_key: the index of the largest key among the constants.
+    """
+
+    function: bytes
+    keys: Path
+    max_key: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Kernel:
     """A leaf's client work and its accumulation, as functions of one client.
 
@@ -56,6 +71,7 @@ class Kernel:
         accumulate: serialised; starts at the zeros, ends as the leaf's partial.
         parts: in the argument, what `server` takes.
         data: in the argument, the values of clients.
+        selections: for each client a sequence more, behind its data.
         num_aggregations: the number of zeros, of accumulators, and of values that are
             accumulated.
         num_kept: the number of further values, last, which are returned for each
@@ -72,6 +88,7 @@ class Kernel:
     data: tuple[Path, ...]
     num_aggregations: int
     num_kept: int = 0
+    selections: tuple[Selection, ...] = ()
     jit: Literal["auto", "on", "off"] = "off"
     vectorised_clients: int = 1
 

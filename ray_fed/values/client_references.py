@@ -71,6 +71,18 @@ class ClientSource(abc.ABC):
         """Return this source over another base with the same values."""
         raise NotImplementedError(f"{type(self).__name__} has no base: {base}")
 
+    def check_batches(self, position: int, client: Hashable) -> None:
+        """Raise unless each batch of a client has one number of rows; see `batches`.
+
+        Now, where its value is at hand; else when it is read. Sources that make batches
+        of rows have no need to.
+
+        Raises:
+            ValueMismatchError: a batch has several; client and batch are named.
+        """
+        if self.base is not None:
+            self.base.check_batches(position, client)
+
     def occasion(self) -> Hashable:
         """Return what decides the values that differ from call to call; None: nothing.
 
@@ -109,6 +121,16 @@ class ClientReference(ClientMember):
     type_signature: fl.Type
     id: Hashable
     weight: float | None
+
+    def check_batches(self) -> None:
+        """Raise unless each batch has one number of rows, in all that it holds.
+
+        Now, where the value is at hand; else when a worker reads it.
+
+        Raises:
+            ValueMismatchError: a batch has several; client and batch are named.
+        """
+        self.source.check_batches(self.position, self.id)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

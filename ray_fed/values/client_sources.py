@@ -1,5 +1,6 @@
 """Sources of clients' values: values in this process, or a function that reads them."""
 
+import logging
 import threading
 import traceback
 import uuid
@@ -7,12 +8,16 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import federated_language as fl
+import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
 from ray_fed.values import plain_values, read_limits, stored
 from ray_fed.values.client_references import ClientSource
+from ray_fed.values.columnar_sequence import ColumnarSequence
+
+_logger = logging.getLogger(__name__)
 
 
 class HeldSource(ClientSource):
@@ -28,10 +33,17 @@ class HeldSource(ClientSource):
         self.token = uuid.uuid4().hex
         self.held = held
         self.num_bytes = stored.count_bytes(list(held))
+        self._checked: set[int] = set()
 
     @override
     def read(self, position: int) -> Plain:
         return self.held[position]
+
+    @override
+    def check_batches(self, position: int, client: Hashable) -> None:
+        if position not in self._checked:
+            _check_rows(self.held[position], client)
+            self._checked.add(position)
 
 
 class FunctionSource(ClientSource):
@@ -52,6 +64,12 @@ class FunctionSource(ClientSource):
         self._load = load
         self._ids = ids
         self._type_spec = type_spec
+        self._checks_batches = False
+
+    @override
+    def check_batches(self, position: int, client: Hashable) -> None:
+        del position, client
+        self._checks_batches = True
 
     @override
     def read(self, position: int) -> Plain:
@@ -63,11 +81,44 @@ class FunctionSource(ClientSource):
             raise _failure(client, "the function that loads it", error) from error
         try:
             label = f"what the client with the id {client!r} has"
-            return plain_values.to_plain(value, self._type_spec, label)
+            plain = plain_values.to_plain(value, self._type_spec, label)
         except errors.RayFedError:
             raise
         except BaseException as error:
             raise _failure(client, "reading its value", error) from error
+        if self._checks_batches:
+            _check_rows(plain, client)
+        return plain
+
+
+def _check_rows(value: Plain, client: Hashable) -> None:
+    """Raise unless each element's tensors of unknown first size have one size.
+
+    Warns of values that are not a number.
+    """
+    if not isinstance(value, ColumnarSequence):
+        return
+    floats = (column.rows for column in value.columns if column.rows.dtype.kind == "f")
+    num_nan = sum(int(np.isnan(rows).sum()) for rows in floats)
+    if num_nan:
+        _logger.warning(
+            "The client with the id %r has %d values that are not a number (NaN):"
+            " weights that are trained on them are NaN.",
+            client,
+            num_nan,
+        )
+    held = [column.splits for column in value.columns if column.splits is not None]
+    if not held:
+        return
+    sizes = np.stack([np.diff(splits) for splits in held])
+    differing = np.flatnonzero((sizes != sizes[:1]).any(axis=0))
+    if len(differing):
+        batch = int(differing[0])
+        raise errors.ValueMismatchError(
+            f"Expected one number of rows in the batch {batch} of the client with the"
+            f" id {client!r}, found {sizes[:, batch].tolist()}, in the order of its"
+            " type."
+        )
 
 
 def _failure(

@@ -70,7 +70,7 @@ class ClientStore:
         """Return the plain values of clients, whether they are a run or not."""
         if isinstance(clients, ClientRun):
             return [self.read(member) for member in clients]
-        return clients
+        return [self.read(m) if isinstance(m, ClientMember) else m for m in clients]
 
     def differs_by_call(self, clients: ClientRun) -> bool:
         """Return whether clients have other values in the next call."""

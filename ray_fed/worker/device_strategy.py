@@ -12,6 +12,7 @@ from ray_fed.plan import diagnostics, fused, plans
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values.stored import ArgumentPart, ClientValues
 from ray_fed.worker import client_fold, stacks
+from ray_fed.worker.client_selections import select
 from ray_fed.worker.device_stack import DeviceStack
 from ray_fed.worker.merging import fetch
 from ray_fed.worker.thread_strategy import LocalStrategy
@@ -39,6 +40,13 @@ class DeviceStrategy(LocalStrategy):
         kernel = cast("plans.Kernel", subround.kernel)
         inputs = await self._compute_shared(subround, kernel, arg)
         data: list[ClientValues] = [_part(arg, path) for path in kernel.data]
+        constants = inputs[kernel.num_aggregations :]
+        for selection in kernel.selections:
+            keys = _part(arg, selection.keys)
+            selected = await select(self._stack, selection, constants, keys)
+            if isinstance(selected, plans.NoKernel):
+                return selected
+            data.append(selected)
         return await client_fold.fold(self._stack, subround, inputs, data)
 
     async def _compute_shared(

@@ -117,12 +117,32 @@ def broadcasting_a_sequence(xs: Any) -> Any:
     return fl.federated_sum(fl.federated_map(sequence_sum, sent))
 
 
+@fl.federated_computation(fl.TensorType(np.int32, [1]))
+def same(keys: Any) -> Any:
+    return keys
+
+
+@fl.federated_computation(fl.SequenceType(np.int32))
+def ignoring(rows: Any) -> Any:
+    del rows
+    return 3
+
+
 @fl.federated_computation(
     fl.FederatedType(fl.TensorType(np.int32, [1]), fl.CLIENTS), AT_SERVER, AT_SERVER
 )
-def selecting(keys: Any, max_key: Any, state: Any) -> Any:
+def selecting_by_work(data: Any, max_key: Any, state: Any) -> Any:
+    keys = fl.federated_map(same, data)
     chosen = fl.federated_select(keys, max_key, state, left)
     return fl.federated_sum(fl.federated_map(sequence_sum, chosen))
+
+
+@fl.federated_computation(
+    fl.FederatedType(fl.TensorType(np.int32, [1]), fl.CLIENTS), AT_SERVER, AT_SERVER
+)
+def selecting_alone(keys: Any, max_key: Any, state: Any) -> Any:
+    chosen = fl.federated_select(keys, max_key, state, left)
+    return fl.federated_sum(fl.federated_map(ignoring, chosen))
 
 
 @fl.federated_computation(AT_CLIENTS)
@@ -244,6 +264,20 @@ def test_later_stage_takes_what_the_first_one_merged() -> None:
     )
 
 
+def test_selected_rows_are_data_behind_that_of_the_argument() -> None:
+    kernel = _kernel(selecting_alone)
+
+    (selection,) = kernel.selections
+    assert (kernel.parts, kernel.data) == (((1,), (2,)), ())
+    assert (selection.keys, selection.max_key) == ((0,), 0)
+    assert _type(selection.function) == "(<<int32,int32>,int32> -> int32)"
+    assert _print(selection.function) == (
+        "(selected -> (let constant0=selected[0][0],constant1=selected[0][1]"
+        " in (v0 -> v0[0])(<constant1,selected[1]>)))"
+    )
+    assert _type(kernel.work) == "(<<int32,int32>,<int32*>> -> <int32>)"
+
+
 def test_work_without_an_argument_has_constants_alone() -> None:
     kernel = _kernel(without_argument)
 
@@ -259,7 +293,7 @@ def test_work_without_an_argument_has_constants_alone() -> None:
     [
         (summing_sequences, "`sequence_sum` at clients"),
         (broadcasting_a_sequence, "a value of type `int32*` for all clients"),
-        (selecting, "`federated_select` at clients"),
+        (selecting_by_work, "`federated_select` of keys that clients compute"),
         (nothing_aggregated, "not of the form that the compiler writes"),
     ],
     ids=["sequence intrinsic", "sequence for all", "select", "no aggregation"],

@@ -381,22 +381,6 @@ def test_client_that_raises_is_named(local_contexts: ContextFactory) -> None:
     assert raised.value.location.client_index == 5
 
 
-@rtf.computation(fl.SequenceType(np.int32))
-def keep_sequence(xs: Any) -> Any:
-    return xs.take(-1)
-
-
-@rtf.computation(fl.SequenceType(np.int32))
-def sum_sequence(xs: Any) -> Any:
-    return xs.reduce(0, tf.add)
-
-
-@fl.federated_computation(at_clients(fl.SequenceType(np.int32)))
-def through_a_sequence(data: Any) -> Any:
-    kept = fl.federated_map(keep_sequence, data)
-    return fl.federated_sum(fl.federated_map(sum_sequence, kept))
-
-
 @fl.federated_computation(fl.SequenceType(np.int32))
 def add_up(xs: Any) -> Any:
     return fl.sequence_sum(xs)
@@ -410,11 +394,10 @@ def secure(data: Any) -> Any:
 @pytest.mark.parametrize(
     ("comp", "data", "expected", "reason"),
     [
-        (through_a_sequence, [[1, 2], [3]], 6, "sequence result"),
         (summed(add_up), [[1, 2], [3]], 6, "`sequence_sum` at clients"),
         (secure, [1, 2], 3, "`ray_fed_check_maximum` at clients"),
     ],
-    ids=["sequence result", "sequence intrinsic", "secure sum"],
+    ids=["sequence intrinsic", "secure sum"],
 )
 def test_work_without_a_kernel_is_interpreted_and_says_why(
     local_contexts: ContextFactory, comp: Any, data: Any, expected: int, reason: str

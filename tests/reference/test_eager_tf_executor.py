@@ -286,7 +286,7 @@ class TestExternalData:
 
         result = call(executor, embed(executor, doubled), sequence)
 
-        assert isinstance(sequence.reference, tf.data.Dataset)
+        assert isinstance(sequence.reference.dataset, tf.data.Dataset)
         assert computed(result) == [0, 2, 4, 6]
 
     def test_keeps_fields_of_elements(

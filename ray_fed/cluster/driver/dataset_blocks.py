@@ -13,7 +13,7 @@ from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.files import opening
 from ray_fed.files.features import missing_column
 from ray_fed.files.parquet_rows import take_rows
-from ray_fed.files.row_index import IndexBuilder
+from ray_fed.files.row_index import IdCoder
 from ray_fed.files.table_rows import TableRows
 
 
@@ -60,10 +60,10 @@ class DatasetBlocks(TableRows):
         return self.__dict__ | {"_ids": []}
 
     @override
-    def add_ids(self, column: str, builder: IndexBuilder) -> None:
+    def add_ids(self, column: str, coder: IdCoder) -> None:
         for reference in self._ids:
             for chunk in fetch(reference).column(column).chunks:
-                builder.add(chunk)
+                coder.add(chunk)
         self._ids = []
 
     @override

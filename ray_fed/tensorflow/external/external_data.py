@@ -101,21 +101,36 @@ def read(uri: str, type_spec: fl.Type) -> Any:
     file = DataFile.parse(uri)
     is_sequence = isinstance(type_spec, fl.SequenceType)
     element = type_spec.element if isinstance(type_spec, fl.SequenceType) else type_spec
-    leaves = dict(_leaves(file, element))
     if file.suffix in tfrecords.SUFFIXES:
+        leaves = dict(_leaves(file, element))
         return tfrecords.read(file, leaves, element, is_sequence=is_sequence)
+    table, leaves = open_table(file, element, is_sequence=is_sequence)
+    if is_sequence:
+        return _dataset(file, table, leaves, element)
+    return _whole(file, table, leaves, element)
+
+
+def open_table(
+    file: DataFile, element: fl.Type, *, is_sequence: bool
+) -> tuple[Table, dict[str, fl.TensorType]]:
+    """Return a file as a table, and name and type of each of its columns.
+
+    Raises:
+        MissingFileError: the file is not there.
+        ValueMismatchError: it does not hold what the type says.
+        UnsupportedError: the format is none that is read.
+    """
     if file.suffix not in _TABLES:
         raise errors.UnsupportedError(
             "Expected a file that ends with one of"
             f" {sorted([*_TABLES, *tfrecords.SUFFIXES])}, found `{file.uri}`."
         )
+    leaves = dict(_leaves(file, element))
     table = _TABLES[file.suffix](file)
     leaves = _named(file, leaves, table.specs)
     for name, tensor_type in leaves.items():
         _check_column(file, name, tensor_type, table.specs, is_sequence=is_sequence)
-    if is_sequence:
-        return _dataset(file, table, leaves, element)
-    return _whole(file, table, leaves, element)
+    return table, leaves
 
 
 def _leaves(
@@ -189,7 +204,7 @@ def _fits_flat(declared: Dims, *, is_sequence: bool) -> bool:
     return len(cell) > 0 and None not in cell[1:] and (is_sequence or None not in cell)
 
 
-def _chunks(
+def chunks_of(
     file: DataFile, table: Table, leaves: Mapping[str, fl.TensorType], rank: int
 ) -> Iterator[list[Any]]:
     """Yield the cells of all columns, chunk by chunk, in their declared shapes.
@@ -228,7 +243,7 @@ def _whole(
     leaves: Mapping[str, fl.TensorType],
     type_spec: fl.Type,
 ) -> Any:
-    chunks = list(_chunks(file, table, leaves, rank=1))
+    chunks = list(chunks_of(file, table, leaves, rank=1))
     arrays = [
         _joined([chunk[index] for chunk in chunks], leaf)
         for index, leaf in enumerate(leaves.values())
@@ -262,12 +277,12 @@ def _dataset(
     )
 
     def rows() -> Iterator[Any]:
-        for chunk in _chunks(file, table, leaves, rank=0):
+        for chunk in chunks_of(file, table, leaves, rank=0):
             for row in zip(*chunk, strict=True):
                 yield datasets.build(row, element)
 
     def batches() -> Iterator[Any]:
-        for chunk in _chunks(file, table, leaves, rank=0):
+        for chunk in chunks_of(file, table, leaves, rank=0):
             yield datasets.build(chunk, element)
 
     if not fixed:

@@ -16,9 +16,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ray_fed.language.structs import Plain
+from ray_fed.tensorflow.external import held_rows
 from ray_fed.tensorflow.kernels.graph_values import GraphSequence, UnfitError
 from ray_fed.tensorflow.tensors import specs
-from ray_fed.values import columnar_sequence, tensor_structures
+from ray_fed.values import columnar_sequence, stored, tensor_structures
+from ray_fed.values.columnar_sequence import ColumnarSequence
 
 Array = NDArray[Any]
 Parts = Sequence[Array]
@@ -139,6 +141,7 @@ class SequenceLayout:
     """One sequence a client; its columns as `rows` lays them."""
 
     def __init__(self, type_spec: fl.SequenceType) -> None:
+        self._type_spec = type_spec
         self._types = tensor_structures.flatten_type(type_spec.element)
         self._have_splits = [has_splits(column) for column in self._types]
         self.specs: list[tf.TensorSpec] = []
@@ -150,25 +153,39 @@ class SequenceLayout:
     def lay(self, members: Sequence[Plain]) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places.
 
+        Sequences in files are read.
+
         Raises:
-            UnfitError: a client's sequence is in files, which the interpreter opens.
+            UnfitError: those in files are larger than what is laid at once.
         """
-        if not all(isinstance(m, columnar_sequence.ColumnarSequence) for m in members):
-            raise UnfitError("a sequence in files")
+        held = list(self._held(members))
         laid: list[Parts] = []
-        lengths = np.array([member.length for member in members], np.int64)
+        lengths = np.array([sequence.length for sequence in held], np.int64)
         elements = _bounds(lengths.tolist())
-        shift = np.arange(len(members))  # a split more than elements
+        shift = np.arange(len(held))  # a split more than elements
         of_splits = [elements[0] + shift, elements[1] + shift + 1]
         places = [lengths, *elements, *of_splits]
         for index, type_spec in enumerate(self._types):
-            columns = [member.columns[index] for member in members]
+            columns = [sequence.columns[index] for sequence in held]
             laid.append([column.rows for column in columns] or [_no_rows(type_spec)])
             if self._have_splits[index]:
                 splits = [c.splits for c in columns if c.splits is not None]
                 laid.append([np.empty(0, np.int64), *splits])
                 places.extend(_bounds([len(column.rows) for column in columns]))
         return laid, places
+
+    def _held(self, members: Sequence[Plain]) -> Iterator[ColumnarSequence]:
+        num_bytes = 0
+        for member in members:
+            found = member
+            if isinstance(member, stored.External):
+                found = held_rows.read_if_small(member.uri, self._type_spec)
+                num_bytes += getattr(found, "num_bytes", 0)
+                if num_bytes > held_rows.SMALL_BYTES:
+                    raise UnfitError("many rows in files")
+            if not isinstance(found, ColumnarSequence):
+                raise UnfitError("a sequence that is read as it goes")
+            yield found
 
     def sizes(self, laid: Sequence[tf.Tensor], places: Array) -> Array | None:
         """Return the length of each client's sequence, and its elements' dimensions.

@@ -13,6 +13,7 @@ from ray_fed.plan.fused import Fused
 from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
 from ray_fed.tensorflow.kernels.graph_values import UnfitError
 from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel
+from ray_fed.tensorflow.kernels.selection_graphs import SelectionGraph
 from ray_fed.tensorflow.kernels.server_graphs import ServerGraph
 from ray_fed.values.lru_cache import LruCache
 
@@ -128,6 +129,8 @@ class FusedGraphs:
                 return ServerGraph(
                     work.computation, self._device, merge, work.num_others
                 )
+            case fused.KeySelection():
+                return SelectionGraph(work.function, self._device)
             case fused.ClientFold():
                 merge = None if work.merge is None else self._merge(work.merge)
                 return ClientKernel(

@@ -7,7 +7,7 @@ set, then initialised, before anything else of that call runs.
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import federated_language as fl
 import tensorflow as tf
@@ -19,14 +19,14 @@ from ray_fed.tensorflow.graphs import graph_message, loader, random_states, rand
 from ray_fed.tensorflow.graphs.protobufs import GraphDef
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.graph_values import GraphSequence, UnfitError
+from ray_fed.tensorflow.kernels.pending_sequences import (
+    PendingSequence,
+    compose_pending,
+    message_of,
+)
 from ray_fed.values.columnar_sequence import Sizes
 
 flf = fl.framework
-
-_CALLS = frozenset(
-    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While", "Placeholder"}
-)
-"""Stateful to TensorFlow for what they may call, which is looked at by itself."""
 
 _OF_VARIABLES = re.compile(
     "VarHandleOp|VarIsInitializedOp|VariableShape|ReadVariableOp|Assert"
@@ -133,20 +133,14 @@ class Grafts:
             UnfitError: it is not of TensorFlow, needs tf.data, has state or effects
                 where there may be none, or draws where `use_states` was not called.
         """
-        proto = block.to_proto()
-        if proto.WhichOneof("computation") != "tensorflow":
-            raise UnfitError(f"a computation of kind {proto.WhichOneof('computation')}")
-        message = proto.tensorflow
-        written = graph_message.graph_of(message)
-        self.ops.update(jit.op_kinds(written))
-        content = graph_message.content_of(written)
-        type_spec = cast("fl.FunctionType", block.type_signature)
-        sizes = _sizes(leaves)
-        lowered = lowering.lower(message, type_spec, sizes, unrolled=self._unrolled)
-        if isinstance(lowered, lowering.Unlowered):
-            raise UnfitError(lowered.reason)
+        message = message_of(block)
+        content = graph_message.content_of(graph_message.graph_of(message))
+        lowered, leaves, is_composed = self._lower(block, leaves)
         graph_def = lowered.graph_def
-        self.has_state |= self._check_state(graph_def)
+        if found := self._check_state(graph_def):
+            if is_composed:  # interpreted, it would draw through tf.data
+                raise UnfitError(f"{found[0]} in work on a sequence result")
+            self.has_state = True
         states = randomness.key_random_ops(graph_def)
         if self._state_of is None and (states.names or states.unkeyed):
             raise UnfitError("random numbers in work without clients")
@@ -168,16 +162,41 @@ class Grafts:
         self.ends += results
         return results
 
-    def _check_state(self, graph_def: GraphDef) -> bool:
-        """Return whether a graph has state or effects; refuse those not allowed."""
-        found = _stateful_ops(graph_def)
+    def _check_state(self, graph_def: GraphDef) -> list[str]:
+        """Return the ops with state or effects; refuse those that are not allowed."""
+        found = bodies.stateful_ops(graph_def)
         if self._allowed == "variables":
             refused = [op for op in found if not _OF_VARIABLES.fullmatch(op)]
         else:
             refused = found if self._allowed == "none" else []
         if refused:
             raise UnfitError(f"{refused[0]}, an op with state or effects")
-        return bool(found)
+        return found
+
+    def _lower(
+        self, block: flf.CompiledComputation, leaves: Sequence[Any]
+    ) -> tuple[lowering.Lowered, Sequence[Any], bool]:
+        """Return a computation without tf.data, what it takes, whether it is of two."""
+        message, type_spec, given = compose_pending(block, leaves)
+        self.ops.update(jit.op_kinds(graph_message.graph_of(message)))
+        sizes = _sizes(given)
+        lowered = lowering.lower(message, type_spec, sizes, unrolled=self._unrolled)
+        if isinstance(lowered, lowering.Unlowered):
+            raise UnfitError(lowered.reason)
+        return lowered, given, given is not leaves
+
+    def defer(
+        self, block: flf.CompiledComputation, leaves: Sequence[Any]
+    ) -> PendingSequence:
+        """Return the sequence that a computation returns, to be composed.
+
+        Raises:
+            UnfitError: it draws, or has state or effects.
+        """
+        message, type_spec, leaves = compose_pending(block, leaves)
+        if found := bodies.find_effects(message):
+            raise UnfitError(f"{found} in a sequence result")
+        return PendingSequence.of(message, type_spec, leaves)
 
     def _note_unkeyed(
         self, origin: str, content: bytes, states: random_states.RandomStates
@@ -204,17 +223,6 @@ class Grafts:
             site = DrawSite(path, content + index.to_bytes(4))
             self.sites.append(site)
         return [op]
-
-
-def _stateful_ops(graph_def: GraphDef) -> list[str]:
-    """Return the kinds of ops that have state or effects, in order."""
-    bodies_ = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
-    return [
-        str(node.op)
-        for nodes in bodies_
-        for node in nodes
-        if node.op not in _CALLS and bodies.definition_of(node).is_stateful
-    ]
 
 
 def _without_placeholders(

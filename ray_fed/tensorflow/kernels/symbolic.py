@@ -138,6 +138,8 @@ class Interpreter:
 
         def run(argument: Any, path: Path) -> Any:
             leaves = [] if argument is None else flatten(argument)
+            if isinstance(result, fl.SequenceType):
+                return self._grafts.defer(block, leaves)
             tensors = self._grafts.call(block, leaves, path)
             for tensor, leaf in zip(tensors, leaf_types(result), strict=True):
                 tensor.set_shape(specs.to_spec(cast("fl.TensorType", leaf)).shape)

@@ -4,20 +4,28 @@ Where a message takes sequences, and can do without tf.data, it is loaded so (se
 `lowering`); given a dataset that is read lazily it runs as it was written.
 """
 
+import functools
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import cast
 
 import federated_language as fl
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering as lowering
+import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.graphs import graph_message, loaded_graph
+from ray_fed.tensorflow.external import held_rows
+from ray_fed.tensorflow.graphs import composition, graph_message, loaded_graph
 from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
 from ray_fed.tensorflow.loading import normal
+from ray_fed.tensorflow.loading.returned_sequences import (
+    ReturnedSequence,
+    compose_returned,
+)
 from ray_fed.tensorflow.tensors import datasets
+from ray_fed.values.lru_cache import LruCache
 
 
 def _device_for(result: fl.Type, device: str | None) -> str | None:
@@ -88,6 +96,10 @@ def _load_lowered(
         return lowering.Unlowered(f"{type(error).__name__}: {error}")
 
 
+_COMPOSED = 16
+"""Graphs of a computation and of those before it that stay loaded."""
+
+
 class _Written:
     """A message as it was written, loaded when it is needed.
 
@@ -95,6 +107,10 @@ class _Written:
         message: a `pb.TensorFlow`.
         type_spec: of the function.
         source: where the graph comes from.
+
+    Attributes:
+        message: as given.
+        source: as given.
     """
 
     def __init__(
@@ -103,16 +119,16 @@ class _Written:
         type_spec: fl.FunctionType,
         source: loaded_graph.Source,
     ) -> None:
-        self._message = message
+        self.message = message
         self._type_spec = type_spec
-        self._source = source
+        self.source = source
         self._notes: list[diagnostics.Note] = []
         self._loading = threading.Lock()
         self._graph: loaded_graph.LoadedGraph | None = None
 
     def load(self) -> loaded_graph.LoadedGraph:
         """Return the loaded graph, the same each time."""
-        message = self._message
+        message = self.message
         with self._loading:
             if self._graph is None:
                 feeds: list[str] = []
@@ -125,18 +141,17 @@ class _Written:
                     feeds,
                     graph_message.bound_names(message.result),
                     message.initialize_op or None,
-                    self._source,
+                    self.source,
                 )
             return self._graph
 
     def tell(self, reason: str) -> None:
         """Let every call note why the function is not lowered."""
-        origin, content = self._source.origin, self._source.content
+        origin, content = self.source.origin, self.source.content
         self._notes = [diagnostics.Unlowered(origin, content.hex()[:12], reason)]
 
     def __call__(self, arg: normal.Normal = None) -> normal.Normal:
-        diagnostics.note(self._notes)
-        message, type_spec = self._message, self._type_spec
+        message, type_spec = self.message, self._type_spec
 
         def take() -> list[tf.Tensor]:
             tensors: list[tf.Tensor] = []
@@ -147,8 +162,18 @@ class _Written:
                 tensors.append(tf.constant(""))
             return tensors
 
-        results = graph_message.from_bound(self.load()(take), message.result)
-        return normal.unflatten(iter(results), type_spec.result)
+        def run() -> normal.Normal:
+            diagnostics.note(self._notes)
+            results = graph_message.from_bound(self.load()(take), message.result)
+            return normal.unflatten(iter(results), type_spec.result)
+
+        if isinstance(type_spec.result, fl.SequenceType) and self._is_stateless:
+            return ReturnedSequence.of(message, type_spec, arg, run)
+        return run()
+
+    @functools.cached_property
+    def _is_stateless(self) -> bool:
+        return bodies.find_effects(self.message) is None
 
 
 class _Lowered:
@@ -163,33 +188,48 @@ class _Lowered:
         self._graph = lowered
         self._written = written
         self._type_spec = type_spec
+        self._composed: LruCache[bytes, loaded_graph.LoadedGraph | lowering.Unlowered]
+        self._composed = LruCache(_COMPOSED)
+
+    def _compose(
+        self, leaves: Sequence[normal.Normal]
+    ) -> tuple[loaded_graph.LoadedGraph, list[normal.Normal]] | None:
+        """Return a graph of what returned sequences were made of, and that."""
+        written = self._written
+        try:
+            found = compose_returned(written.message, self._type_spec, leaves)
+        except composition.CannotCompose:
+            return None
+        message, type_spec, given = found
+        key = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
+        graph = self._composed.get(
+            key, lambda: _load_lowered(message, type_spec, written.source)
+        )
+        if isinstance(graph, lowering.Unlowered):
+            return None
+        return graph, given
 
     def __call__(self, arg: normal.Normal) -> normal.Normal:
         parameter = cast("fl.Type", self._type_spec.parameter)
-        if not _is_held(arg, parameter):
+        graph, leaves = self._graph, normal.leaves_of(arg, parameter)
+        if any(isinstance(leaf, ReturnedSequence) for leaf in leaves):
+            composed = self._compose(leaves)
+            if composed is None:
+                return self._written(arg)
+            graph, leaves = composed
+        leaves = [
+            leaf.hold() if isinstance(leaf, held_rows.FileSequence) else leaf
+            for leaf in leaves
+        ]
+        if not all(_is_held(leaf) for leaf in leaves):
             return self._written(arg)
-        results = self._graph(lambda: list(_feeds(arg, parameter)))
+        results = graph(lambda: [t for leaf in leaves for t in _feeds(leaf)])
         return normal.unflatten(iter(results), self._type_spec.result)
 
 
-def _is_held(value: normal.Normal, type_spec: fl.Type) -> bool:
-    """Return whether all sequences of a value are held as tensors."""
-    match type_spec:
-        case fl.StructType():
-            members = zip(type_spec.items(), value, strict=True)
-            return all(_is_held(member, element) for (_, element), member in members)
-        case fl.SequenceType():
-            return isinstance(value, datasets.HeldSequence)
-        case _:
-            return True
+def _is_held(leaf: normal.Normal) -> bool:
+    return isinstance(leaf, tf.Tensor | datasets.HeldSequence)
 
 
-def _feeds(value: normal.Normal, type_spec: fl.Type) -> Iterator[tf.Tensor]:
-    match type_spec:
-        case fl.StructType():
-            for (_, element), member in zip(type_spec.items(), value, strict=True):
-                yield from _feeds(member, element)
-        case fl.SequenceType():
-            yield from value.tensors
-        case _:
-            yield value
+def _feeds(leaf: normal.Normal) -> list[tf.Tensor]:
+    return leaf.tensors if isinstance(leaf, datasets.HeldSequence) else [leaf]

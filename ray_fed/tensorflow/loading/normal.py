@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.language import structs, type_checks
-from ray_fed.tensorflow.external import external_data
+from ray_fed.tensorflow.external import external_data, held_rows
 from ray_fed.tensorflow.graphs import callbacks
 from ray_fed.tensorflow.tensors import containers, datasets, specs
 from ray_fed.values import columnar_sequence, plain_values, stored
@@ -90,6 +90,8 @@ def _read(value: Any, type_spec: fl.Type) -> Any:
     if isinstance(value, fl.framework.Data):
         value = plain_values.to_plain(value, type_spec)
     if isinstance(value, stored.External):
+        if isinstance(type_spec, fl.SequenceType):
+            return held_rows.FileSequence(value.uri, type_spec)
         return external_data.read(value.uri, type_spec)
     return value.read() if isinstance(value, ClientMember) else value
 
@@ -107,8 +109,8 @@ def _normalise_tensor(value: Any, type_spec: fl.TensorType) -> tf.Tensor:
 
 def _normalise_sequence(
     value: Any, element: fl.Type
-) -> "datasets.HeldSequence | tf.data.Dataset[Any]":
-    if isinstance(value, datasets.HeldSequence):
+) -> "datasets.KnownSequence | tf.data.Dataset[Any]":
+    if isinstance(value, datasets.KnownSequence):
         return value.as_sequence_of(element)
     if isinstance(value, columnar_sequence.ColumnarSequence):
         return datasets.HeldSequence(value, element)
@@ -165,11 +167,19 @@ def flatten(value: Normal, type_spec: fl.Type) -> Iterator[tf.Tensor]:
                 yield from flatten(member, element)
         case fl.SequenceType():
             dataset = value
-            if isinstance(value, datasets.HeldSequence):
+            if isinstance(value, datasets.KnownSequence):
                 dataset = value.dataset
             yield tf.data.experimental.to_variant(dataset)
         case _:
             yield value
+
+
+def leaves_of(value: Normal, type_spec: fl.Type | None) -> list[Normal]:
+    """Return the tensors and sequences of a normal form, in order."""
+    if isinstance(type_spec, fl.StructType):
+        members = zip(type_spec.items(), value, strict=True)
+        return [leaf for (_, t), member in members for leaf in leaves_of(member, t)]
+    return [] if type_spec is None else [value]
 
 
 def unflatten(tensors: Iterator[tf.Tensor], type_spec: fl.Type) -> Normal:
@@ -203,7 +213,7 @@ def compute(value: Normal, type_spec: fl.Type) -> Any:
                     type_spec.items(), value, strict=True
                 )
             )
-        case fl.SequenceType() if isinstance(value, datasets.HeldSequence):
+        case fl.SequenceType() if isinstance(value, datasets.KnownSequence):
             return value.elements()
         case fl.SequenceType():
             return callbacks.call(datasets.to_elements, value, type_spec.element)

@@ -10,7 +10,13 @@ from typing import Any
 
 from tensorflow.python.framework import op_def_registry  # no public name
 
-from ray_fed.tensorflow.graphs.protobufs import FunctionDef, GraphDef, NodeDef
+from ray_fed.tensorflow.graphs import graph_message, randomness
+from ray_fed.tensorflow.graphs.protobufs import (
+    FunctionDef,
+    GraphDef,
+    NodeDef,
+    TensorFlowMessage,
+)
 
 
 class CannotLower(Exception):  # noqa: N818 (says what is so; never leaves the package)
@@ -149,3 +155,29 @@ def needed(nodes: Mapping[str, NodeDef], roots: Iterable[str]) -> list[str]:
             if source in nodes and source not in entered
         )
     return list(ordered)
+
+
+_CALLS = frozenset(
+    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While", "Placeholder"}
+)
+"""Stateful to TensorFlow for what they may call, which is looked at by itself."""
+
+
+def stateful_ops(graph_def: GraphDef) -> list[str]:
+    """Return the kinds of ops of a graph that have state or effects, in order."""
+    inside = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+    return [
+        str(node.op)
+        for nodes in inside
+        for node in nodes
+        if node.op not in _CALLS and definition_of(node).is_stateful
+    ]
+
+
+def find_effects(message: TensorFlowMessage) -> str | None:
+    """Return what makes two calls of a computation differ, in a few words, or None."""
+    graph_def = graph_message.graph_of(message)
+    if stateful := stateful_ops(graph_def):
+        return stateful[0]
+    states = randomness.key_random_ops(graph_def)
+    return "a random op" if states.names or states.unkeyed else None

@@ -1,11 +1,13 @@
 """Sequences as datasets: built from rows, read back to rows or elements."""
 
+import abc
 import functools
 from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from ray_fed.language import type_checks
 from ray_fed.language.structs import Plain
@@ -19,7 +21,28 @@ from ray_fed.values import (
 )
 
 
-class HeldSequence:
+class KnownSequence(abc.ABC):
+    """A sequence of which more is known than a dataset tells."""
+
+    @property
+    @abc.abstractmethod
+    def dataset(self) -> "tf.data.Dataset[Any]":
+        """A dataset of the elements, in canonical containers."""
+
+    @abc.abstractmethod
+    def as_sequence_of(self, element: fl.Type) -> Any:
+        """Return the sequence at a type that its own is assignable to.
+
+        Raises:
+            ValueMismatchError: it is not.
+        """
+
+    @abc.abstractmethod
+    def elements(self) -> list[Any]:
+        """Return all elements: numpy values in structs, owned by the caller."""
+
+
+class HeldSequence(KnownSequence):
     """A sequence that is there at once; made tensors, or a dataset, once and if asked.
 
     Args:
@@ -38,25 +61,25 @@ class HeldSequence:
         """What a lowered graph is fed with, on the device that was current."""
         return to_tensors(self._sequence, self._element)
 
-    @functools.cached_property
+    @property
+    @override
     def dataset(self) -> "tf.data.Dataset[Any]":
-        """A dataset of the elements, in canonical containers."""
+        return self._dataset
+
+    @functools.cached_property
+    def _dataset(self) -> "tf.data.Dataset[Any]":
         return from_columns(self._sequence, self._element)
 
+    @override
     def as_sequence_of(self, element: fl.Type) -> "HeldSequence":
-        """Return the sequence at a type that its own is assignable to.
-
-        Raises:
-            ValueMismatchError: it is not.
-        """
         if element == self._element:
             return self
         declared, found = map(fl.SequenceType, (element, self._element))
         type_checks.check_assignable(declared, found, "a sequence")
         return HeldSequence(self._sequence, element)
 
+    @override
     def elements(self) -> list[Any]:
-        """Return all elements: numpy values in structs, owned by the caller."""
         return [
             tensor_structures.unflatten(map(_copied, tensors), self._element)
             for tensors in self._sequence

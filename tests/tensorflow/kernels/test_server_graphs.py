@@ -57,7 +57,7 @@ def checked(x: Any) -> Any:
 @rtf.computation(FLOATS, FLOATS)
 def adam_step(weights: Any, gradient: Any) -> Any:
     variable = tf.Variable(weights)
-    optimizer = keras.optimizers.Adam(0.1)
+    optimizer: Any = keras.optimizers.Adam(0.1)
     optimizer.build([variable])
     optimizer.apply_gradients([(gradient, variable)])
     return variable, optimizer.iterations.value

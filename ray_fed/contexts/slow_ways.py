@@ -1,0 +1,65 @@
+"""Tells once, in the terminal, that work takes a slow way, why, and what is quick."""
+
+import logging
+
+from ray_fed.observability import events
+
+_logger = logging.getLogger(__name__)
+
+_SLOW_S = 1.0
+"""A round that takes less is slow in no way that anybody would notice."""
+
+_QUICK = (
+    ("`sequence_", "write it as one TensorFlow computation of the dataset"),
+    ("keys that clients compute", "pass the keys as an argument"),
+    ("for all clients", "send tensors, or what `rtf.data` names at each client"),
+    (" tensors ", "stack small tensors to fewer, larger ones"),
+    ("not of the form", "let ray_fed compile the computation"),
+)
+"""What is quick, by a part of the reason."""
+
+
+class SlowWays:
+    """Logs a warning, once for each reason, where a round of a second took a slow way.
+
+    It is a sink of events.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, None] = {}
+        self._told: set[str] = set()
+
+    def on_event(self, event: events.Event) -> None:
+        """Take note of a slow way; warn when its round is over."""
+        match event:
+            case events.RoundStarted():
+                self._found.clear()
+            case events.SubroundFinished(no_kernel=str(reason)):
+                told = f"clients are interpreted, call by call, as of {reason}"
+                self._found[f"{told}: {_quick_way(reason)}"] = None
+            case events.ComputationUnlowered():
+                self._found[
+                    f"{event.computation} reads through tf.data, which is set up anew"
+                    f" for each client, as of {event.reason}: loop by"
+                    " `dataset.reduce`, and let `ClientData` batch and shuffle"
+                ] = None
+            case events.WorkInterpreted():
+                self._found[
+                    f"{event.work} is done step by step, as its graph raised"
+                    f" {event.reason}"
+                ] = None
+            case events.RoundFinished() if event.seconds >= _SLOW_S:
+                self._tell(event.seconds)
+            case _:
+                pass
+
+    def _tell(self, seconds: float) -> None:
+        for told in self._found:
+            if told not in self._told:
+                self._told.add(told)
+                _logger.warning("A slow way, in a round of %.1f s: %s.", seconds, told)
+
+
+def _quick_way(reason: str) -> str:
+    found = (quick for part, quick in _QUICK if part in reason)
+    return next(found, "docs/performance.md says what to try")

@@ -1,0 +1,175 @@
+"""Sequences from files and from other computations: in kernels, with equal bits."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.tensorflow.external import held_rows
+
+ContextFactory = Callable[..., ExecutionContext]
+
+VECTOR = fl.TensorType(np.float32, [3])
+ROW = fl.StructWithPythonType([("x", VECTOR), ("y", np.int32)], dict)
+ROWS = fl.SequenceType(ROW)
+
+
+@rtf.computation(ROWS, np.float32)
+def scale(rows: Any, factor: Any) -> Any:
+    table = tf.range(5)  # a constant of the first graph
+
+    def change(row: Any) -> Any:
+        y = tf.gather(table, row["y"])
+        return {"x": row["x"] * factor / 3.0, "y": y}
+
+    return rows.map(change)
+
+
+@rtf.computation(ROWS)
+def batch(rows: Any) -> Any:
+    return rows.repeat(2).batch(4)
+
+
+@rtf.computation(ROWS)
+def shuffle(rows: Any) -> Any:
+    return rows.shuffle(100).batch(4)
+
+
+BATCHES: Any = batch.type_signature.result
+
+
+@rtf.computation(BATCHES, np.float32)
+def train(batches: Any, rate: Any) -> Any:
+    def step(weights: Any, row: Any) -> Any:
+        error = tf.linalg.matvec(row["x"], weights) - tf.cast(row["y"], tf.float32)
+        gradient = tf.linalg.matvec(row["x"], error, transpose_a=True)
+        return weights - rate * gradient / 7.0
+
+    return batches.reduce(tf.zeros([3]), step)
+
+
+@rtf.computation(BATCHES, np.float32)
+def train_with_noise(batches: Any, rate: Any) -> Any:
+    def step(weights: Any, row: Any) -> Any:
+        noise = tf.random.normal([3])
+        return weights - rate * tf.reduce_mean(row["x"], axis=0) + noise
+
+    return batches.reduce(tf.zeros([3]), step)
+
+
+def run_by(arrange: Any, work: Any) -> Any:
+    @fl.federated_computation(fl.FederatedType(ROWS, fl.CLIENTS))
+    def run(clients: Any) -> Any:
+        rate = fl.federated_value(np.float32(0.1), fl.CLIENTS)
+        scaled = fl.federated_map(scale, (clients, rate))
+        batches = fl.federated_map(arrange, scaled)
+        return fl.federated_mean(fl.federated_map(work, (batches, rate)))
+
+    return run
+
+
+def rows(count: int) -> dict[str, Any]:
+    rng = np.random.default_rng(count)
+    return {
+        "x": rng.normal(size=(count, 3)).astype(np.float32),
+        "y": rng.integers(0, 5, count).astype(np.int32),
+    }
+
+
+def write(folder: pathlib.Path, suffix: str) -> list[Any]:
+    """Return clients of 1 to 9 rows in files."""
+    found: list[Any] = []
+    for count in (3, 9, 1, 5):
+        path = folder / f"{count}{suffix}"
+        columns = rows(count)
+        if suffix == ".npz":
+            np.savez(path, **columns)
+        else:
+            lists = pa.FixedSizeListArray.from_arrays(columns["x"].ravel(), 3)
+            pq.write_table(pa.table({"x": lists, "y": columns["y"]}), path)
+        found.append(rtf.data(str(path), ROWS))
+    return found
+
+
+def lists() -> list[Any]:
+    return [
+        [{"x": x, "y": y} for x, y in zip(held["x"], held["y"], strict=True)]
+        for held in map(rows, (3, 9, 1, 5))
+    ]
+
+
+def invoke(contexts: ContextFactory, work: Any, clients: Any, **kernels: Any) -> Any:
+    context = contexts(workers=1, kernels=kernels)
+    result = context.invoke(work, clients)
+    report = context.last_report
+    assert report is not None
+    return result.tobytes(), report
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_rows_of_files_are_batched_in_kernels_with_the_bits_of_the_interpreter(
+    local_contexts: ContextFactory, tmp_path: pathlib.Path, suffix: str
+) -> None:
+    work, clients = run_by(batch, train), write(tmp_path, suffix)
+
+    fast, report = invoke(local_contexts, work, clients)
+    slow, _ = invoke(local_contexts, work, clients, enabled=False)
+    placed, _ = invoke(local_contexts, work, lists())
+
+    assert report.kernel_leaves > 0
+    assert (report.no_kernel, report.unlowered) == ((), ())
+    assert fast == slow == placed
+
+
+@pytest.mark.parametrize(
+    ("arrange", "work", "reason"),
+    [(shuffle, train, "in a sequence result"), (batch, train_with_noise, "in work on")],
+    ids=["shuffles", "noise"],
+)
+def test_what_draws_is_interpreted(
+    local_contexts: ContextFactory, arrange: Any, work: Any, reason: str
+) -> None:
+    composed = run_by(arrange, work)
+
+    fast, report = invoke(local_contexts, composed, lists())
+    slow, _ = invoke(local_contexts, composed, lists(), enabled=False)
+
+    assert report.kernel_leaves == 0
+    assert [reason in told for told in report.no_kernel] == [True], report.no_kernel
+    assert fast == slow
+
+
+def test_files_that_are_too_large_are_read_as_they_go(
+    local_contexts: ContextFactory,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work, clients = run_by(batch, train), write(tmp_path, ".npz")
+    monkeypatch.setattr(held_rows, "SMALL_BYTES", 100)
+
+    found, report = invoke(local_contexts, work, clients)
+    wanted, _ = invoke(local_contexts, work, clients, enabled=False)
+
+    assert report.kernel_leaves == 0
+    assert found == wanted
+
+
+def test_a_file_that_does_not_fit_names_its_client(
+    local_contexts: ContextFactory, tmp_path: pathlib.Path
+) -> None:
+    clients = write(tmp_path, ".npz")
+    np.savez(
+        tmp_path / "1.npz", x=np.zeros([1, 4], np.float32), y=np.zeros(1, np.int32)
+    )
+
+    with pytest.raises(errors.ValueMismatchError, match=r"1\.npz.*float32\[1, 4\]"):
+        invoke(local_contexts, run_by(batch, train), clients)

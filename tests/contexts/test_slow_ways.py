@@ -1,0 +1,59 @@
+"""Slow ways are told in the terminal: once, with the reason and the quick way."""
+
+import pytest
+
+from ray_fed.contexts.slow_ways import SlowWays
+from ray_fed.observability import events
+
+
+def interpreted(reason: str) -> events.SubroundFinished:
+    return events.SubroundFinished(0, 0, 3, 1, 0.0, 2.0, "w", 1, 1, "n", 0, reason)
+
+
+def run(sink: SlowWays, told: list[events.Event], seconds: float) -> None:
+    for event in (
+        events.RoundStarted(0, 3, 1, 1),
+        *told,
+        events.RoundFinished(0, seconds),
+    ):
+        sink.on_event(event)
+
+
+def test_a_slow_round_says_why_and_what_is_quick(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sink = SlowWays()
+    reason = "`federated_select` of keys that clients compute"
+    unlowered = events.ComputationUnlowered(0, "`f` (a.py:3)", "ab", "FlatMapDataset")
+    step = events.WorkInterpreted(0, "the finish of a round", "ValueError: so")
+
+    run(sink, [interpreted(reason), interpreted(reason), unlowered, step], 1.5)
+
+    first, second, third = caplog.messages
+    assert reason in first
+    assert "pass the keys as an argument" in first
+    assert "1.5 s" in first
+    assert "`f` (a.py:3)" in second
+    assert "FlatMapDataset" in second
+    assert "dataset.reduce" in second
+    assert "ValueError: so" in third
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+    assert {record.name for record in caplog.records} == {"ray_fed.contexts.slow_ways"}
+
+
+def test_each_reason_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    sink = SlowWays()
+
+    run(sink, [interpreted("a")], 2.0)
+    run(sink, [interpreted("a"), interpreted("b")], 2.0)
+
+    assert len(caplog.messages) == 2
+
+
+def test_quick_rounds_and_kernels_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    sink = SlowWays()
+
+    run(sink, [interpreted("a")], 0.2)
+    run(sink, [], 2.0)
+
+    assert not caplog.messages
