@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
+from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,48 @@ class CohortSampler:
         generator = np.random.default_rng([self.seed, round_index])
         drawn = generator.choice(self.num_clients, self.cohort_size, replace=False)
         return sorted(int(client) for client in drawn)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateCohorts:
+    """Draws the clients of each round as the accountant of a process assumes it.
+
+    With the noise of `dp_mean` each client takes part by itself with one probability;
+    a round may have none. With that of `dp_ftrl_mean` each pass has each client once.
+
+    Attributes:
+        num_clients: to draw from, >= 1.
+        privacy: of the process.
+        seed: >= 0.
+    """
+
+    num_clients: int
+    privacy: SampledGaussian | TreeGaussian
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check_seed(self.seed)
+
+    @property
+    def cohort_size(self) -> str:
+        """How cohorts are drawn, in words."""
+        return f"as for {self.privacy}"
+
+    def sample(self, round_index: int) -> list[int]:
+        """Return the indices of a round's clients, ascending.
+
+        Args:
+            round_index: >= 0.
+        """
+        if isinstance(self.privacy, TreeGaussian):
+            index, step = divmod(round_index, self.privacy.rounds_per_pass)
+            order = np.random.default_rng([self.seed, index])
+            clients = order.permutation(self.num_clients)
+            parts = np.array_split(clients, self.privacy.rounds_per_pass)
+            return sorted(parts[step].tolist())
+        generator = np.random.default_rng([self.seed, round_index])
+        drawn = generator.random(self.num_clients) < self.privacy.sampling_probability
+        return np.flatnonzero(drawn).tolist()
 
 
 def split_by_label(

@@ -45,7 +45,9 @@ def _training_names(process: LearningProcess) -> list[str] | None:
     metrics = result[1]
     if isinstance(metrics, fl.FederatedType):
         metrics = metrics.member
-    return list(_names(metrics, "")) if isinstance(metrics, fl.StructType) else None
+    if not isinstance(metrics, fl.StructType):
+        return None
+    return _names(metrics, "") + ["epsilon"] * (process.privacy is not None)
 
 
 def _names(type_spec: fl.StructType, path: str) -> list[str]:

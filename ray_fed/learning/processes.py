@@ -5,7 +5,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from ray_fed.learning.accounting import Privacy
+from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.observability import reprs
 
 
@@ -26,7 +26,7 @@ class LearningProcess:
 
     initialize: Any
     next: Any
-    privacy: Privacy | None = None
+    privacy: SampledGaussian | TreeGaussian | None = None
     initial_client_state: Any = None
 
     @override
@@ -73,5 +73,5 @@ class AggregationPart(Part):
             others, as where its noise hides that nobody was there.
     """
 
-    privacy: Privacy | None = None
+    privacy: SampledGaussian | TreeGaussian | None = None
     counts_empty_rounds: bool = False

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import ray_fed.errors as errors
 from ray_fed.learning.callbacks.hooks import Callbacks
 from ray_fed.learning.checkpoints import Checkpoints
-from ray_fed.learning.cohorts import CohortSampler
+from ray_fed.learning.cohorts import CohortSampler, PrivateCohorts
 from ray_fed.learning.history import History
 from ray_fed.learning.interrupts import Interrupts
 from ray_fed.learning.loop_thread import IoThread
@@ -81,8 +81,9 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         process: such as `build_fed_avg` returns.
         data: each client's batches; only those of a cohort are read.
         num_rounds: of the whole run, those before a resume included; >= 0.
-        cohort_size: clients a round; None: all of them. Which ones they are depends on
-            the seed and the round alone.
+        cohort_size: clients a round; None: all of them, or, for a process with noise,
+            those that its guarantee assumes. Which ones they are depends on the seed
+            and the round alone. The metrics of a process with noise have `epsilon`.
         seed: of the cohorts, >= 0.
         storage_path: a path or a URI of fsspec, for this run alone; None saves nothing.
         checkpoint_every: rounds between two saves, >= 1. Rounds that end while another
@@ -131,10 +132,9 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             f" {errors.describe(on_error)}."
         )
     check_metrics([stop, *callbacks], process, evaluates=evaluate is not None)
-    size = len(data) if cohort_size is None else cohort_size
     spec = RunSpec(
         data=data,
-        sampler=CohortSampler(len(data), size, seed),
+        sampler=_choose_sampler(process, len(data), cohort_size, seed),
         num_rounds=num_rounds,
         checkpoint_every=checkpoint_every,
         evaluate=evaluate,
@@ -161,6 +161,27 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             return TrainingResult(loop.history, loop.read_state(), reason)
         finally:
             calls.close(loop.num_rounds)
+
+
+def _choose_sampler(
+    process: LearningProcess, num_clients: int, cohort_size: int | None, seed: int
+) -> CohortSampler | PrivateCohorts:
+    if getattr(process, "initial_client_state", None) is not None:
+        raise errors.ConfigError(
+            "Expected a process whose clients keep nothing between rounds, found one"
+            " with values of clients: call its `next` in a loop of your own, with"
+            " `learning.ClientStates`."
+        )
+    privacy = getattr(process, "privacy", None)
+    if privacy is None:
+        size = num_clients if cohort_size is None else cohort_size
+        return CohortSampler(num_clients, size, seed)
+    if cohort_size is not None:
+        raise errors.ConfigError(
+            f"Expected no `cohort_size` for a process with noise, found {cohort_size}:"
+            f" its cohorts are drawn as its guarantee assumes, {privacy}."
+        )
+    return PrivateCohorts(num_clients, privacy, seed)
 
 
 def _begin(

@@ -247,7 +247,7 @@ class RunLoop:
         evaluate = self._spec.evaluate
         if evaluate is not None and (index + 1) % self._spec.evaluate_every == 0:
             evaluation = evaluate(going.state)
-        training: Any = going.metrics.result()
+        training = self._spec.add_epsilon(going.metrics.result(), index)
         record = RoundRecord(
             index,
             tuple(cohort),

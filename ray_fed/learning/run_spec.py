@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ray_fed.learning.cohorts import CohortSampler
+from ray_fed.learning.cohorts import CohortSampler, PrivateCohorts
 from ray_fed.learning.history import History
 
 
@@ -24,10 +24,16 @@ class RunSpec:
     """
 
     data: Sequence[Any]
-    sampler: CohortSampler
+    sampler: CohortSampler | PrivateCohorts
     num_rounds: int
     checkpoint_every: int
     evaluate: Callable[[Any], Mapping[str, Any]] | None
     evaluate_every: int
     stop: Callable[[History], bool] | None
     shows_progress: bool
+
+    def add_epsilon(self, training: Any, round_index: int) -> Any:
+        """Return a round's metrics, with the privacy that is spent after it, if any."""
+        if not isinstance(self.sampler, PrivateCohorts):
+            return training
+        return {**training, "epsilon": self.sampler.privacy.epsilon(round_index + 1)}

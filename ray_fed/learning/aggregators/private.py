@@ -35,7 +35,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.accounting import Privacy, SampledGaussian, TreeGaussian
+from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
 from ray_fed.learning.processes import AggregationPart
@@ -66,7 +66,7 @@ class NoisyMean(Aggregator):
     norm: float | AdaptiveNorm
     noise_multiplier: float
     clients_per_round: int
-    privacy: Privacy
+    privacy: SampledGaussian | TreeGaussian
     seed: int
     count_noise: float = 0.0
     rounds_per_tree: int | None = None

@@ -1,0 +1,100 @@
+"""Runs of processes with noise: cohorts as the accountant assumes, epsilon by round."""
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+
+import ray_fed.errors as errors
+from ray_fed import learning
+from ray_fed.learning import LearningProcess, Model, aggregators
+from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
+from ray_fed.learning.cohorts import PrivateCohorts
+
+NUM_CLIENTS = 12
+
+
+@pytest.fixture
+def clients(make_batches: Any) -> list[Any]:
+    return [make_batches([3], seed) for seed in range(NUM_CLIENTS)]
+
+
+@pytest.fixture
+def process(linear_model: Model) -> LearningProcess:
+    noisy = aggregators.dp_mean(
+        clip_norm=0.5,
+        noise_multiplier=0.8,
+        clients_per_round=4,
+        num_clients=NUM_CLIENTS,
+        delta=1e-5,
+    )
+    optimizer = keras.optimizers.SGD(0.05)
+    return learning.build_fed_avg(linear_model, optimizer, aggregator=noisy)
+
+
+def test_epsilon_is_a_column_that_a_resume_goes_on_with(
+    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
+) -> None:
+    whole = learning.run(process, clients, num_rounds=3)
+    learning.run(process, clients, num_rounds=2, storage_path=tmp_path)
+
+    resumed = learning.run(process, clients, num_rounds=3, storage_path=tmp_path)
+
+    assert process.privacy is not None
+    expected = [process.privacy.epsilon(count) for count in (1, 2, 3)]
+    assert [record.training["epsilon"] for record in whole.history] == expected
+    assert [record.training["epsilon"] for record in resumed.history] == expected
+    assert [r.clients for r in resumed.history] == [r.clients for r in whole.history]
+    for one, other in zip(
+        resumed.state.weights.trainable, whole.state.weights.trainable, strict=True
+    ):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_size_of_cohorts_with_noise_is_refused(
+    process: LearningProcess, clients: list[Any]
+) -> None:
+    with pytest.raises(errors.ConfigError, match="Expected no `cohort_size`"):
+        learning.run(process, clients, num_rounds=1, cohort_size=4)
+
+
+def test_process_with_values_of_clients_is_refused(
+    linear_model: Model, clients: list[Any]
+) -> None:
+    scaffold = learning.build_scaffold(linear_model, 0.05, num_clients=NUM_CLIENTS)
+
+    with pytest.raises(errors.ConfigError, match="values of clients"):
+        learning.run(scaffold, clients, num_rounds=1)
+
+
+def test_clients_of_a_poisson_sample_take_part_by_themselves() -> None:
+    cohorts = PrivateCohorts(NUM_CLIENTS, SampledGaussian(1.0, 1e-5, 0.25), seed=3)
+
+    drawn = np.zeros((4000, NUM_CLIENTS), bool)
+    for index, row in enumerate(drawn):
+        row[cohorts.sample(index)] = True
+
+    sizes = np.bincount(drawn.sum(axis=1), minlength=NUM_CLIENTS + 1)
+    binomial = scipy.stats.binom.pmf(np.arange(NUM_CLIENTS + 1), NUM_CLIENTS, 0.25)
+    few = slice(7, None)  # too rare, each by itself
+    found = [*sizes[:7], sizes[few].sum()]
+    expected = [*binomial[:7] * 4000, binomial[few].sum() * 4000]
+    assert scipy.stats.chisquare(found, expected).pvalue > 1e-3
+    together = np.corrcoef(drawn.T) - np.eye(NUM_CLIENTS)
+    assert abs(together).max() < 5 / np.sqrt(4000)
+
+
+def test_each_pass_of_a_tree_has_each_client_once() -> None:
+    cohorts = PrivateCohorts(NUM_CLIENTS, TreeGaussian(1.0, 1e-5, 5), seed=3)
+
+    passes = [
+        [cohorts.sample(5 * index + step) for step in range(5)] for index in (0, 1)
+    ]
+
+    for cohorts_of_pass in passes:
+        together = [client for cohort in cohorts_of_pass for client in cohort]
+        assert sorted(together) == list(range(NUM_CLIENTS))
+    assert passes[0] != passes[1]
