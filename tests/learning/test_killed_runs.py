@@ -18,7 +18,7 @@ import pytest
 _SCRIPT = pathlib.Path(__file__).parent / "run_script.py"
 NUM_ROUNDS = 20
 LONG_ROUNDS = 40
-KILLS_VARIABLE = "RAY_FED_PROOF_KILLS"
+KILLS_VARIABLE = "PROOF_KILLS"
 """Kills in a run of forty rounds; 10 for the whole proof."""
 
 
