@@ -50,13 +50,16 @@ def build_process() -> learning.LearningProcess:
 
 
 MAKE: dict[str, Callable[[], Any]] = {
+    "ClientStates": lambda: learning.ClientStates([np.zeros(99)]),
     "CohortSampler": lambda: learning.CohortSampler(9, 3, 0),
     "Config": lambda: ray_fed.Config(backend="local", workers=2),
     "EarlyStopping": lambda: learning.EarlyStopping("loss"),
+    "Guards": learning.Guards,
     "History": lambda: learning.History([RECORD] * 99),
     "LearningProcess": build_process,
     "Model": lambda: MODEL,
     "ModelWeights": lambda: build_state().weights,
+    "Part": lambda: learning.Part(build_process().initialize, build_process().next),
     "Retry": lambda: ray_fed.Retry(crash=1),
     "RoundRecord": lambda: RECORD,
     "RoundReport": lambda: RoundReport(

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.segments import ClientId, Segments, import_fsspec
@@ -58,6 +59,10 @@ class ClientStates:
             )
         self._rows: collections.OrderedDict[ClientId, bytes] = collections.OrderedDict()
         self._segments = None if path is None else Segments(path, self._row_bytes)
+
+    @override
+    def __repr__(self) -> str:
+        return f"<states of {len(self)} clients, {self.memory_bytes} bytes in memory>"
 
     def __len__(self) -> int:
         """Return how many clients have put a value."""

@@ -31,15 +31,10 @@ class LearningProcess:
 
     @override
     def __repr__(self) -> str:
-        named = {"initialize": self.initialize, "next": self.next}
-        types = (
-            f"{name} {reprs.shorten(str(getattr(comp, 'type_signature', comp)))}"
-            for name, comp in named.items()
-        )
-        return f"<learning process: {'; '.join(types)}>"
+        return f"<learning process: {_describe(self)}>"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Part:
     """A part of a learning process: a smaller pair of computations, with a state.
 
@@ -51,8 +46,12 @@ class Part:
     initialize: Any
     next: Any
 
+    @override
+    def __repr__(self) -> str:
+        return f"<part of a learning process: {_describe(self)}>"
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, repr=False)
 class ClientPart(Part):
     """What clients do, with the state that each of them begins with.
 
@@ -63,7 +62,7 @@ class ClientPart(Part):
     initial_client_state: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class AggregationPart(Part):
     """How updates become one, and what that protects.
 
@@ -75,3 +74,12 @@ class AggregationPart(Part):
 
     privacy: SampledGaussian | TreeGaussian | None = None
     counts_empty_rounds: bool = False
+
+
+def _describe(pair: LearningProcess | Part) -> str:
+    named = {"initialize": pair.initialize, "next": pair.next}
+    types = (
+        f"{name} {reprs.shorten(str(getattr(comp, 'type_signature', comp)))}"
+        for name, comp in named.items()
+    )
+    return "; ".join(types)
