@@ -148,7 +148,10 @@ def _count(config: ray_fed.Config) -> int:
     return count
 
 
-@pytest.fixture(scope="session", params=[pytest.param(1, marks=pytest.mark.slow), 3, 2])
+@pytest.fixture(
+    scope="session",
+    params=[2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))],
+)
 def num_workers(request: pytest.FixtureRequest) -> int:
     """Sizes of pools; pytest runs the tests of one size together, over one pool."""
     return request.param

@@ -73,7 +73,7 @@ def test_rounds_leave_nothing_in_the_object_store(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("subrounds", [1, 2])
+@pytest.mark.parametrize("subrounds", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_workers_hold_nothing_of_the_object_store(
     ray_contexts: ContextFactory, ray_memory: Any, subrounds: int
 ) -> None:

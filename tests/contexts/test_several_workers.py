@@ -20,7 +20,6 @@ pytestmark = pytest.mark.ray
 ContextFactory = Callable[..., ExecutionContext]
 
 NUM_CLIENTS = 12
-NUM_WORKERS = 3
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 PIDS = fl.FederatedType(np.int64, fl.CLIENTS)
 VALUES = [np.float32(0.1 * index) for index in range(NUM_CLIENTS)]
@@ -102,51 +101,62 @@ def pid_data() -> ClientData:
     return ClientData.from_function(ids_of(), own_pid, fl.TensorType(np.int64))
 
 
+@pytest.fixture(scope="session", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+def num_workers(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
 INDICES = [np.int64(index) for index in range(NUM_CLIENTS)]
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "interpreter"])
 def test_all_workers_run_clients_of_one_subround(
-    ray_contexts: ContextFactory, kernels: bool
+    ray_contexts: ContextFactory,
+    num_workers: int,
+    kernels: bool,
 ) -> None:
     context = ray_contexts(
-        workers=NUM_WORKERS, subrounds=1, kernels={"enabled": kernels}
+        workers=num_workers, subrounds=1, kernels={"enabled": kernels}
     )
     _await_all(context)
 
     pids = context.invoke(pid_of_each, (INDICES, pid_data()))
 
-    assert len(set(pids)) == NUM_WORKERS
-    assert list(pids) == [pid for pid in dict.fromkeys(pids) for _ in range(4)]
+    assert len(set(pids)) == num_workers
+    assert list(pids) == [
+        pid for pid in dict.fromkeys(pids) for _ in range(NUM_CLIENTS // num_workers)
+    ]
     report = context.last_report
     assert report is not None
-    assert [s.num_workers for s in report.subrounds] == [NUM_WORKERS, 1]
+    assert [s.num_workers for s in report.subrounds] == [num_workers, 1]
     assert report.kernel_leaves == (NUM_CLIENTS if kernels else 0)
 
 
 def test_all_workers_run_clients_of_what_is_not_cut(
     ray_contexts: ContextFactory,
+    num_workers: int,
 ) -> None:
-    context = ray_contexts(workers=NUM_WORKERS, subrounds=1)
+    context = ray_contexts(workers=num_workers, subrounds=1)
     _await_all(context)
 
     total, pids = context.invoke(without_form, (np.int64(5), pid_data()))
 
-    assert len(set(pids)) == NUM_WORKERS
+    assert len(set(pids)) == num_workers
     assert total == sum(pids) + 5 * (NUM_CLIENTS - 1)
     report = context.last_report
     assert report is not None
-    assert [s.num_workers for s in report.subrounds] == [NUM_WORKERS]
+    assert [s.num_workers for s in report.subrounds] == [num_workers]
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "interpreter"])
 def test_bits_are_those_of_threads(
     ray_contexts: ContextFactory,
+    num_workers: int,
     local_contexts: ContextFactory,
     kernels: bool,
 ) -> None:
     settings: Any = {"seed": 7, "kernels": {"enabled": kernels}}
-    context = ray_contexts(workers=NUM_WORKERS, subrounds=1, **settings)
+    context = ray_contexts(workers=num_workers, subrounds=1, **settings)
     _await_all(context)
     calls = [two_stages, at_clients, two_stages]
 
@@ -171,9 +181,9 @@ def die_once(name: str) -> Any:
 
 @pytest.mark.slow
 def test_lost_worker_costs_its_subround_once(
-    ray_contexts: ContextFactory, tmp_path: pathlib.Path
+    ray_contexts: ContextFactory, num_workers: int, tmp_path: pathlib.Path
 ) -> None:
-    context = ray_contexts(workers=NUM_WORKERS, subrounds=1, seed=3)
+    context = ray_contexts(workers=num_workers, subrounds=1, seed=3)
     _await_all(context)
     data = ClientData.from_function(
         ids_of(tmp_path), die_once, fl.TensorType(np.float32)
@@ -195,7 +205,7 @@ def _await_all(context: ExecutionContext) -> None:
         context.invoke(pids_at_clients, pid_data())
         report = context.last_report
         assert report is not None
-        if max(s.num_workers for s in report.subrounds) == NUM_WORKERS:
+        if max(s.num_workers for s in report.subrounds) == num_workers:
             return
     raise AssertionError("some workers never got ready")
 

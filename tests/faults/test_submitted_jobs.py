@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
 import pathlib
@@ -19,10 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
-# Of the extra `cluster`, which the dashboard needs.
-pytest.importorskip("aiohttp_cors")
-pytest.importorskip("opencensus")
+HAS_DASHBOARD = all(map(importlib.util.find_spec, ("aiohttp_cors", "opencensus")))
 pytestmark = [
+    pytest.mark.skipif(not HAS_DASHBOARD, reason="needs the extra `cluster`"),
     pytest.mark.ray,
     pytest.mark.faults,
     pytest.mark.slow,

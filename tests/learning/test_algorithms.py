@@ -69,6 +69,7 @@ def test_fed_prox_equals_the_paper(
     assert np.abs(without[0] - expected[0]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_fed_sgd_equals_the_paper(
     linear_model: Model, clients: list[Any], thread_context: ExecutionContext
 ) -> None:

@@ -35,6 +35,7 @@ def test_client_whose_update_is_not_finite_ends_the_round_by_name(
     assert caught.value.location.client_index == 1
 
 
+@pytest.mark.slow
 def test_client_that_may_be_dropped_is_named_in_the_report(
     linear_model: Model, clients: list[Any]
 ) -> None:
@@ -75,6 +76,7 @@ def test_client_left_out_counts_nothing_but_in_its_metric(
     assert thread_context.last_report.no_kernel == ()
 
 
+@pytest.mark.slow
 def test_client_left_out_keeps_what_it_had(
     linear_model: Model, clients: list[Any]
 ) -> None:

@@ -76,6 +76,7 @@ def test_trained_model_is_saved_and_loaded(tmp_path: pathlib.Path) -> None:
         np.testing.assert_array_equal(weight, before)
 
 
+@pytest.mark.slow
 def test_frozen_layers_stay_as_they_are() -> None:
     keras_model = build_keras_model()
     keras_model.layers[0].trainable = False

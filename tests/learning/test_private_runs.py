@@ -35,6 +35,7 @@ def process(linear_model: Model) -> LearningProcess:
     return learning.build_fed_avg(linear_model, optimizer, aggregator=noisy)
 
 
+@pytest.mark.slow
 def test_epsilon_is_a_column_that_a_resume_goes_on_with(
     process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
 ) -> None:

@@ -252,6 +252,7 @@ def test_resume_with_another_process_is_refused(
         run(other, clients, num_rounds=2, storage_path=tmp_path)
 
 
+@pytest.mark.slow
 def test_resume_with_another_learning_rate_is_refused(
     tmp_path: pathlib.Path,
     linear_model: Model,

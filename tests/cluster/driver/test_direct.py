@@ -228,6 +228,7 @@ class TestAWorkerThatIsKilled:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 class TestRandomNumbers:
     def test_are_those_of_the_seed_the_call_and_the_client(
         self, ray_executors: RayExecutorFactory

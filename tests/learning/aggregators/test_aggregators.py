@@ -150,6 +150,7 @@ def test_sparsified_updates_keep_the_largest_numbers(
     assert metrics == {"bytes_sent": 4 * (8 + 8), "bytes_uncompressed": 4 * 20}
 
 
+@pytest.mark.slow
 def test_quantised_updates_are_unbiased(thread_context: ExecutionContext) -> None:
     part = aggregators.quantised(2).build(UPDATE_TYPE, WEIGHT_TYPE)
     state = part.initialize()
