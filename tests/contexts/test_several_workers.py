@@ -118,7 +118,7 @@ def test_all_workers_run_clients_of_one_subround(
     context = ray_contexts(
         workers=num_workers, subrounds=1, kernels={"enabled": kernels}
     )
-    _await_all(context)
+    _await_all(context, num_workers)
 
     pids = context.invoke(pid_of_each, (INDICES, pid_data()))
 
@@ -137,7 +137,7 @@ def test_all_workers_run_clients_of_what_is_not_cut(
     num_workers: int,
 ) -> None:
     context = ray_contexts(workers=num_workers, subrounds=1)
-    _await_all(context)
+    _await_all(context, num_workers)
 
     total, pids = context.invoke(without_form, (np.int64(5), pid_data()))
 
@@ -157,7 +157,7 @@ def test_bits_are_those_of_threads(
 ) -> None:
     settings: Any = {"seed": 7, "kernels": {"enabled": kernels}}
     context = ray_contexts(workers=num_workers, subrounds=1, **settings)
-    _await_all(context)
+    _await_all(context, num_workers)
     calls = [two_stages, at_clients, two_stages]
 
     found = [context.invoke(comp, VALUES) for comp in calls]
@@ -184,7 +184,7 @@ def test_lost_worker_costs_its_subround_once(
     ray_contexts: ContextFactory, num_workers: int, tmp_path: pathlib.Path
 ) -> None:
     context = ray_contexts(workers=num_workers, subrounds=1, seed=3)
-    _await_all(context)
+    _await_all(context, num_workers)
     data = ClientData.from_function(
         ids_of(tmp_path), die_once, fl.TensorType(np.float32)
     )
@@ -199,7 +199,7 @@ def test_lost_worker_costs_its_subround_once(
     assert _bytes_of([context.invoke(two_stages, data)]) == _bytes_of([found])
 
 
-def _await_all(context: ExecutionContext) -> None:
+def _await_all(context: ExecutionContext, num_workers: int) -> None:
     """Return once all workers are ready and idle."""
     for _ in range(100):
         context.invoke(pids_at_clients, pid_data())
