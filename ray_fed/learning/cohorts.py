@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
+from ray_fed.program import PoissonSampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +93,8 @@ class PrivateCohorts:
             clients = order.permutation(self.num_clients)
             parts = np.array_split(clients, self.privacy.rounds_per_pass)
             return sorted(parts[step].tolist())
-        generator = np.random.default_rng([self.seed, round_index])
-        drawn = generator.random(self.num_clients) < self.privacy.sampling_probability
-        return np.flatnonzero(drawn).tolist()
+        sampler = PoissonSampler(self.privacy.sampling_probability, self.seed)
+        return sampler.sample(round_index, self.num_clients, None)
 
 
 def split_by_label(
