@@ -39,7 +39,7 @@ from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import ClientPart, LearningProcess, Part
 from ray_fed.learning.round_values import ClientResult, Measured, ServerView
-from ray_fed.learning.server_update import add_statistics, delta_type
+from ray_fed.learning.server_update import add_statistics, build_server_part, delta_type
 
 
 class MimeUpdate(NamedTuple):
@@ -152,15 +152,4 @@ def _build_finalization(model: Model, spec: OptimizerSpec) -> Part:
         statistics = add_statistics(model, weights, merged.delta)
         return step(), ModelWeights(tuple(w + d for w, d in moved), statistics)
 
-    @fl.federated_computation
-    def initialize() -> Any:
-        return fl.federated_eval(initial_variables, fl.SERVER)
-
-    types = (variables_type, model.weights_type, update_type)
-
-    @fl.federated_computation(*(fl.FederatedType(t, fl.SERVER) for t in types))
-    def finalize(variables: Any, weights: Any, merged: Any) -> Any:
-        ended = fl.federated_map(update, (variables, weights, merged))
-        return ended[0], ended[1]
-
-    return Part(initialize, finalize)
+    return build_server_part(initial_variables, update)

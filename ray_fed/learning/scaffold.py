@@ -44,7 +44,7 @@ from ray_fed.learning.processes import (
     Part,
 )
 from ray_fed.learning.round_values import ClientResult, Measured, ServerView
-from ray_fed.learning.server_update import add_statistics, delta_type
+from ray_fed.learning.server_update import add_statistics, build_server_part, delta_type
 
 
 class ScaffoldUpdate(NamedTuple):
@@ -214,15 +214,4 @@ def _build_finalization(model: Model, rate: float, num_clients: int) -> Part:
         new = tuple(c + s / num_clients for c, s in zip(control, shift, strict=True))
         return new, ModelWeights(tuple(w + rate * d for w, d in moved), statistics)
 
-    @fl.federated_computation
-    def initialize() -> Any:
-        return fl.federated_eval(initial_control, fl.SERVER)
-
-    types = (control_type, model.weights_type, merged_type)
-
-    @fl.federated_computation(*(fl.FederatedType(t, fl.SERVER) for t in types))
-    def finalize(control: Any, weights: Any, merged: Any) -> Any:
-        ended = fl.federated_map(update, (control, weights, merged))
-        return ended[0], ended[1]
-
-    return Part(initialize, finalize)
+    return build_server_part(initial_control, update)

@@ -41,15 +41,25 @@ def build_server_update(model: Model, optimizer: OptimizerSpec) -> Part:
             trainable, add_statistics(model, weights, delta)
         )
 
+    return build_server_part(initial_variables, update)
+
+
+def build_server_part(initial: Any, update: Any) -> Part:
+    """Return a part that holds its state and changes the weights at the server.
+
+    Args:
+        initial: ( -> S), the state before any round.
+        update: (<S, weights, U> -> <S, weights>), one round.
+    """
+    types = [part for _, part in update.type_signature.parameter.items()]
+
     @fl.federated_computation
     def initialize() -> Any:
-        return fl.federated_eval(initial_variables, fl.SERVER)
-
-    types = (variables_type, model.weights_type, delta_type(model))
+        return fl.federated_eval(initial, fl.SERVER)
 
     @fl.federated_computation(*(fl.FederatedType(t, fl.SERVER) for t in types))
-    def finalize(variables: Any, weights: Any, delta: Any) -> Any:
-        ended = fl.federated_map(update, (variables, weights, delta))
+    def finalize(state: Any, weights: Any, merged: Any) -> Any:
+        ended = fl.federated_map(update, (state, weights, merged))
         return ended[0], ended[1]
 
     return Part(initialize, finalize)
