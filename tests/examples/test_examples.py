@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from typing import Any
 
 import nbclient
 import nbformat
@@ -25,6 +26,20 @@ def run_example(name: str, *args: str, **settings: str) -> str:
     )
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
+
+
+def execute_notebook(name: str, folder: pathlib.Path) -> Any:
+    """Return a notebook with what its cells put out, run in a kernel in a folder."""
+    notebook = nbformat.read(_EXAMPLES / name, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=240,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )
+    client.execute()
+    return notebook
 
 
 @pytest.mark.slow
@@ -77,16 +92,7 @@ def test_characters_of_the_library_are_learned() -> None:
 def test_run_whose_worker_is_killed_ends_with_the_same_bits(
     tmp_path: pathlib.Path,
 ) -> None:
-    notebook = nbformat.read(_EXAMPLES / "faults.ipynb", as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells)
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout=240,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    )
-
-    client.execute()
+    notebook = execute_notebook("faults.ipynb", tmp_path)
 
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     printed = "".join(out.text for out in outputs if out.output_type == "stream")
@@ -103,16 +109,7 @@ def test_run_whose_worker_is_killed_ends_with_the_same_bits(
 def test_quickstart_runs_in_a_kernel_and_ends_with_its_curve(
     tmp_path: pathlib.Path,
 ) -> None:
-    notebook = nbformat.read(_EXAMPLES / "quickstart.ipynb", as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells)
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout=240,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(tmp_path)}},
-    )
-
-    client.execute()
+    notebook = execute_notebook("quickstart.ipynb", tmp_path)
 
     streams = [
         output
