@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -377,16 +378,24 @@ def test_draws_on_ray_are_those_of_one_process(
 
 
 class Killer:
-    """Ends the processes of all workers once the first stage is merged."""
+    """Ends the processes of all workers once the second stage has begun on them.
+
+    They are stopped once the first stage is merged: a worker that dies while it is
+    idle is replaced without an attempt that failed.
+    """
 
     def __init__(self) -> None:
         self.pids: set[int] = set()
 
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self.pids:
+            os.kill(pid, number)
+
     def on_event(self, event: events.Event) -> None:
         match event:
             case events.SubroundFinished(num_clients=0, subround_index=4):
-                for pid in self.pids:
-                    os.kill(pid, signal.SIGKILL)
+                self._send(signal.SIGSTOP)
+                threading.Timer(1.5, self._send, [signal.SIGKILL]).start()
             case events.SubroundFinished(subround_index=0 | 1 | 2 | 3):
                 self.pids.add(event.worker_pid)
             case _:
