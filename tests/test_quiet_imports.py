@@ -190,3 +190,22 @@ thread.join()
     done = run("-c", script)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_script_that_ends_after_a_call_writes_nothing() -> None:
+    script = """
+import federated_language as fl, numpy as np, ray_fed
+ray_fed.init("local", config=ray_fed.Config(workers=1, progress="off"))
+
+@fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
+def total(x):
+    return fl.federated_sum(x)
+
+print(total([1, 2, 3]))
+"""
+
+    done = run("-c", script)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6\n", "")

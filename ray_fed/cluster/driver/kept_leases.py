@@ -87,6 +87,14 @@ class KeptLeases:
         self._untold: list[tuple[float, str, Terms | None]] = []  # None: the use ended
         self._is_awaited = False  # as the pool last told
         self._watch: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Ask the pool nothing more, from any thread: it gives back all that it lent.
+
+        Ray would start again for a call that comes after its end.
+        """
+        self._is_closed = True
 
     @contextlib.contextmanager
     def running(self) -> Generator[None]:
@@ -174,7 +182,7 @@ class KeptLeases:
         long, in this process and in the pool.
         """
         with contextlib.suppress(ray.exceptions.RayError):
-            while True:
+            while not self._is_closed:
                 self._is_awaited = await self._pool.when_awaited.remote(
                     known=self._is_awaited, timeout_s=_KEPT_S
                 )
@@ -187,12 +195,14 @@ class KeptLeases:
         """Give back what a plan has that comes to nothing, whatever that still does."""
         self._known.pop(name, None)
         self._tell()
-        self._pool.end.remote(name)
+        if not self._is_closed:
+            self._pool.end.remote(name)
 
     def _release(self, name: str, scope: str) -> None:
         self._known.pop(name, None)
         self._tell()
-        self._pool.release.remote(name, scope)
+        if not self._is_closed:
+            self._pool.release.remote(name, scope)
 
     def _note(self, at_s: float, name: str, terms: Terms | None) -> None:
         if not self._untold:
@@ -212,5 +222,5 @@ class KeptLeases:
             if name in self._known:
                 self._known[name].counted_from_s = at_s
         self._untold.clear()
-        if uses:
+        if uses and not self._is_closed:
             self._pool.note_uses.remote(uses)

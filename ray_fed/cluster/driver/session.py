@@ -228,6 +228,7 @@ class Session:
     def close(self) -> None:
         """End the workers, then the Ray that was started here, if it was."""
         atexit.unregister(self.close)
+        self._kept.close()
         if not ray.is_initialized():
             return
         try:

@@ -146,6 +146,30 @@ def test_lease_goes_back_at_once(ended: dict[str, Any], scope: str) -> None:
     assert play(**ended) == Played([("release", "first", scope)], None)
 
 
+def test_pool_hears_nothing_once_its_leases_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_leases, "_KEPT_S", 0.05)
+    pool = FakePool()
+
+    async def run() -> None:
+        kept = KeptLeases(pool, num_workers=2)
+        for name in ("first", "second"):
+            kept.keep(name, Terms(), time.monotonic(), driven("worker 0", name))
+        kept.end("second")
+        before.extend(pool.calls)
+        kept.close()
+        kept.end("third")
+        await asyncio.sleep(0.2)
+
+    before: list[Any] = []
+    asyncio.run(run())
+
+    assert before
+    assert pool.calls == before
+    assert pool.when_awaited.num_pending == 0
+
+
 def test_kept_lease_goes_back_once_somebody_waits_for_a_worker() -> None:
     pool = FakePool()
 
