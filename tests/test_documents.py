@@ -46,6 +46,9 @@ _KERAS_SAVES = pytest.mark.filterwarnings(
 ON_RAY = ("README.md",)
 """Pages whose code runs on a real Ray."""
 
+SLOW = ("docs/learning.md", "docs/runs.md")
+"""Pages whose code trains for more than five seconds."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Page:
@@ -172,7 +175,13 @@ def _run_page(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
 @_KERAS_SAVES
 @pytest.mark.usefixtures("_shut_down")
 @pytest.mark.parametrize(
-    "page", [page for page in CODE if page.name not in ON_RAY], ids=lambda p: p.name
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW))
+        for page in CODE
+        if page.name not in ON_RAY
+    ],
+    ids=lambda p: p.name,
 )
 def test_code_runs_and_prints_what_it_says(
     page: Page, capsys: pytest.CaptureFixture[str]

@@ -89,7 +89,8 @@ def test_fixture_runs_to_the_same_results(
 
 @pytest.mark.usefixtures("debugging")
 @pytest.mark.parametrize(
-    "name", [n for n in foreign_cases.CASES if n not in WITH_LAMBDAS_AT_CLIENTS]
+    "name",
+    [_slow_if_many(n) for n in foreign_cases.CASES if n not in WITH_LAMBDAS_AT_CLIENTS],
 )
 def test_fixture_runs_in_the_debugging_stack(name: str) -> None:
     check(name)

@@ -644,19 +644,33 @@ def is_of_data(op: str) -> bool:
     return any(part in op for part in ("Dataset", "Iterator", "Optional"))
 
 
-@pytest.mark.parametrize(("make", "arg"), CLIENTS)
-def test_results_are_the_same_bit_for_bit(make: Any, arg: Any) -> None:
-    found = run_lowered(make(), arg)
+class Written(NamedTuple):
+    """A computation, its argument, and what its graph gives as it was written."""
 
-    expected = run_written(make(), arg)
-    for value, wanted in zip(found, expected, strict=True):
+    comp: Comp
+    arg: Any
+    results: list[Any]
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(case.values, id=case.id) for case in CLIENTS]
+)
+def written(request: pytest.FixtureRequest) -> Written:
+    make, arg = request.param
+    comp = make()
+    return Written(comp, arg, run_written(comp, arg))
+
+
+def test_results_are_the_same_bit_for_bit(written: Written) -> None:
+    found = run_lowered(written.comp, written.arg)
+
+    for value, wanted in zip(found, written.results, strict=True):
         np.testing.assert_array_equal(value, wanted)
 
 
 @pytest.mark.parametrize("unrolled", [False, True], ids=["loops", "unrolled"])
-@pytest.mark.parametrize(("make", "arg"), CLIENTS)
-def test_known_sizes_change_no_results(make: Any, arg: Any, *, unrolled: bool) -> None:
-    comp = make()
+def test_known_sizes_change_no_results(written: Written, *, unrolled: bool) -> None:
+    comp, arg, results = written
     known = list(known_feeds_of(arg, comp.type_signature.parameter))
 
     sizes = [sizes for sizes, _ in known]
@@ -666,7 +680,7 @@ def test_known_sizes_change_no_results(make: Any, arg: Any, *, unrolled: bool) -
 
     assert isinstance(lowered, lowering.Lowered), lowered
     found = load(lowered)([tensor for _, fed in known for tensor in fed])
-    for value, wanted in zip(found, run_written(make(), arg), strict=True):
+    for value, wanted in zip(found, results, strict=True):
         if unrolled and value.dtype.is_floating:  # TensorFlow makes one sum of several
             np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-5)
         else:
