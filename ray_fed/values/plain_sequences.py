@@ -10,6 +10,7 @@ import numpy as np
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain, show, struct_elements
 from ray_fed.values import columnar_sequence, read_limits
+from ray_fed.values.alike_elements import lay_alike
 from ray_fed.values.plain_tensors import fits_shape
 from ray_fed.values.stored import is_listed
 from ray_fed.values.tensor_structures import flatten, flatten_type, storage_dtype
@@ -90,25 +91,27 @@ def _read_elements(
     runs: list[list[columnar_sequence.Column]] = []
     length = 0
     while step := list(itertools.islice(elements, size)):
-        plain = [
-            to_plain(member, element, f"{label}[{index}]")
-            for index, member in enumerate(step, length)
-        ]
-        runs.append(_lay(plain, element))
+        alike = lay_alike(step, element)
+        runs.append(alike or _lay(step, element, label, length, to_plain))
         length += len(step)
         if not at_hand:
             num_bytes = sum(map(columnar_sequence.count_column_bytes, runs[-1]))
             meter.add(max(num_bytes, len(step)))  # elements may have no tensors
             size = read_limits.next_step(len(step), num_bytes, _STEP_ELEMENTS)
-    runs = runs or [_lay([], element)]
+    runs = runs or [_lay([], element, label, 0, to_plain)]
     return columnar_sequence.ColumnarSequence(
         tuple(map(columnar_sequence.join_columns, zip(*runs, strict=True))), length
     )
 
 
-def _lay(elements: Sequence[Plain], element: fl.Type) -> list[columnar_sequence.Column]:
-    """Return plain elements of a sequence as columns."""
-    leaves = [flatten(plain) for plain in elements]
+def _lay(
+    elements: Sequence[Any], element: fl.Type, label: str, start: int, to_plain: ToPlain
+) -> list[columnar_sequence.Column]:
+    """Check elements of a sequence, the first at position `start`, and lay them."""
+    leaves = [
+        flatten(to_plain(member, element, f"{label}[{index}]"))
+        for index, member in enumerate(elements, start)
+    ]
     return [
         columnar_sequence.lay_column(
             [leaf[index] for leaf in leaves], storage_dtype(t), t.shape
