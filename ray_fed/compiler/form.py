@@ -83,7 +83,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class KeepingStage:
-    """A stage, or `after_merge`, that takes values which earlier stages kept.
+    """A stage, or what makes a result, that takes values which earlier stages kept.
 
     Attributes:
         computation: takes what the stage takes; where `takes` is not empty also, last,
@@ -101,6 +101,29 @@ class KeepingStage:
 
 
 @dataclasses.dataclass(frozen=True)
+class ResultParts:
+    """The parts of a result that differ by client, apart from the others.
+
+    Both computations take what `after_merge` takes. `partition.join_parts` undoes the
+    division.
+
+    Attributes:
+        at_server: returns a struct of the parts that do not differ by client, in order;
+            None where there are none.
+        at_clients: returns a struct of the parts that do, in order.
+        keeping: the same on values of clients that stages kept; None where it needs
+            none.
+        names: the names of kept values that these parts are, in order; None where
+            something is left to evaluate.
+    """
+
+    at_server: flf.ConcreteComputation | None
+    at_clients: flf.ConcreteComputation
+    keeping: KeepingStage | None = None
+    names: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class MergeableCompChain:
     """Stages that together are equivalent to one federated computation.
 
@@ -112,13 +135,13 @@ class MergeableCompChain:
     Attributes:
         stages: at least one, in order.
         after_merge: takes what all stages merged; returns the result.
-        after_keeping: the same on values of clients that stages kept; None where it
-            needs none.
+        parts: `after_merge` in two; None where no part of the result differs by client,
+            and where somebody else wrote the form.
     """
 
     stages: Sequence[Stage]
     after_merge: flf.ConcreteComputation
-    after_keeping: KeepingStage | None = None
+    parts: ResultParts | None = None
 
     @classmethod
     def of(cls, form: MergeableCompForm) -> "MergeableCompChain":

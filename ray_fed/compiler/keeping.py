@@ -6,6 +6,9 @@
 Stage 1 takes `update`, which stage 0 emits; without that it would train once more. A
 name that is taken stands for the same value as in the stage that evaluated it first,
 random numbers included: these follow from the names of locals, which stay.
+
+What clients have in the result is kept, too, by the first stage that can evaluate it:
+there it is a part of the work that a kernel does.
 """
 
 import dataclasses
@@ -15,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import federated_language as fl
 import numpy as np
 
-from ray_fed.compiler.normalize import free_references
+from ray_fed.compiler.normalize import free_references, needed_names
 from ray_fed.language import type_checks
 
 flf = fl.framework
@@ -74,6 +77,33 @@ def divide(stages: Sequence[StageCalls]) -> list[KeptNames]:
         )
         for index, names in enumerate(taken)
     ]
+
+
+def find_early(
+    roots: frozenset[str], calls: Mapping[str, Block], stage_of: Mapping[str, int]
+) -> dict[str, int]:
+    """Return which values of the result a stage may keep, and the first such stage.
+
+    Args:
+        roots: names of clients' values that the result needs.
+        calls: of the whole computation, by name.
+        stage_of: the stage of each aggregation, by name; at least one.
+    """
+    working, last = _working(calls), max(stage_of.values())
+    early: dict[str, int] = {}
+    pending, seen = list(roots), set[str]()
+    while pending:
+        name = pending.pop()
+        if name in seen or name not in calls or name in stage_of:
+            continue
+        seen.add(name)
+        behind = needed_names(frozenset([name]), calls) & stage_of.keys()
+        first = max((stage_of[other] + 1 for other in behind), default=0)
+        if name in working and first <= last:
+            early[name] = first
+        else:
+            pending.extend(free_references(calls[name]))
+    return early
 
 
 def count_member_bytes(call: Block) -> int:

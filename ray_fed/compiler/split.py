@@ -17,11 +17,12 @@ from typing import cast
 import federated_language as fl
 
 import ray_fed.errors as errors
-from ray_fed.compiler import keeping
+from ray_fed.compiler import keeping, placed_parts
 from ray_fed.compiler.form import (
     KeepingStage,
     MergeableCompChain,
     MergeableCompForm,
+    ResultParts,
     Stage,
 )
 from ray_fed.compiler.normalize import (
@@ -95,10 +96,8 @@ def compile_to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain:
             )
             for index, stage in enumerate(stages)
         ],
-        after_merge=_compute(_after_merge(graph, stages)),
-        after_keeping=_keeping(
-            graph, kept_after, _after_merge(graph, stages, kept_after)
-        ),
+        after_merge=_compute(_after_merge(graph, stages, graph.result)),
+        parts=_divide_result(graph, stages, kept_after),
     )
 
 
@@ -107,12 +106,41 @@ def _keep(
 ) -> list[keeping.KeptNames]:
     """Return what each stage, and then the end, takes and emits."""
     calls_of_stages: list[keeping.StageCalls] = []
+    at_clients = placed_parts.struct(placed_parts.at_clients(graph.result))
+    wanted = free_references(at_clients)
+    stage_of = {a.name: i for i, stage in enumerate(stages) for a in stage}
+    early = keeping.find_early(wanted, dict(graph.calls), stage_of) if stage_of else {}
     for index, stage in enumerate(stages):
         calls = stage_input(graph, stages[:index]).calls
-        calls_of_stages.append(keeping.StageCalls(_roots(calls, stage), calls))
+        roots = _roots(calls, stage) | {
+            n for n, first in early.items() if first == index
+        }
+        calls_of_stages.append(keeping.StageCalls(roots, calls))
     end = stage_input(graph, stages).calls
-    calls_of_stages.append(keeping.StageCalls(free_references(graph.result), end))
+    calls_of_stages.append(keeping.StageCalls(wanted, end))
     return keeping.divide(calls_of_stages)
+
+
+def _divide_result(
+    graph: CallGraph,
+    stages: Sequence[Sequence["PartialAggregation"]],
+    kept: keeping.KeptNames,
+) -> ResultParts | None:
+    """Return what makes the parts of a result; None where none differs by client."""
+    of_clients = placed_parts.at_clients(graph.result)
+    if not of_clients:
+        return None
+    of_server = placed_parts.at_server(graph.result)
+    at_server = _after_merge(graph, stages, placed_parts.struct(of_server))
+    at_clients = placed_parts.struct(of_clients)
+    names = [p.name for p in of_clients if isinstance(p, flf.Reference)]
+    is_kept = len(names) == len(of_clients) and set(names) <= set(kept.takes)
+    return ResultParts(
+        _compute(at_server) if of_server else None,
+        _compute(_after_merge(graph, stages, at_clients)),
+        _keeping(graph, kept, _after_merge(graph, stages, at_clients, kept)),
+        tuple(names) if is_kept else None,
+    )
 
 
 def _keeping(
@@ -165,7 +193,7 @@ def _up_to_merge(
         empty = flf.create_federated_value(flf.Struct([]), fl.SERVER)
         return _lambda(graph.parameter, empty)
     given = stage_input(graph, before, kept.takes)
-    locals_ = given.locals_for(_roots(given.calls, aggregations))
+    locals_ = given.locals_for(_roots(given.calls, aggregations) | {*kept.emits})
     for aggregation in aggregations:
         locals_ += [*aggregation.before, (aggregation.name, aggregation.call)]
     partials = flf.Struct(
@@ -227,9 +255,11 @@ def _merge(graph: CallGraph, aggregations: Sequence[PartialAggregation]) -> Bloc
 def _after_merge(
     graph: CallGraph,
     stages: Sequence[Sequence[PartialAggregation]],
+    result: Block,
     kept: keeping.KeptNames = _NOTHING,
 ) -> Block:
+    """Return what evaluates a result, or a part of it, of what the stages merged."""
     given = stage_input(graph, stages, kept.takes)
-    locals_ = given.locals_for(free_references(graph.result))
-    body = flf.Block(locals_, graph.result) if locals_ else graph.result
+    locals_ = given.locals_for(free_references(result))
+    body = flf.Block(locals_, result) if locals_ else result
     return _lambda(given.parameter, body)

@@ -73,6 +73,7 @@ class ExecutionContext(flf.SyncContext):
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
                 store=backend.store,
+                fetch=backend.fetch,
                 sinks=(self._sinks,),
                 call_s=_call_s(config),
                 jit=config.kernels.jit,

@@ -103,6 +103,7 @@ class RayExecutionContext(flf.AsyncContext):
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
                 store=session.store,
+                fetch=session.fetch,
                 sinks=(self._sinks,),
             ),
         )

@@ -17,18 +17,17 @@ from typing import Any
 
 import federated_language as fl
 
-import ray_fed.errors as errors
 from ray_fed.compiler.form import KeepingStage, MergeableCompChain, Stage
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import blocks, type_checks
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics, plans
-from ray_fed.plan.random_keys import DrawKey
 from ray_fed.rounds import partition
 from ray_fed.rounds.calls import Call
 from ray_fed.rounds.dispatch import Dispatcher
 from ray_fed.rounds.policy import CallSpec, CohortCut, RoundPolicy
 from ray_fed.rounds.prepared_work import PreparedWork
+from ray_fed.rounds.subrounds import StageAgainError, Subrounds
 from ray_fed.values import components
 
 flf = fl.framework
@@ -50,6 +49,7 @@ class Rounds:
         self._lock = threading.Lock()
         self.num_calls = 0
         self._work = PreparedWork(policy)
+        self._subrounds = Subrounds(self._dispatcher, policy, self._work)
 
     def new_call(
         self,
@@ -94,7 +94,7 @@ class Rounds:
             if not type_checks.holds_clients(result_type):
                 call.max_dropped = self._policy.max_dropped_clients
             while True:
-                with contextlib.suppress(_StageAgainError):
+                with contextlib.suppress(StageAgainError):
                     return await self._run_stages(chain, call)
 
     async def run_whole(
@@ -113,7 +113,7 @@ class Rounds:
             call.take_argument(arg, parameter)
             call.keeps = [False]
             components_type = spec.components_type(comp.type_signature.result)
-            (held,) = await self._run_leaves(
+            (held,) = await self._subrounds.run(
                 comp, None, call, components_type, num_workers=num_workers
             )
             return held[0] if components_type is None else held
@@ -142,10 +142,6 @@ class Rounds:
             )
         )
 
-    def _draw(self, call: Call, dropped: tuple[int, ...] = ()) -> DrawKey:
-        seed, round_index = self._policy.seed, call.spec.round_index
-        return DrawKey(seed, round_index, dropped=dropped)
-
     async def _run_stages(self, chain: MergeableCompChain, call: Call) -> Any:
         call.merged, call.kept = [], {}
         *earlier, last = chain.stages
@@ -159,84 +155,10 @@ class Rounds:
         partial = type_checks.member_type(stage.up_to_merge.type_signature.result)
         if type_checks.is_empty_struct(partial):
             return []
-        outcomes = await self._run_leaves(
+        outcomes = await self._subrounds.run(
             stage.up_to_merge, stage.merge, call, keeping=stage.keeping
         )
         return [partial for outcome in outcomes for partial in outcome]
-
-    async def _run_leaves(
-        self,
-        comp: flf.ConcreteComputation,
-        merge: flf.ConcreteComputation | None,
-        call: Call,
-        components_type: bytes | None = None,
-        keeping: KeepingStage | None = None,
-        num_workers: int = 1,
-    ) -> list[tuple[object, ...]]:
-        """Return what each subround returned, in order, but for what is kept.
-
-        Args:
-            comp: of a leaf.
-            merge: of the results of two leaves; None leaves them as they are.
-            call: that they belong to.
-            components_type: see `plans.Finish`.
-            keeping: what to keep of clients for later stages, where runs keep it.
-            num_workers: that a subround of one leaf may use.
-        """
-        merging = None if merge is None else self._work.serialise(merge)
-        first = call.take_indices(len(call.cut.runs))
-
-        async def run(index: int, leaves: range) -> tuple[object, ...]:
-            while True:
-                try:
-                    return await run_once(index, leaves)
-                except errors.ComputationError as error:
-                    self._drop_clients(error, first + index, call)
-                call.slice_run(index)
-                if call.merged:  # by stages in which they took part
-                    raise _StageAgainError
-
-        async def run_once(index: int, leaves: range) -> tuple[object, ...]:
-            chunks = call.cut.chunks[index]
-            kept = keeping if call.keeps[index] else None
-            work = comp if kept is None else kept.computation
-            subround = plans.Subround(
-                self._work.serialise(work),
-                merging,
-                call.cut.size,
-                leaves.start,
-                call.leaves(index),
-                self._draw(call, call.dropped_of(index)),
-                () if merge is None else tuple(call.cut.subtrees_of(index)),
-                components_type,
-                None if merge is None else self._work.fuse(work),
-                self._policy.call_s or 0.0,
-                0 if kept is None else len(kept.emits),
-                call.max_dropped > 0,
-                chunks,
-                max(num_workers, len(chunks)),
-            )
-            arg = call.run_arg(index, () if kept is None else kept.takes)
-            num_bytes = call.bytes_sliced[index]
-            outcome = await self._dispatcher.run(
-                subround, arg, first + index, call, num_bytes
-            )
-            return outcome.values if kept is None else call.keep(index, kept, outcome)
-
-        return await gather_by_index(
-            (run(index, leaves) for index, leaves in enumerate(call.cut.runs)),
-            first=call.cut.heaviest_first,
-        )
-
-    def _drop_clients(
-        self, error: errors.ComputationError, subround_index: int, call: Call
-    ) -> None:
-        """Go on without the clients that an error names; see `Call.drop_clients`."""
-        for client, cause in call.drop_clients(error).items():
-            dropped = events.ClientDropped(
-                call.spec.round_index, subround_index, client, cause
-            )
-            self._dispatcher.emit(dropped)
 
     async def _finish(
         self,
@@ -258,7 +180,7 @@ class Rounds:
             computation=computation and self._work.serialise(computation),
             num_clients=call.cut.leaves[-1].stop,
             clients_per_leaf=call.cut.size,
-            draw=self._draw(call),
+            draw=self._subrounds.draw(call),
             components_type=components_type,
             in_graphs=self._policy.call_s is not None,
         )
@@ -282,17 +204,43 @@ class Rounds:
         chain: MergeableCompChain,
         call: Call,
     ) -> Any:
-        after_merge = chain.after_merge
+        after_merge, parts = chain.after_merge, chain.parts
         result_type = after_merge.type_signature.result
         if not type_checks.holds_clients(result_type):
             return await self._finish(stage, partials, after_merge, call)
-        call.merged.append(await self._merge(stage, partials, call))
-        outcomes = await self._run_leaves(
-            after_merge, None, call, keeping=chain.after_keeping
-        )
+        if parts is None:
+            call.merged.append(await self._merge(stage, partials, call))
+            return await self._run_at_clients(after_merge, None, call)
+        at_server: Any = ()
+        if parts.at_server is not None:
+            at_server = await self._finish(stage, partials, parts.at_server, call)
+        if parts.names is not None and all(call.keeps):
+            at_clients = await self._read_kept(parts.names, call)
+        else:
+            call.merged.append(await self._merge(stage, partials, call))
+            at_clients = await self._run_at_clients(
+                parts.at_clients, parts.keeping, call
+            )
+        return partition.join_parts(iter(at_server), iter(at_clients), result_type)
+
+    async def _run_at_clients(
+        self,
+        comp: flf.ConcreteComputation,
+        keeping: KeepingStage | None,
+        call: Call,
+    ) -> Any:
+        """Return a result that leaves compute, or the clients' parts of it."""
+        outcomes = await self._subrounds.run(comp, None, call, keeping=keeping)
         results = [result for outcome in outcomes for result in outcome]
-        return partition.join_results(results, result_type)
+        return partition.join_results(results, comp.type_signature.result)
 
-
-class _StageAgainError(Exception):
-    """A client was dropped after stages in which it took part."""
+    async def _read_kept(self, names: Sequence[str], call: Call) -> list[list[Any]]:
+        """Return values of all clients that stages kept."""
+        runs = range(len(call.cut.runs))
+        held = [call.kept[run][name] for name in names for run in runs]
+        read = await gather_by_index(self._policy.read_clients(part) for part in held)
+        of_runs = len(call.cut.runs)
+        return [
+            [member for part in read[start : start + of_runs] for member in part]
+            for start in range(0, len(read), of_runs)
+        ]

@@ -1,6 +1,6 @@
 """Cuts a round's argument by clients: pure, by index, nothing copied."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import federated_language as fl
 import numpy as np
@@ -140,6 +140,24 @@ def without_clients(arg: Plain, type_spec: fl.Type) -> Plain:
         return part
 
     return stored.map_placed(leave_out, arg, type_spec)
+
+
+def join_parts(
+    at_server: Iterator[Plain], at_clients: Iterator[Plain], type_spec: fl.Type
+) -> Plain:
+    """Return a result of its parts; see `compiler.form.ResultParts`.
+
+    Args:
+        at_server: the parts that do not differ by client, in order.
+        at_clients: the parts that do.
+        type_spec: of the result.
+    """
+    if type_checks.is_placed_struct(type_spec):
+        elements = type_checks.struct_type(type_spec).items()
+        return tuple(join_parts(at_server, at_clients, e) for _, e in elements)
+    if type_checks.differs_by_client(type_spec):
+        return next(at_clients)
+    return next(at_server)
 
 
 def join_results(results: list[Plain], type_spec: fl.Type) -> Plain:

@@ -13,6 +13,7 @@ from ray_fed.observability import events
 from ray_fed.plan import merge_tree
 from ray_fed.rounds import partition
 from ray_fed.values import components
+from ray_fed.values.stored import ClientValues, Stored, StoredClients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,8 @@ class RoundPolicy:
         seed: of the random numbers of all calls.
         store: makes a value that many subrounds share cheap to pass along; returns what
             stands for it, and how many bytes of arrays leave this process.
+        fetch: reads what `store` or a runner put in a store; returns any other value as
+            it is. None: values are never stored.
         sinks: receive events.
         call_s: seconds of clients that one call of a kernel may cover, about; None:
             all work is interpreted.
@@ -52,6 +55,7 @@ class RoundPolicy:
     replicas: int | None = None
     seed: int = 0
     store: Callable[[Any], tuple[Any, int]] = lambda value: (value, 0)
+    fetch: Callable[[Any], Awaitable[Any]] | None = None
     sinks: tuple[events.EventSink, ...] = ()
     call_s: float | None = None
     jit: Literal["auto", "on", "off"] = "off"
@@ -65,6 +69,13 @@ class RoundPolicy:
         if self.count_workers is None:
             return self
         return dataclasses.replace(self, num_workers=await self.count_workers())
+
+    async def read_clients(self, part: ClientValues) -> ClientValues:
+        """Return the values of clients that a runner kept in a store, or returned."""
+        if self.fetch is None or not isinstance(part, StoredClients):
+            return part
+        held = await self.fetch(Stored(part.reference))
+        return held[part.start : part.stop]
 
     def workers_of(self, num_subrounds: int, num_leaves: int) -> int:
         """Return how many workers one of some subrounds may use, by its leaves."""

@@ -47,7 +47,8 @@ def _chain(comp: Any) -> MergeableCompChain:
 
 
 def _keepings(chain: MergeableCompChain) -> list[KeepingStage | None]:
-    return [*(stage.keeping for stage in chain.stages), chain.after_keeping]
+    after = chain.parts and chain.parts.keeping
+    return [*(stage.keeping for stage in chain.stages), after]
 
 
 def _names(chain: MergeableCompChain) -> list[tuple[int, int]]:
@@ -162,4 +163,48 @@ def test_results_of_clients_are_kept_for_the_end() -> None:
     chain = _chain(comp)
 
     assert _names(chain) == [(0, 1), (1, 0)]
-    assert "comp#" not in _print(chain.after_keeping)
+    assert chain.parts is not None
+    assert chain.parts.names == ("v0",)
+
+
+def test_first_stage_evaluates_what_clients_have_in_the_result() -> None:
+    @fl.federated_computation(FLOATS)
+    def comp(x: Any) -> Any:
+        trained, other = (fl.federated_map(train_two, x)[i] for i in (0, 1))
+        own = fl.federated_map(train, other)
+        total = fl.federated_sum(trained)
+        return total, fl.federated_map(clip, (own, own)), x
+
+    chain = _chain(comp)
+
+    assert _names(chain) == [(0, 1), (1, 0)]
+    assert chain.kept_member_bytes == 4  # of `clip` alone
+    assert chain.parts is not None
+    assert chain.parts.names is None  # as `x` is none of them
+    assert "comp#" not in _print(chain.parts.keeping)
+    assert chain.parts.at_server is not None
+    at_server, at_clients = (
+        str(part.type_signature.result)
+        for part in (chain.parts.at_server, chain.parts.at_clients)
+    )
+    assert at_server == "<float32@SERVER>"
+    assert at_clients == "<{float32}@CLIENTS,{float32}@CLIENTS>"
+
+
+def test_what_depends_on_all_that_was_merged_is_left_for_the_end() -> None:
+    @fl.federated_computation(FLOATS)
+    def comp(x: Any) -> Any:
+        trained = fl.federated_map(train, x)
+        total = fl.federated_broadcast(fl.federated_sum(trained))
+        return fl.federated_map(clip, (trained, total))
+
+    chain = _chain(comp)
+
+    assert _names(chain) == [(0, 1), (1, 0)]
+    assert chain.parts is not None
+    assert chain.parts.names is None
+    assert _print(chain.parts.keeping).count("comp#") == 1  # clip
+
+
+def test_a_result_without_values_of_clients_has_no_parts() -> None:
+    assert _chain(trained_twice_used).parts is None

@@ -36,7 +36,7 @@ def clip(vector: Any, bound: Any) -> Any:
     return tf.clip_by_norm(vector, bound)
 
 
-def clipped_mean(folder: pathlib.Path) -> Any:
+def noted_work(folder: pathlib.Path) -> Any:
     """Work that leaves a file in a folder for each time that a client does it."""
 
     @rtf.computation(VECTOR)
@@ -47,12 +47,33 @@ def clipped_mean(folder: pathlib.Path) -> Any:
         with tf.control_dependencies([tf.io.write_file(name, "")]):
             return vector + tf.random.normal([3])
 
+    return work
+
+
+def clipped_mean(folder: pathlib.Path) -> Any:
+    """Two stages of the same work."""
+    work = noted_work(folder)
+
     @fl.federated_computation(VECTORS)
     def run(vectors: Any) -> Any:
         worked = fl.federated_map(work, vectors)
         bound = fl.federated_mean(fl.federated_map(length, worked))
         pairs = (worked, fl.federated_broadcast(bound))
         return fl.federated_mean(fl.federated_map(clip, pairs)), bound
+
+    return run
+
+
+def own_results(folder: pathlib.Path) -> Any:
+    """Work whose outcome clients have in the result, beside what the server has."""
+    work = noted_work(folder)
+
+    @fl.federated_computation(VECTORS, fl.FederatedType(np.float32, fl.SERVER))
+    def run(vectors: Any, bound: Any) -> Any:
+        worked = fl.federated_map(work, vectors)
+        own = fl.federated_map(clip, (worked, fl.federated_broadcast(bound)))
+        lengths = fl.federated_map(length, worked)
+        return (own, fl.federated_mean(own)), fl.federated_sum(lengths), lengths
 
     return run
 
@@ -118,6 +139,43 @@ def test_clients_past_the_limit_do_their_work_again(
     assert times_by_client(tmp_path) == [1] * 6 + [2] * 3  # subrounds of three
 
 
+@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
+def test_results_of_clients_come_from_the_stage_that_did_the_work(
+    build: ContextFactory, tmp_path: pathlib.Path, enabled: bool
+) -> None:
+    context = build(kernels={"enabled": enabled})
+
+    (own, mean), total, lengths = context.invoke(own_results(tmp_path), [CLIENTS, 2.0])
+
+    report = context.last_report
+    assert report is not None
+    assert report.kernel_leaves == NUM_CLIENTS * enabled
+    assert len(report.subrounds) == 3 + 1  # and the finish
+    assert times_by_client(tmp_path) == [1] * NUM_CLIENTS
+    clipped = np.stack(own)
+    norms = np.linalg.norm(clipped, axis=1)
+    np.testing.assert_allclose(norms, np.minimum(lengths, 2), rtol=1e-5)
+    np.testing.assert_allclose(clipped.mean(0), mean, rtol=1e-5)
+    np.testing.assert_allclose(np.sum(lengths), total, rtol=1e-5)
+    assert len({vector.tobytes() for vector in own}) == NUM_CLIENTS  # each drew its own
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
+def test_results_of_clients_are_those_of_work_that_is_done_again(
+    build: ContextFactory, tmp_path: pathlib.Path, enabled: bool
+) -> None:
+    comp = own_results(tmp_path)
+    found: list[list[bytes]] = []
+
+    for kept_bytes in (2**20, 7 * (MEMBER_BYTES + 4), 0):
+        context = build(kernels={"enabled": enabled}, kept_bytes=kept_bytes)
+        context.resume_at(0)
+        found.append(bits(context.invoke(comp, [CLIENTS, 2.0])))
+
+    assert found[1:] == [found[0]] * 2
+    assert times_by_client(tmp_path) == [1 + 1 + 2] * 6 + [1 + 2 + 2] * 3
+
+
 class Killer:
     """Ends the processes of all workers once the first stage is merged."""
 
@@ -165,6 +223,7 @@ def test_nothing_stays_in_the_store(
     context = ray_contexts(workers=2, subrounds=3, clients_per_leaf=1)
 
     context.invoke(clipped_mean(tmp_path), CLIENTS)
+    context.invoke(own_results(tmp_path), [CLIENTS, 2.0])
 
     assert ray_memory.settle(ray_memory.num_references, 0) == 0
     assert ray_memory.settle(ray_memory.stored_bytes, 0) == 0
