@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import federated_language as fl
 
 from ray_fed.compiler.substitution import replace_free, root_name, select
+from ray_fed.language import type_checks
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -100,6 +101,10 @@ def _written_out(block: Block, aliases: Mapping[str, Block]) -> Block | None:
 
 def _zipped(result: Block) -> Sequence[Block]:
     uri, argument = intrinsic_call(result)
+    if uri == flf.FEDERATED_VALUE_AT_SERVER.uri and type_checks.is_empty_struct(
+        argument.type_signature
+    ):
+        return []  # nothing is aggregated, clients' values are kept
     if uri != flf.FEDERATED_ZIP_AT_SERVER.uri or not isinstance(argument, flf.Struct):
         raise UnfusedError(OTHER_FORM)
     return [element for _, element in argument.items()]

@@ -30,7 +30,13 @@ from ray_fed.compiler.fused_functions import (
     struct_reference,
 )
 from ray_fed.compiler.normalize import free_references
-from ray_fed.compiler.substitution import bound_names, called_uris, replace_free, select
+from ray_fed.compiler.substitution import (
+    bound_names,
+    called_uris,
+    replace_free,
+    select,
+    zip_at_server,
+)
 from ray_fed.language import blocks, type_checks
 from ray_fed.plan import plans
 
@@ -257,7 +263,7 @@ class _Fusion:
         def replaced(block: Block) -> Block:
             return replace_free(block, replace)
 
-        result = flf.create_federated_zip(flf.Struct([replaced(b) for b in placed]))
+        result = zip_at_server([replaced(b) for b in placed])
         locals_ = [(name, replaced(self._locals[name])) for name in needed]
         return close_over(parameter, locals_, result)
 

@@ -87,9 +87,9 @@ def find_early(
     Args:
         roots: names of clients' values that the result needs.
         calls: of the whole computation, by name.
-        stage_of: the stage of each aggregation, by name; at least one.
+        stage_of: the stage of each aggregation, by name.
     """
-    working, last = _working(calls), max(stage_of.values())
+    working, last = _working(calls), max(stage_of.values(), default=0)
     early: dict[str, int] = {}
     pending, seen = list(roots), set[str]()
     while pending:
@@ -158,9 +158,9 @@ def _is_work(call: Block) -> bool:
 
 
 def _may_be_kept(type_spec: fl.Type) -> bool:
-    return (
-        type_checks.differs_by_client(type_spec)
-        and _count_bytes(type_checks.member_type(type_spec)) is not None
+    """Return whether values differ by client, and take bytes, of a number known."""
+    return type_checks.differs_by_client(type_spec) and bool(
+        _count_bytes(type_checks.member_type(type_spec))
     )
 
 

@@ -37,7 +37,7 @@ from ray_fed.compiler.partial_aggregations import (
     to_partial_aggregation,
 )
 from ray_fed.compiler.stage_inputs import PAIR, partial_type, stage_input
-from ray_fed.compiler.substitution import select
+from ray_fed.compiler.substitution import select, zip_at_server
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -109,7 +109,7 @@ def _keep(
     at_clients = placed_parts.struct(placed_parts.at_clients(graph.result))
     wanted = free_references(at_clients)
     stage_of = {a.name: i for i, stage in enumerate(stages) for a in stage}
-    early = keeping.find_early(wanted, dict(graph.calls), stage_of) if stage_of else {}
+    early = keeping.find_early(wanted, dict(graph.calls), stage_of)
     for index, stage in enumerate(stages):
         calls = stage_input(graph, stages[:index]).calls
         roots = _roots(calls, stage) | {
@@ -189,17 +189,13 @@ def _up_to_merge(
     aggregations: Sequence[PartialAggregation],
     kept: keeping.KeptNames = _NOTHING,
 ) -> Block:
-    if not aggregations:
-        empty = flf.create_federated_value(flf.Struct([]), fl.SERVER)
-        return _lambda(graph.parameter, empty)
+    if not aggregations and not kept.emits:
+        return _lambda(graph.parameter, zip_at_server([]))
     given = stage_input(graph, before, kept.takes)
     locals_ = given.locals_for(_roots(given.calls, aggregations) | {*kept.emits})
     for aggregation in aggregations:
         locals_ += [*aggregation.before, (aggregation.name, aggregation.call)]
-    partials = flf.Struct(
-        [flf.Reference(a.name, a.call.type_signature) for a in aggregations]
-    )
-    result: Block = flf.create_federated_zip(partials)
+    result = zip_at_server([_reference(a.name, a.call) for a in aggregations])
     if kept.emits:
         emitted = [_reference(name, given.calls[name]) for name in kept.emits]
         result = flf.Struct([result, *emitted])

@@ -1,6 +1,6 @@
 """Replaces what a building block captures, and lists the names that it uses itself."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 import federated_language as fl
@@ -104,6 +104,13 @@ def _names(part: Block) -> list[str]:
             return [name for name, _ in part.locals]
         case _:
             return []
+
+
+def zip_at_server(values: Sequence[Block]) -> Block:
+    """Return server-placed values as one, of a struct; there may be none."""
+    if not values:
+        return flf.create_federated_value(flf.Struct([]), fl.SERVER)
+    return flf.create_federated_zip(flf.Struct(list(values)))
 
 
 def select(source: Block, index: int) -> Block:

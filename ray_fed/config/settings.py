@@ -192,8 +192,9 @@ class Config(Frozen):
         kernels: a `Kernels`.
         data: a `Data`.
         kept_bytes: of clients' values that a call may keep where a later aggregation
-            needs them again: in the object store, or in this process. Clients past
-            that, by index, do their work again; the bits do not depend on it.
+            or the result needs them again: in the object store, or in this process.
+            Clients past that, by index, do their work again; the bits do not depend
+            on it.
         max_dropped_clients: of a round, whose work or data raised: it goes on without
             them, and its report names them. One more, or any where the result holds
             values of clients, and the error is raised.

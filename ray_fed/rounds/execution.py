@@ -153,12 +153,14 @@ class Rounds:
 
     async def _run_up_to_merge(self, stage: Stage, call: Call) -> list[Any]:
         partial = type_checks.member_type(stage.up_to_merge.type_signature.result)
-        if type_checks.is_empty_struct(partial):
+        is_empty = type_checks.is_empty_struct(partial)
+        if is_empty and not (stage.keeping and all(call.keeps)):
+            call.keeps = [False] * len(call.keeps)  # the end computes it all
             return []
         outcomes = await self._subrounds.run(
             stage.up_to_merge, stage.merge, call, keeping=stage.keeping
         )
-        return [partial for outcome in outcomes for partial in outcome]
+        return [partial for o in outcomes for partial in o if not is_empty]
 
     async def _finish(
         self,

@@ -62,6 +62,7 @@ BY_DEFAULT_ON_RAY = {("kernels in subrounds", 4)}
 INTERPRETED_FOR = {
     "`ray_fed_check_maximum` at clients",
     "`ray_fed_check_bitwidth` at clients",
+    "`sequence_reduce` at clients",
 }
 """Reasons why the clients of a case may run without a kernel."""
 

@@ -78,6 +78,17 @@ def own_results(folder: pathlib.Path) -> Any:
     return run
 
 
+def work_alone(folder: pathlib.Path) -> Any:
+    """Work of which nothing is aggregated."""
+    work = noted_work(folder)
+
+    @fl.federated_computation(VECTORS)
+    def run(vectors: Any) -> Any:
+        return fl.federated_map(work, vectors)
+
+    return run
+
+
 def times_by_client(folder: pathlib.Path) -> list[int]:
     """Return how often each client did its work."""
     names = [path.name.partition("-")[0] for path in folder.iterdir()]
@@ -174,6 +185,39 @@ def test_results_of_clients_are_those_of_work_that_is_done_again(
 
     assert found[1:] == [found[0]] * 2
     assert times_by_client(tmp_path) == [1 + 1 + 2] * 6 + [1 + 2 + 2] * 3
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
+def test_work_of_which_nothing_is_aggregated_is_folded_too(
+    build: ContextFactory, tmp_path: pathlib.Path, enabled: bool
+) -> None:
+    context = build(kernels={"enabled": enabled})
+
+    own = context.invoke(work_alone(tmp_path), CLIENTS)
+
+    report = context.last_report
+    assert report is not None
+    assert report.kernel_leaves == NUM_CLIENTS * enabled
+    assert len(report.subrounds) == 3
+    assert times_by_client(tmp_path) == [1] * NUM_CLIENTS
+    noise = np.stack(own) - np.stack(CLIENTS)
+    assert len(np.unique(noise)) == noise.size  # each drew its own
+
+
+@pytest.mark.parametrize("kept_bytes", [2**20, 7 * MEMBER_BYTES, 0])
+def test_work_alone_has_the_bits_of_the_interpreter(
+    build: ContextFactory, tmp_path: pathlib.Path, kept_bytes: int
+) -> None:
+    comp = work_alone(tmp_path)
+    found: list[list[bytes]] = []
+
+    for enabled in (True, False):
+        context = build(kernels={"enabled": enabled}, kept_bytes=kept_bytes)
+        context.resume_at(0)
+        found.append(bits(context.invoke(comp, CLIENTS)))
+
+    assert found[0] == found[1]
+    assert times_by_client(tmp_path) == [2] * NUM_CLIENTS
 
 
 class Killer:
