@@ -237,9 +237,10 @@ class History(Sequence[RoundRecord]):
             ) from error
 
     def _repr_html_(self) -> str:
-        rows = [row_of(record) for record in self[-_SHOWN_ROWS:]]
+        rows = [_shown_row(record) for record in self[-_SHOWN_ROWS:]]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        names.sort(key=_is_cost)  # numbers first: a page may be narrow
+        head = "".join(f"<th>{_break(html.escape(name))}</th>" for name in names)
         body = "".join(
             "<tr>" + "".join(f"<td>{_show(row.get(name))}</td>" for name in names)
             for row in rows
@@ -247,9 +248,28 @@ class History(Sequence[RoundRecord]):
         hidden = len(self) - len(rows)
         above = f", the last {len(rows)} of them" if hidden else ""
         return (
-            f"<table><caption style='text-align:left'>{len(self)} rounds{above}"
-            f"</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            "<div style='overflow-x:auto'><table>"
+            f"<caption style='text-align:left'>{len(self)} rounds{above}</caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         )
+
+
+def _shown_row(record: RoundRecord) -> dict[str, Any]:
+    """Return a round as a notebook shows it: bytes by the million."""
+    shown: dict[str, Any] = {}
+    for name, value in row_of(record).items():
+        way = name.removeprefix("bytes_")
+        shown |= {name: value} if way == name else {f"MB {way}": value / 1e6}
+    return shown
+
+
+def _is_cost(name: str) -> bool:
+    return name != "round" and not name.startswith((_TRAINING, _EVALUATION))
+
+
+def _break(name: str) -> str:
+    """Return a heading that may go on in a second line, behind its first word."""
+    return name.replace(".", ".<wbr>", 1)
 
 
 def row_of(record: RoundRecord) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The history of a run as values, a table, a picture, and JSON."""
 
 import json
+import re
 
 import ml_dtypes
 import numpy as np
@@ -47,13 +48,19 @@ def test_picture_has_a_panel_a_metric() -> None:
 
 
 def test_notebook_shows_a_table_of_the_last_rounds() -> None:
-    many = [RoundRecord(n, (0,), {"a<b": n}, None, 0.1) for n in range(30)]
+    many = [
+        RoundRecord(n, (0,), {"a<b": n}, None, 0.1, bytes_sent=2_500_000)
+        for n in range(30)
+    ]
 
     shown = getattr(History(many), "_repr_html_")()  # noqa: B009
 
     assert shown.count("<tr>") == 21
     assert "30 rounds, the last 20 of them" in shown
-    assert "training.a&lt;b" in shown
+    heads = re.findall("<th>(.*?)</th>", shown)
+    assert heads[:3] == ["round", "training.<wbr>a&lt;b", "clients"]
+    cells = re.findall("<td>(.*?)</td>", shown)[: len(heads)]
+    assert dict(zip(heads, cells, strict=True))["MB sent"] == "2.5"
 
 
 def test_metrics_come_back_from_json_as_they_were() -> None:
