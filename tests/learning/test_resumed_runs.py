@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import pathlib
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -148,6 +149,19 @@ def test_run_that_broke_goes_on_in_memory_too() -> None:
     assert same(whole, run_noisy(place, 6))
 
 
+class WaitForFile:
+    """Waits in a round until an earlier one is saved: rounds are shorter than saves."""
+
+    def __init__(self, round_index: int, path: pathlib.Path) -> None:
+        self._round_index, self._path = round_index, path
+
+    def on_round(self, record: RoundRecord) -> None:
+        until = time.monotonic() + 10
+        while record.round_index == self._round_index and not self._path.exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+
 def test_last_states_are_kept(tmp_path: pathlib.Path) -> None:
     run(
         build_tally(),
@@ -156,6 +170,7 @@ def test_last_states_are_kept(tmp_path: pathlib.Path) -> None:
         storage_path=tmp_path,
         checkpoint_every=2,
         num_to_keep=2,
+        callbacks=[WaitForFile(2, tmp_path / "round_2.zip")],
     )
 
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -182,7 +197,8 @@ def test_checkpoint_cut_anywhere_costs_its_rounds_only(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     arguments: dict[str, Any] = {"storage_path": tmp_path, "cohort_size": 2}
-    whole = run(build_tally(), CLIENTS, num_rounds=4, **arguments)
+    wait = WaitForFile(1, tmp_path / "round_1.zip")
+    whole = run(build_tally(), CLIENTS, num_rounds=4, callbacks=[wait], **arguments)
     path = tmp_path / "round_4.zip"
     content = path.read_bytes()
 
