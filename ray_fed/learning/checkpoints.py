@@ -13,24 +13,17 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ray_fed.learning.history import RoundRecord
 from ray_fed.learning.loop_thread import IoThread
-from ray_fed.learning.run_storage import RunStorage
+from ray_fed.learning.run_storage import Reached, RunStorage
 
 _logger = logging.getLogger("ray_fed.learning.run")
 
 SPACING_S = 0.5
 """From the begin of a save to that of the next: a save costs some 10 ms of processor
 time, as much as a small round."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Checkpoint:
-    state: Any
-    records: Sequence[RoundRecord]
 
 
 class Checkpoints:
@@ -56,17 +49,16 @@ class Checkpoints:
         self._fetch = fetch
         self._keeps_all = keeps_all
         self._changed = threading.Condition()
-        self._waiting: _Checkpoint | None = None
+        self._waiting: Reached | None = None
         self._saving: concurrent.futures.Future[None] | None = None
         self._error: BaseException | None = None
         self._hurries = threading.Event()
 
-    def add(self, state: Any, records: Sequence[RoundRecord]) -> None:
+    def add(self, reached: Reached) -> None:
         """Have a state saved soon; of several, the latest one.
 
         Args:
-            state: after the rounds.
-            records: of them, at least one.
+            reached: after at least one round.
 
         Raises:
             StorageError: a state before could not be saved; this one is not tried.
@@ -78,13 +70,11 @@ class Checkpoints:
             while self._keeps_all and self._waiting is not None:
                 self._changed.wait()
             self._raise_error()
-            self._waiting = _Checkpoint(state, records)
+            self._waiting = reached
             if self._saving is None:
                 self._saving = self._io.submit(self._save_all(self._storage))
 
-    def finish(
-        self, state: Any, records: Sequence[RoundRecord], timeout_s: float | None
-    ) -> None:
+    def finish(self, reached: Reached, timeout_s: float | None) -> None:
         """Save the last state, and wait for it; log where it takes too long.
 
         With a timeout, a state that waits gives way to this one.
@@ -93,13 +83,13 @@ class Checkpoints:
             StorageError: it cannot be saved.
             ValueMismatchError: it holds a value that cannot be saved.
         """
-        if self._storage is None or not records:
+        if self._storage is None or not reached.records:
             return
         self._hurries.set()
         with self._changed:
             self._keeps_all = self._keeps_all and timeout_s is None
             self._error = None  # the last state is tried in any case
-        self.add(state, records)
+        self.add(reached)
         with self._changed:
             saving = self._saving
         if saving is not None:
@@ -108,7 +98,7 @@ class Checkpoints:
                 _logger.warning(
                     "The state after %d rounds was not saved in time; the one of %d"
                     " rounds is there.",
-                    records[-1].round_index + 1,
+                    reached.records[-1].round_index + 1,
                     self._storage.saved_rounds,
                 )
         with self._changed:
@@ -120,11 +110,11 @@ class Checkpoints:
             raise error
 
     async def _save_all(self, storage: RunStorage) -> None:
-        while (checkpoint := self._take()) is not None:
+        while (reached := self._take()) is not None:
             begun = time.monotonic()
             try:
-                state = await self._fetch(checkpoint.state)
-                await storage.save(state, checkpoint.records)
+                state = await self._fetch(reached.state)
+                await storage.save(dataclasses.replace(reached, state=state))
             except Exception as error:  # noqa: BLE001 (raised by the next call)
                 with self._changed:
                     self._error = error
@@ -132,7 +122,7 @@ class Checkpoints:
                 left = begun + SPACING_S - time.monotonic()
                 await asyncio.to_thread(self._hurries.wait, max(0.0, left))
 
-    def _take(self) -> _Checkpoint | None:
+    def _take(self) -> Reached | None:
         with self._changed:
             taken, self._waiting = self._waiting, None
             if taken is None:

@@ -2,16 +2,12 @@
 
     take(ids) --> values of a cohort --> process.next --> put(ids, values)
 
-A client's value is a row of bytes of one size. Rows that were used least recently are
-written together to a new file, a segment, and read from it when their client comes up
-again. A segment whose rows are all replaced is removed; where most rows of all segments
-are, those that count are written anew.
+A client's value is a row of bytes of one size.
 """
 
-import collections
 import json
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -20,10 +16,11 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.learning.client_rows import ClientRows
 from ray_fed.learning.segments import ClientId, Segments, import_fsspec
 
-_SPILLED_SHARE = 0.25
-"""Of the rows in memory, written at a time: a file for each row would be slow."""
+_AT_ONCE = 1000
+"""Clients whose values are copied or saved at a time."""
 
 
 class ClientStates:
@@ -40,6 +37,9 @@ class ClientStates:
         memory_bytes: of values in memory, >= those of a cohort; Python's own objects
             come on top, about 300 bytes for each client.
 
+    Attributes:
+        max_memory_bytes: `memory_bytes`.
+
     Raises:
         ConfigError: `memory_bytes` is too small for a value.
     """
@@ -51,14 +51,17 @@ class ClientStates:
         arrays: list[NDArray[Any]] = tf.nest.flatten(self._initial)
         self._types = [(array.dtype, array.shape) for array in arrays]
         self._row_bytes = sum(array.nbytes for array in arrays)
+        self._path, self.max_memory_bytes = path, memory_bytes
         self._max_rows = memory_bytes // max(1, self._row_bytes)
         if self._max_rows < 1:
             raise errors.ConfigError(
                 f"Expected `memory_bytes` to be at least {self._row_bytes}, the"
                 f" bytes of one client, found {memory_bytes}."
             )
-        self._rows: collections.OrderedDict[ClientId, bytes] = collections.OrderedDict()
-        self._segments = None if path is None else Segments(path, self._row_bytes)
+        # A folder of its own: two may share a path.
+        folder = f"{path}/client-states-{uuid.uuid4().hex}"
+        made = None if path is None else Segments(folder, self._row_bytes, removes=True)
+        self._segments, self._rows = made, ClientRows(self._max_rows, made)
 
     @override
     def __repr__(self) -> str:
@@ -66,21 +69,30 @@ class ClientStates:
 
     def __len__(self) -> int:
         """Return how many clients have put a value."""
-        spilled = self._segments.places if self._segments else {}
-        return len(self._rows) + len(spilled)
+        return len(self._rows)
+
+    @property
+    def ids(self) -> list[ClientId]:
+        """The clients that have put a value, in no order that can be relied on."""
+        return self._rows.clients
 
     @property
     def memory_bytes(self) -> int:
         """The bytes of values that are in memory now."""
-        return len(self._rows) * self._row_bytes
+        return self._rows.num_in_memory * self._row_bytes
 
     def take(self, client_ids: Iterable[ClientId]) -> list[Any]:
         """Return the values of clients, in the order of their ids.
 
         Args:
             client_ids: any; those that put none have the initial value.
+
+        Raises:
+            StorageError: values in files cannot be read.
+            SavedStateError: these are damaged.
         """
-        return [self._unpack(self._read(client)) for client in client_ids]
+        rows = self._rows.read(list(client_ids), uses=True)
+        return [self._initial if row is None else self._unpack(row) for row in rows]
 
     def put(self, client_ids: Sequence[ClientId], values: Sequence[Any]) -> None:
         """Keep new values of clients.
@@ -92,6 +104,7 @@ class ClientStates:
         Raises:
             ValueMismatchError: a value is of another kind, or an id comes twice.
             CardinalityError: there is another number of values.
+            StorageError: values that memory has no room for cannot be written.
         """
         if len(client_ids) != len(values):
             raise errors.CardinalityError(
@@ -104,8 +117,20 @@ class ClientStates:
                 " values would be lost."
             )
         rows = [self._pack(value) for value in values]  # all are checked first
-        for client, row in zip(client_ids, rows, strict=True):
-            self._keep(client, row)
+        self._rows.put(list(zip(client_ids, rows, strict=True)))
+
+    def emptied(self, initial: Any) -> "ClientStates":
+        """Return another one without values, within the same bounds.
+
+        Args:
+            initial: its clients' initial value.
+        """
+        return ClientStates(initial, self._path, memory_bytes=self.max_memory_bytes)
+
+    def fill_from(self, other: "ClientStates") -> None:
+        """Put all values that another one has."""
+        for ids in _chunks(other.ids):
+            self.put(ids, other.take(ids))
 
     def save(self, path: str) -> None:
         """Write all values to one file, which is there whole or not at all.
@@ -116,17 +141,16 @@ class ClientStates:
         fsspec = import_fsspec()
         system, place = fsspec.core.url_to_fs(path)
         system.makedirs(place.rpartition("/")[0] or ".", exist_ok=True)
-        clients = sorted(
-            self._all_ids(), key=lambda client: (str(type(client)), client)
-        )
+        clients = sorted(self.ids, key=lambda client: (str(type(client)), client))
         header = json.dumps(
             {"clients": clients, "types": [[t.str, list(s)] for t, s in self._types]}
         ).encode()
         unfinished = f"{place}.{uuid.uuid4().hex}"
         with system.open(unfinished, "wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
-            for client in clients:
-                file.write(self._peek(client))
+            for ids in _chunks(clients):
+                rows = self._rows.read(ids, uses=False)
+                file.writelines(row for row in rows if row is not None)
         system.mv(unfinished, place)
 
     @classmethod
@@ -166,12 +190,12 @@ class ClientStates:
                         f"Expected {states._row_bytes} bytes of client `{client}` in"
                         f" `{saved}`, found {len(row)}: the file is cut off."
                     )
-                states._keep(client, row)
+                states._rows.put([(client, row)])
         return states
 
     def close(self) -> None:
         """Remove what was written for want of memory."""
-        if self._segments is not None:
+        if self._segments:
             self._segments.clear()
 
     def __enter__(self) -> Self:
@@ -179,30 +203,6 @@ class ClientStates:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _all_ids(self) -> list[ClientId]:
-        return [*self._rows, *(self._segments.places if self._segments else ())]
-
-    def _peek(self, client: ClientId) -> bytes:
-        row = self._rows.get(client)
-        if row is None and self._segments is not None:
-            row = self._segments.read(client)
-        return self._pack(self._initial) if row is None else row
-
-    def _read(self, client: ClientId) -> bytes:
-        if client in self._rows:
-            self._rows.move_to_end(client)
-        return self._peek(client)
-
-    def _keep(self, client: ClientId, row: bytes) -> None:
-        if self._segments is not None:
-            self._segments.forget(client)
-        self._rows[client] = row
-        self._rows.move_to_end(client)
-        if self._segments is not None and len(self._rows) > self._max_rows:
-            number = max(1, int(self._max_rows * _SPILLED_SHARE))
-            oldest = [self._rows.popitem(last=False) for _ in range(number)]
-            self._segments.write(oldest)
 
     def _pack(self, value: Any) -> bytes:
         try:
@@ -229,6 +229,11 @@ class ClientStates:
             arrays.append(array)
             start += array.nbytes
         return tf.nest.pack_sequence_as(self._initial, arrays)
+
+
+def _chunks(clients: Sequence[ClientId]) -> Iterator[Sequence[ClientId]]:
+    for start in range(0, len(clients), _AT_ONCE):
+        yield clients[start : start + _AT_ONCE]
 
 
 def _read_header(file: Any, saved: str) -> Any:

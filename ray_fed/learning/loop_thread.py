@@ -4,31 +4,28 @@ The threads are daemons: a program that is told to leave at once does not wait f
 they do.
 """
 
-import asyncio
 import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
+from ray_fed.executors.loops import LoopThread
+
 _T = TypeVar("_T")
 
 
 class IoThread:
-    """Runs coroutines; a context manager."""
+    """Runs coroutines; a context manager, whose end cancels those that still run."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="ray_fed run, I/O", daemon=True
-        )
-        self._thread.start()
+        self._thread = LoopThread("ray_fed run, I/O")
 
     def submit(
         self, coroutine: Coroutine[Any, Any, _T]
     ) -> concurrent.futures.Future[_T]:
         """Start a coroutine."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return self._thread.submit(coroutine)
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Return the result of a coroutine."""
@@ -38,10 +35,7 @@ class IoThread:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(1.0)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._thread.close()
 
 
 class WorkThread:

@@ -15,7 +15,6 @@ from federated_language.program import structure_utils
 from typing_extensions import override
 
 import ray_fed
-import ray_fed.errors as errors
 from ray_fed.learning.interrupts import Interrupts
 from ray_fed.learning.loop_thread import IoThread
 from ray_fed.learning.processes import LearningProcess
@@ -37,6 +36,8 @@ class GoingRound:
         round_index: rounds of the run before it.
         state: after it, to be given to the next call; read by `ProcessCalls.read`.
         metrics: of the clients' training, plain, once they are there.
+        kept: what its clients keep for later rounds, likewise; None where they keep
+            nothing.
         take_report: returns its report, once; None where there is none.
         started_at: when it was called, in seconds since 1970.
     """
@@ -44,6 +45,7 @@ class GoingRound:
     round_index: int
     state: Any
     metrics: concurrent.futures.Future[Any]
+    kept: concurrent.futures.Future[Any] | None
     take_report: Callable[[], RoundReport | None]
     started_at: float
 
@@ -55,8 +57,14 @@ class ProcessCalls(Protocol):
         """Return the initial state; call it first."""
         ...
 
-    def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
+    def next(self, state: Any, clients: Sequence[Any], round_index: int) -> GoingRound:
         """Call a round.
+
+        Args:
+            state: before it.
+            clients: what `next` takes of clients: their data; before these what they
+                kept, where they keep something.
+            round_index: rounds of the run before it.
 
         Raises:
             StopNow: the run is to end, and the call did not.
@@ -161,16 +169,17 @@ class ReferencedCalls(ProcessCalls):
         return state
 
     @override
-    def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
+    def next(self, state: Any, clients: Sequence[Any], round_index: int) -> GoingRound:
         started_at, number = time.time(), self._first_number + round_index
         self._reports.expect(number)
-        new_state, metrics = self._context.invoke_at(
-            number, self._process.next, (state, data)
+        new_state, *kept, metrics = self._context.invoke_at(
+            number, self._process.next, (state, *clients)
         )
         return GoingRound(
             round_index,
             new_state,
             self._io.submit(fl.program.materialize_value(metrics)),
+            self._io.submit(fl.program.materialize_value(kept[0])) if kept else None,
             lambda: self._reports.take(number),
             started_at,
         )
@@ -223,12 +232,14 @@ class _EvaluationContext(flf.SyncContext):
     @override
     def invoke(self, comp: Any, arg: Any) -> Any:
         number, self._next = self._next, self._next + 1
-        try:
-            result = self._context.invoke_at(number, comp, arg)
-        except errors.UnsupportedError:  # results at clients have no references
-            plain = self._io.run(fl.program.materialize_value(arg))
-            return self._context.execution_context.invoke(comp, plain)
+        result = self._context.invoke_at(number, comp, arg)
         return self._io.run(fl.program.materialize_value(result))
+
+
+def _done(value: Any) -> concurrent.futures.Future[Any]:
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done.set_result(value)
+    return done
 
 
 class DirectCalls(ProcessCalls):
@@ -265,13 +276,18 @@ class DirectCalls(ProcessCalls):
         return self._process.initialize()
 
     @override
-    def next(self, state: Any, data: Sequence[Any], round_index: int) -> GoingRound:
+    def next(self, state: Any, clients: Sequence[Any], round_index: int) -> GoingRound:
         started_at = time.time()
         with self._interrupts.breaking():
-            new_state, metrics = self._process.next(state, data)
-        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        done.set_result(metrics)
-        return GoingRound(round_index, new_state, done, lambda: None, started_at)
+            new_state, *kept, metrics = self._process.next(state, *clients)
+        return GoingRound(
+            round_index,
+            new_state,
+            _done(metrics),
+            _done(kept[0]) if kept else None,
+            lambda: None,
+            started_at,
+        )
 
     @override
     def read(self, state: Any) -> Any:

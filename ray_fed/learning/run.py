@@ -16,6 +16,7 @@ from typing import Any, Literal
 import ray_fed.errors as errors
 from ray_fed.learning.callbacks.hooks import Callbacks
 from ray_fed.learning.checkpoints import Checkpoints
+from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.cohorts import CohortSampler, PrivateCohorts
 from ray_fed.learning.history import History
 from ray_fed.learning.interrupts import Interrupts
@@ -27,6 +28,7 @@ from ray_fed.learning.run_identity import describe_run
 from ray_fed.learning.run_loop import Reason, RunLoop
 from ray_fed.learning.run_spec import RunSpec
 from ray_fed.learning.run_storage import RunStorage, SavedRun
+from ray_fed.learning.saved_clients import SavedClientStates
 
 Dataset = Sequence[Any]
 """What one client has: its batches, each of the model's `batch_type`."""
@@ -40,11 +42,14 @@ class TrainingResult:
         history: what its rounds were and did, those before a resume included.
         state: of the server, after the last of them, as plain values.
         reason: why it ended: "finished", "stopped early" or "interrupted".
+        client_states: what clients kept, by their index in `data`; None where they keep
+            nothing. With a `storage_path`, what memory has no room for is read there.
     """
 
     history: History
     state: Any = dataclasses.field(repr=False)
     reason: Reason
+    client_states: ClientStates | None = None
 
     def _repr_html_(self) -> str:
         return f"<p>{self.reason}</p>{self.history._repr_html_()}"  # pyright: ignore[reportPrivateUsage]
@@ -67,6 +72,7 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
     stop: Callable[[History], bool] | None = None,
     progress: bool = False,
     state: Any = None,
+    client_states: ClientStates | None = None,
 ) -> TrainingResult:
     """Run rounds of a learning process in the default context.
 
@@ -104,6 +110,9 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         state: to go on from, such as that of another result; its `round_index` says
             how many rounds it has behind it. None: `process.initialize()`. What is
             saved at `storage_path` goes before it.
+        client_states: of a process whose clients keep something, such as SCAFFOLD: what
+            they begin with, by index in `data`, such as that of another result. The run
+            puts into a copy, with the same bound of memory. None: nothing was kept yet.
 
     Returns:
         The history, the last state, and why the run ended.
@@ -143,22 +152,29 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         shows_progress=progress,
     )
     told = Callbacks(callbacks, logs=on_error == "log")
-    storage = None if storage_path is None else RunStorage(storage_path, num_to_keep)
+    clients = _begin_clients(process, storage_path, client_states, state)
+    saved_clients = clients if isinstance(clients, SavedClientStates) else None
+    storage = None
+    if storage_path is not None:
+        storage = RunStorage(storage_path, num_to_keep, saved_clients)
     with IoThread() as io, Interrupts() as interrupts:
         calls = open_calls(process, io, interrupts)
         checkpoints = Checkpoints(
             storage, io, calls.fetch, keeps_all=num_to_keep is None
         )
-        loop = RunLoop(spec, calls, interrupts, told, checkpoints)
+        loop = RunLoop(spec, calls, interrupts, told, checkpoints, clients)
         try:
             initial = calls.initialize()
             saved = SavedRun()
             if storage is not None:
                 identity = describe_run(process, spec)
                 saved = io.run(storage.open(identity, initial, calls.first_number))
+            if clients is not None and client_states is not None and not saved.records:
+                clients.fill_from(client_states)
             _begin(loop, calls, saved, initial if state is None else state, state)
             reason = loop.run()
-            return TrainingResult(loop.history, loop.read_state(), reason)
+            loop.put_back()
+            return TrainingResult(loop.history, loop.read_state(), reason, clients)
         finally:
             calls.close(loop.num_rounds)
 
@@ -166,12 +182,6 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
 def _choose_sampler(
     process: LearningProcess, num_clients: int, cohort_size: int | None, seed: int
 ) -> CohortSampler | PrivateCohorts:
-    if getattr(process, "initial_client_state", None) is not None:
-        raise errors.ConfigError(
-            "Expected a process whose clients keep nothing between rounds, found one"
-            " with values of clients: call its `next` in a loop of your own, with"
-            " `learning.ClientStates`."
-        )
     privacy = getattr(process, "privacy", None)
     if privacy is None:
         size = num_clients if cohort_size is None else cohort_size
@@ -182,6 +192,33 @@ def _choose_sampler(
             f" its cohorts are drawn as its guarantee assumes, {privacy}."
         )
     return PrivateCohorts(num_clients, privacy, seed)
+
+
+def _begin_clients(
+    process: LearningProcess,
+    storage_path: str | os.PathLike[str] | None,
+    given: ClientStates | None,
+    state: Any,
+) -> ClientStates | None:
+    """Return what holds the values of clients of a run, none yet."""
+    initial = getattr(process, "initial_client_state", None)
+    if initial is None:
+        if given is not None:
+            raise errors.ConfigError(
+                "Expected no `client_states`, found some for a process whose clients"
+                " keep nothing between rounds."
+            )
+        return None
+    if state is not None and given is None:
+        raise errors.ConfigError(
+            "Expected `client_states` beside `state`, found none: clients of this"
+            " process go on from what they kept, as the server does."
+        )
+    empty = ClientStates(initial) if given is None else given.emptied(initial)
+    if storage_path is None:
+        return empty
+    folder = f"{os.fspath(storage_path)}/clients"
+    return SavedClientStates(initial, folder, memory_bytes=empty.max_memory_bytes)
 
 
 def _begin(

@@ -13,12 +13,16 @@ import ray_fed.errors as errors
 from ray_fed.learning.batches import check_batches
 from ray_fed.learning.callbacks.hooks import Callbacks
 from ray_fed.learning.checkpoints import Checkpoints
+from ray_fed.learning.client_rows import FrozenRows
+from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.history import History, RoundRecord
 from ray_fed.learning.interrupts import Interrupts, StopNow
 from ray_fed.learning.loop_thread import WorkThread
 from ray_fed.learning.process_calls import GoingRound, ProcessCalls
 from ray_fed.learning.run_progress import Progress, open_progress
 from ray_fed.learning.run_spec import RunSpec
+from ray_fed.learning.run_storage import Reached
+from ray_fed.learning.saved_clients import SavedClientStates
 
 Reason: TypeAlias = Literal["finished", "stopped early", "interrupted"]
 
@@ -31,16 +35,18 @@ _MAX_NAMED = 10  # clients of a cohort that a note lists
 
 
 @dataclasses.dataclass(frozen=True)
-class _Done:
-    """The last round that all that follows is done of.
+class _Taken:
+    """What clients of a round had kept before it.
 
     Attributes:
-        state: after it.
-        records: of all rounds up to it.
+        round_index: of the round.
+        cohort: its clients.
+        values: theirs, in order.
     """
 
-    state: Any
-    records: tuple[RoundRecord, ...]
+    round_index: int
+    cohort: Sequence[int]
+    values: Sequence[Any]
 
 
 class RunLoop:
@@ -52,6 +58,7 @@ class RunLoop:
         interrupts: end it.
         callbacks: are told.
         checkpoints: takes states.
+        clients: what clients keep; None where they keep nothing.
     """
 
     def __init__(
@@ -61,13 +68,16 @@ class RunLoop:
         interrupts: Interrupts,
         callbacks: Callbacks,
         checkpoints: Checkpoints,
+        clients: ClientStates | None = None,
     ) -> None:
         self._spec = spec
         self._calls = calls
         self._interrupts = interrupts
         self._callbacks = callbacks
         self._checkpoints = checkpoints
-        self._done = _Done(None, ())
+        self._clients = clients
+        self._done = Reached(None)  # the last round that all that follows is done of
+        self._taken = self._before = _Taken(0, (), ())
         self._first = 0
         self._progress: Progress | None = None
         self._lock = threading.Lock()
@@ -84,7 +94,7 @@ class RunLoop:
             records: of rounds before.
             first_round: to run now.
         """
-        self._done = _Done(state, tuple(records))
+        self._done = Reached(state, tuple(records))
         self._first = first_round
 
     @property
@@ -102,6 +112,12 @@ class RunLoop:
     def read_state(self) -> Any:
         """Return the state after these rounds, as plain values."""
         return self._calls.read(self._done.state)
+
+    def put_back(self) -> None:
+        """Let clients keep what they had after these rounds, if one more was done."""
+        before = self._before
+        if self._clients is not None and before.round_index >= self.num_rounds:
+            self._clients.put(before.cohort, before.values)
 
     def run(self) -> Reason:
         """Run all rounds that are left, and return why the run ended.
@@ -149,7 +165,8 @@ class RunLoop:
                 if going is None or reason is not None:
                     return reason or self._leave(following)
                 seconds = time.monotonic() - started
-                follow = functools.partial(self._follow, going, cohort, seconds)
+                kept = self._keep(going, cohort)
+                follow = functools.partial(self._follow, going, cohort, seconds, kept)
                 following = work.submit(follow)
                 state = going.state
             return self._wait(None, following) or "finished"
@@ -159,9 +176,24 @@ class RunLoop:
         try:
             clients = {client: self._spec.data[client] for client in cohort}
             check_batches(clients)
-            return self._calls.next(state, list(clients.values()), index)
+            taken: list[Any] = [list(clients.values())]
+            if self._clients is not None:
+                held = self._clients.take(cohort)
+                self._taken = _Taken(index, cohort, held)
+                taken.insert(0, held)
+            return self._calls.next(state, taken, index)
         except StopNow:
             return None
+
+    def _keep(self, going: GoingRound, cohort: Sequence[int]) -> FrozenRows | None:
+        """Keep what clients of a round that is done keep, and freeze it to be saved."""
+        if self._clients is None or going.kept is None:
+            return None
+        self._clients.put(cohort, going.kept.result())
+        self._before = self._taken
+        if isinstance(self._clients, SavedClientStates):
+            return self._clients.freeze()
+        return None
 
     def _wait(
         self,
@@ -169,8 +201,10 @@ class RunLoop:
         following: concurrent.futures.Future[bool] | None,
     ) -> Reason | None:
         """Wait for a round and for what follows the one before; return why to end."""
-        metrics = None if going is None else going.metrics
-        waiting = {future for future in (metrics, following) if future is not None}
+        returned = set[concurrent.futures.Future[Any]]()
+        if going is not None:
+            returned = {f for f in (going.metrics, going.kept) if f is not None}
+        waiting = {*returned, *([] if following is None else [following])}
         while waiting:
             if self._interrupts.since is not None:
                 return self._leave(following)
@@ -179,8 +213,8 @@ class RunLoop:
             )
             if following in ended and following.result():
                 return "stopped early"
-            if metrics in ended:
-                metrics.result()
+            for done in ended & returned:
+                done.result()
         return None
 
     def _say_why(
@@ -213,7 +247,13 @@ class RunLoop:
         since = self._interrupts.since
         return 0.0 if since is None else time.monotonic() - since
 
-    def _follow(self, going: GoingRound, cohort: Sequence[int], seconds: float) -> bool:
+    def _follow(
+        self,
+        going: GoingRound,
+        cohort: Sequence[int],
+        seconds: float,
+        kept: FrozenRows | None,
+    ) -> bool:
         """Do what follows a round; return whether the run is to end with it.
 
         Called on the work thread.
@@ -224,7 +264,8 @@ class RunLoop:
         with self._lock:
             if self._is_left:  # too late: the run was saved without this round
                 return False
-            self._done = _Done(going.state, (*self._done.records, record))
+            records = (*self._done.records, record)
+            self._done = Reached(going.state, records, kept)
         if self._progress is not None:
             self._progress.advance(record)
         try:
@@ -236,7 +277,7 @@ class RunLoop:
             stops = self._stops()
         finally:
             if (index + 1) % self._spec.checkpoint_every == 0:
-                self._checkpoints.add(self._done.state, self._done.records)
+                self._checkpoints.add(self._done)
         return stops
 
     def _record(
@@ -283,7 +324,7 @@ class RunLoop:
         """Save the last round that counts, within the time that a signal leaves."""
         signalled = self._interrupts.since is not None
         left_s = max(0.5, _LEAVE_S - self._since_signal()) if signalled else None
-        self._checkpoints.finish(self._done.state, self._done.records, left_s)
+        self._checkpoints.finish(self._done, left_s)
 
 
 def say_who(error: BaseException, cohort: Sequence[int]) -> None:

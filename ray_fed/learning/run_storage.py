@@ -3,6 +3,7 @@
 run_N        what the run is: written anew at every start, before the first round,
 so that a place that cannot be written to is told at once
 round_N      the state after N rounds, with the history so far
+clients/     what clients keep, in segments: a round's state names those that it has
 """
 
 import asyncio
@@ -13,12 +14,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray_fed.errors as errors
+from ray_fed.learning.client_rows import FrozenRows
 from ray_fed.learning.history import RoundRecord
 from ray_fed.learning.run_identity import check_same
+from ray_fed.learning.saved_clients import SavedClientStates
 from ray_fed.learning.saved_history import from_json, to_json
 from ray_fed.program import FileProgramStateManager
 
 _FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+    """Where a run is after some rounds.
+
+    Attributes:
+        state: of the server, as a call returned it, or plain.
+        records: of all rounds so far.
+        clients: what clients have kept, in a run that is saved.
+    """
+
+    state: Any
+    records: tuple[RoundRecord, ...] = ()
+    clients: FrozenRows | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +60,21 @@ class RunStorage:
     Args:
         path: a path or URI.
         num_to_keep: states to keep, >= 1; None keeps all.
+        clients: what clients keep, none yet; None where they keep nothing.
 
     Raises:
         UnsupportedError: it is none that fsspec can use here.
     """
 
-    def __init__(self, path: str | os.PathLike[str], num_to_keep: int | None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        num_to_keep: int | None,
+        clients: SavedClientStates | None = None,
+    ) -> None:
         self._where = os.fspath(path)
+        self._clients, self._num_to_keep = clients, num_to_keep
+        self._segments: dict[str, Sequence[str]] = {}  # of each state that is kept
         self._runs = FileProgramStateManager(path, "run_", 1)
         self._rounds = FileProgramStateManager(path, "round_", num_to_keep or 0)
         self._lock = asyncio.Lock()
@@ -79,9 +105,10 @@ class RunStorage:
             check_same(found["identity"], identity, self._where)
             first = int(found["first_number"])
             saved = SavedRun(first_number=first)
-        loaded, rounds = await self._rounds.load_latest(
-            {"state": state, "history": b""}
-        )
+        structure = {"state": state, "history": b""}
+        if self._clients is not None:
+            structure["clients"] = b""
+        loaded, rounds = await self._rounds.load_latest(structure)
         if loaded is not None:
             if content is None:
                 raise errors.SavedStateError(
@@ -90,6 +117,10 @@ class RunStorage:
                 )
             records = from_json(json.loads(loaded["history"]))
             saved = SavedRun(loaded["state"], records, first)
+            if self._clients is not None:
+                self._segments = json.loads(loaded["clients"])
+                names = self._segments[str(rounds)]
+                await asyncio.to_thread(self._clients.take_over, names)
             self.saved_rounds = rounds
         noted = {"format": _FORMAT, "identity": identity, "first_number": first}
         next_start = starts + 1 if content is not None else 0
@@ -113,14 +144,18 @@ class RunStorage:
             )
         return found
 
-    async def save(self, state: Any, records: Sequence[RoundRecord]) -> None:
-        """Save the state after these rounds, at least one, unless it is saved.
+    async def save(self, reached: Reached) -> None:
+        """Save where a run is after at least one round, unless that is saved.
+
+        Args:
+            reached: with a plain state.
 
         Raises:
             StorageError: it cannot be written.
             ValueMismatchError: a value is of a kind that cannot be saved.
         """
         async with self._lock:
+            records = reached.records
             rounds = records[-1].round_index + 1
             if rounds == self.saved_rounds:
                 return
@@ -128,6 +163,19 @@ class RunStorage:
             new = to_json(records[len(self._encoded) :])
             self._encoded += [json.dumps(record).encode() for record in new]
             history = b",\n".join(self._encoded[: len(records)])
-            content = {"state": state, "history": b"[" + history + b"]"}
+            content = {"state": reached.state, "history": b"[" + history + b"]"}
+            if reached.clients is not None:
+                content["clients"] = await self._save_clients(reached.clients, rounds)
             await self._rounds.save(content, rounds)
             self.saved_rounds = rounds
+            if self._clients is not None and self._num_to_keep is not None:
+                keep = {name for names in self._segments.values() for name in names}
+                await asyncio.to_thread(self._clients.collect, keep)
+
+    async def _save_clients(self, clients: FrozenRows, rounds: int) -> bytes:
+        """Save what clients have; return what states name as theirs, as JSON."""
+        self._segments[str(rounds)] = await asyncio.to_thread(clients.write)
+        # One more than the states: the oldest goes once the new one is there.
+        for old in list(self._segments)[: -1 - (self._num_to_keep or 0)]:
+            del self._segments[old]
+        return json.dumps(self._segments).encode()

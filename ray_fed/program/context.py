@@ -99,6 +99,7 @@ class RayFederatedContext(fl.program.FederatedContext):
             TypeError: `comp` is no computation, or the argument is not of its type.
             ContextStateError: the context was closed.
         """
+        _check_result(function_type_of(comp).result)
         return self._invoke(comp, arg, None)
 
     def invoke_at(self, number: int, comp: Any, arg: Any = None) -> Any:
@@ -106,6 +107,7 @@ class RayFederatedContext(fl.program.FederatedContext):
 
         Random numbers follow that number, whatever other threads call meanwhile: a loop
         that numbers its rounds itself draws the same ones however it is interrupted.
+        What its result has at clients is one reference, to the list of their values.
 
         Args:
             number: >= 0; not that of a call that runs. From 10**9 on it is made aside:
@@ -118,7 +120,6 @@ class RayFederatedContext(fl.program.FederatedContext):
     def _invoke(self, comp: Any, arg: Any, number: int | None) -> Any:
         type_spec = function_type_of(comp)
         type_checks.check_no_argument(type_spec, arg)
-        _check_result(type_spec.result)
         comp, arg = bind_functions(comp, arg)
         with read_limits.limited(self._context.read_limits):
             checked = _check_argument(arg, comp.type_signature.parameter)

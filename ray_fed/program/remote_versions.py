@@ -33,6 +33,11 @@ _OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "me
 """Those without folders: to make one would make a bucket, which is not ours to do."""
 
 
+def has_folders(uri: str) -> bool:
+    """Return whether folders of a place, given as a path or URI, are to be made."""
+    return uri.partition("://")[0] not in _OBJECT_STORES
+
+
 class RemoteVersions:
     """An archive and a manifest a version; see `versions.Versions`.
 
@@ -47,7 +52,6 @@ class RemoteVersions:
     def __init__(self, uri: str, prefix: str) -> None:
         self._uri = uri.rstrip("/")
         self._prefix = prefix
-        self._protocol = uri.partition("://")[0]
         self._files, self._root = _locate(self._uri)
 
     def find(self) -> list[int]:
@@ -104,7 +108,7 @@ class RemoteVersions:
         ):
             state_files.write_archive(content, values)
             content.seek(0)
-            if self._protocol not in _OBJECT_STORES:
+            if has_folders(self._uri):
                 self._files.makedirs(self._root, exist_ok=True)
             with self._files.open(self._path(part), "wb") as file:
                 manifest = _Manifest(part, *_copy(content, file))

@@ -28,7 +28,6 @@ from ray_fed.rounds.dispatch import Dispatcher
 from ray_fed.rounds.policy import CallSpec, CohortCut, RoundPolicy
 from ray_fed.rounds.prepared_work import PreparedWork
 from ray_fed.rounds.subrounds import StageAgainError, Subrounds
-from ray_fed.values import components
 
 flf = fl.framework
 
@@ -195,9 +194,7 @@ class Rounds:
         """Return what a stage merged, to be passed along."""
         merged = await self._finish(stage, partials, None, call)
         result_type = type_checks.member_type(stage.up_to_merge.type_signature.result)
-        if call.spec.components_type(result_type) is not None:
-            merged = components.join(merged, result_type)
-        return call.share(merged, result_type)
+        return call.share(call.spec.as_whole(merged, result_type), result_type)
 
     async def _run_after_merge(
         self,
@@ -212,10 +209,14 @@ class Rounds:
             return await self._finish(stage, partials, after_merge, call)
         if parts is None:
             call.merged.append(await self._merge(stage, partials, call))
-            return await self._run_at_clients(after_merge, None, call)
+            result = await self._run_at_clients(after_merge, None, call)
+            return call.spec.as_asked(result, result_type)
         at_server: Any = ()
         if parts.at_server is not None:
             at_server = await self._finish(stage, partials, parts.at_server, call)
+            at_server = call.spec.as_whole(
+                at_server, parts.at_server.type_signature.result
+            )
         if parts.names is not None and all(call.keeps):
             at_clients = await self._read_kept(parts.names, call)
         else:
@@ -223,7 +224,8 @@ class Rounds:
             at_clients = await self._run_at_clients(
                 parts.at_clients, parts.keeping, call
             )
-        return partition.join_parts(iter(at_server), iter(at_clients), result_type)
+        result = partition.join_parts(iter(at_server), iter(at_clients), result_type)
+        return call.spec.as_asked(result, result_type)
 
     async def _run_at_clients(
         self,

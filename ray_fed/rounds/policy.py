@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ray_fed.language import blocks, type_checks
+from ray_fed.language.structs import Plain
 from ray_fed.observability import events
 from ray_fed.plan import merge_tree
 from ray_fed.rounds import partition
@@ -104,6 +105,18 @@ class CallSpec:
         if not self.by_component or not components.component_types(result):
             return None
         return blocks.serialise_type(result)
+
+    def as_asked(self, value: Plain, result: fl.Type) -> Plain:
+        """Return a whole result as it is asked for."""
+        if self.components_type(result) is None:
+            return value
+        return components.split(value, result)
+
+    def as_whole(self, returned: Any, result: fl.Type) -> Plain:
+        """Return as a whole what a plan returned as it is asked for."""
+        if self.components_type(result) is None:
+            return returned
+        return components.join(returned, result)
 
 
 @dataclasses.dataclass(frozen=True)

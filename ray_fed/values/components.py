@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import federated_language as fl
+import numpy as np
 
 from ray_fed.language.structs import Plain, Struct
 
@@ -69,7 +70,15 @@ def to_containers(components: Components, type_spec: fl.Type) -> Any:
         ValueError: the type has a struct for which there is no container.
     """
     struct = _to_structs(iter(components), type_spec)
-    return fl.framework.type_to_py_container(struct, type_spec)
+    alone, _ = fl.framework.transform_type_postorder(type_spec, _as_one)
+    return fl.framework.type_to_py_container(struct, alone)
+
+
+def _as_one(type_spec: fl.Type) -> tuple[fl.Type, bool]:
+    """Return a type that has no container, for what clients have: one component."""
+    if isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal:
+        return fl.TensorType(np.int32), True
+    return type_spec, False
 
 
 def _to_structs(components: Iterator[Plain], type_spec: fl.Type) -> Plain:

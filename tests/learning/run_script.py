@@ -30,9 +30,13 @@ def initial() -> Any:
 STATE = initial.type_signature.result
 
 
-@rtf.computation(STATE, np.float32)
-def work(state: Any, x: Any) -> Any:
-    return tf.math.tanh(state["model"] * x) + tf.random.normal([SIZE])
+KEPT = fl.TensorType(np.float32, [SIZE])
+
+
+@rtf.computation(STATE, KEPT, np.float32)
+def work(state: Any, kept: Any, x: Any) -> Any:
+    found = tf.math.tanh(state["model"] * x - kept) + tf.random.normal([SIZE])
+    return found, kept / 2 + found
 
 
 @rtf.computation(STATE, fl.TensorType(np.float32, [SIZE]))
@@ -51,12 +55,14 @@ def initialize() -> Any:
 
 
 @fl.federated_computation(
-    fl.FederatedType(STATE, fl.SERVER), fl.FederatedType(np.float32, fl.CLIENTS)
+    fl.FederatedType(STATE, fl.SERVER),
+    fl.FederatedType(KEPT, fl.CLIENTS),
+    fl.FederatedType(np.float32, fl.CLIENTS),
 )
-def run_round(state: Any, data: Any) -> Any:
-    found = fl.federated_map(work, (fl.federated_broadcast(state), data))
-    new_state = fl.federated_map(update, (state, fl.federated_mean(found)))
-    return new_state, fl.federated_map(measure, new_state)
+def run_round(state: Any, kept: Any, data: Any) -> Any:
+    worked = fl.federated_map(work, (fl.federated_broadcast(state), kept, data))
+    new_state = fl.federated_map(update, (state, fl.federated_mean(worked[0])))
+    return new_state, worked[1], fl.federated_map(measure, new_state)
 
 
 class Line:
@@ -74,13 +80,15 @@ class Line:
 def main(
     backend: Any, folder: str, num_rounds: str, pause_s: str, storage: str = ""
 ) -> None:
-    """Run, and write how it ended and a digest of weights and history."""
+    """Run, and write how it ended and a digest of states and history."""
     place = pathlib.Path(folder)
     data: Any = [np.float32(n) for n in range(1, 7)]
     config = ray_fed.Config(backend=backend, workers=1)
     with ray_fed.init("local" if backend == "ray" else None, config=config):
         result = learning.run(
-            learning.LearningProcess(initialize, run_round),
+            learning.LearningProcess(
+                initialize, run_round, initial_client_state=np.zeros(SIZE, np.float32)
+            ),
             data,
             num_rounds=int(num_rounds),
             cohort_size=3,
@@ -92,6 +100,9 @@ def main(
             ],
         )
     digest = hashlib.sha256(result.state["model"].tobytes())
+    assert result.client_states is not None
+    for kept in result.client_states.take(range(len(data))):
+        digest.update(kept.tobytes())
     for record in result.history:
         digest.update(repr((record.clients, dict(record.training))).encode())
     sys.stdout.write(f"{result.reason} {len(result.history)} {digest.hexdigest()}\n")

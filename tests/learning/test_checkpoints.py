@@ -12,9 +12,11 @@ import ray_fed.errors as errors
 from ray_fed.learning import RoundRecord, checkpoints
 from ray_fed.learning.checkpoints import Checkpoints
 from ray_fed.learning.loop_thread import IoThread
-from ray_fed.learning.run_storage import RunStorage
+from ray_fed.learning.run_storage import Reached, RunStorage
 
-RECORDS = [RoundRecord(index, (0,), {"loss": 1.0}, None, 0.5) for index in range(9)]
+RECORDS = tuple(
+    RoundRecord(index, (0,), {"loss": 1.0}, None, 0.5) for index in range(9)
+)
 
 
 class GatedStorage(RunStorage):
@@ -28,12 +30,12 @@ class GatedStorage(RunStorage):
         self.saved: list[Any] = []
 
     @override
-    async def save(self, state: Any, records: Any) -> None:
+    async def save(self, reached: Reached) -> None:
         self.begun.set()
         self.gate.wait(10)
         if self.failures:
             raise self.failures.pop()
-        self.saved.append(state)
+        self.saved.append(reached.state)
 
 
 async def fetch(state: Any) -> Any:
@@ -57,12 +59,12 @@ def test_states_that_wait_give_way_to_the_latest(
 ) -> None:
     saver = Checkpoints(storage, io, fetch, keeps_all=False)
 
-    saver.add("a", RECORDS[:1])
+    saver.add(Reached("a", RECORDS[:1]))
     storage.begun.wait(10)
-    saver.add("b", RECORDS[:2])
-    saver.add("c", RECORDS[:3])
+    saver.add(Reached("b", RECORDS[:2]))
+    saver.add(Reached("c", RECORDS[:3]))
     storage.gate.set()
-    saver.finish("d", RECORDS[:4], None)
+    saver.finish(Reached("d", RECORDS[:4]), None)
 
     assert storage.saved[0] == "read a"
     assert storage.saved[-1] == "read d"
@@ -76,8 +78,8 @@ def test_each_state_is_saved_where_all_are_kept(
     saver = Checkpoints(storage, io, fetch, keeps_all=True)
 
     for count in range(1, 9):
-        saver.add(count, RECORDS[:count])
-    saver.finish(9, RECORDS, None)
+        saver.add(Reached(count, RECORDS[:count]))
+    saver.finish(Reached(9, RECORDS), None)
 
     assert storage.saved[:8] == [f"read {count}" for count in range(1, 9)]
     assert storage.saved[-1] == "read 9"
@@ -92,7 +94,7 @@ def test_failure_is_raised_by_the_next_state(
 
     def add_all() -> None:
         for count in range(1, 9):
-            saver.add(count, RECORDS[:count])
+            saver.add(Reached(count, RECORDS[:count]))
 
     with pytest.raises(errors.StorageError, match="no room"):
         add_all()
@@ -106,7 +108,7 @@ def test_failure_of_the_last_state_is_raised(
     saver = Checkpoints(storage, io, fetch, keeps_all=False)
 
     with pytest.raises(errors.StorageError, match="no room"):
-        saver.finish("a", RECORDS[:1], None)
+        saver.finish(Reached("a", RECORDS[:1]), None)
 
 
 def test_last_state_that_takes_too_long_is_told(
@@ -114,7 +116,7 @@ def test_last_state_that_takes_too_long_is_told(
 ) -> None:
     saver = Checkpoints(storage, io, fetch, keeps_all=False)
 
-    saver.finish("a", RECORDS[:1], 0.01)
+    saver.finish(Reached("a", RECORDS[:1]), 0.01)
 
     assert "state after 1 rounds was not saved in time" in caplog.text
     storage.gate.set()
@@ -126,8 +128,8 @@ def test_short_rounds_share_a_save(io: IoThread, tmp_path: pathlib.Path) -> None
     saver = Checkpoints(storage, io, fetch, keeps_all=False)
 
     for count in range(1, 9):
-        saver.add(count, RECORDS[:count])
-    saver.finish(9, RECORDS, None)
+        saver.add(Reached(count, RECORDS[:count]))
+    saver.finish(Reached(9, RECORDS), None)
 
     assert len(storage.saved) <= 3
     assert storage.saved[-1] == "read 9"
@@ -141,7 +143,7 @@ def test_nothing_is_read_to_be_saved_without_a_place(io: IoThread) -> None:
 
     saver = Checkpoints(None, io, note, keeps_all=True)
 
-    saver.add("a", RECORDS[:1])
-    saver.finish("b", RECORDS[:2], None)
+    saver.add(Reached("a", RECORDS[:1]))
+    saver.finish(Reached("b", RECORDS[:2]), None)
 
     assert read == []

@@ -62,15 +62,6 @@ def test_size_of_cohorts_with_noise_is_refused(
         learning.run(process, clients, num_rounds=1, cohort_size=4)
 
 
-def test_process_with_values_of_clients_is_refused(
-    linear_model: Model, clients: list[Any]
-) -> None:
-    scaffold = learning.build_scaffold(linear_model, 0.05, num_clients=NUM_CLIENTS)
-
-    with pytest.raises(errors.ConfigError, match="values of clients"):
-        learning.run(scaffold, clients, num_rounds=1)
-
-
 def test_clients_of_a_poisson_sample_take_part_by_themselves() -> None:
     cohorts = PrivateCohorts(NUM_CLIENTS, SampledGaussian(1.0, 1e-5, 0.25), seed=3)
 
