@@ -26,7 +26,7 @@ _WASTED_SHARE = 0.5
 _MOST_SEGMENTS = 256
 """With rows that count: the smaller half of more than these becomes one."""
 
-_ROWS_BYTES = 2**26
+_ROWS_BYTES = 2**24
 """Of rows that are read to be written anew at a time."""
 
 _FORMAT = 1
