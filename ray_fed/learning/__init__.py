@@ -8,6 +8,7 @@ import ray_fed.learning.callbacks as callbacks
 import ray_fed.learning.partition as partition
 import ray_fed.tensorflow  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ray_fed.learning import aggregators
+from ray_fed.learning.client_eval import build_client_eval, spread
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.cohorts import CohortSampler, split_by_label
 from ray_fed.learning.composition import build_process
@@ -39,6 +40,7 @@ __all__ = [
     "ServerState",
     "TrainingResult",
     "aggregators",
+    "build_client_eval",
     "build_fed_avg",
     "build_fed_eval",
     "build_fed_prox",
@@ -50,4 +52,5 @@ __all__ = [
     "partition",
     "run",
     "split_by_label",
+    "spread",
 ]

@@ -1,10 +1,12 @@
 """Federated evaluation: loss and metrics over all clients' examples."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import federated_language as fl
 import tensorflow as tf
 
+import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.processes import LearningProcess
@@ -12,9 +14,9 @@ from ray_fed.learning.totals import Totals
 
 
 def build_fed_eval(
-    model: Model, training: LearningProcess | None = None
+    model: Model | Mapping[str, Model], training: LearningProcess | None = None
 ) -> LearningProcess:
-    """Build the evaluation of a model on clients' data.
+    """Build the evaluation of a model, or of several at once, on clients' data.
 
     The process holds
 
@@ -22,41 +24,104 @@ def build_fed_eval(
         next         (<S@SERVER, model.data_type> -> metrics@SERVER)
 
     where S is the `ModelWeights` of the model, such as `state.weights`; or, with
-    `training`, the whole state of that process. A test set that the server holds is
-    evaluated as the data of one client: `evaluation.next(state, [test_batches])`.
+    `training`, the whole state of that process. Of several models, S and the metrics
+    are by name, and each client goes through its data once for each model. A test set
+    that the server holds is evaluated as the data of one client:
+    `evaluation.next(state, [test_batches])`.
 
     Metrics are loss (NaN over no examples), num_examples, and the model's own.
 
     Args:
-        model: to evaluate.
+        model: to evaluate; several by name, all of one `data_type`.
         training: the process whose state `next` takes; None: it takes weights.
+
+    Raises:
+        ConfigError: there are no models, their data differ in type, or there are
+            several with `training`.
     """
-    initialize = training.initialize if training else _build_initialize(model)
+    if isinstance(model, Mapping):
+        return _build_for_several(dict(model), training)
+    initialize, select = evaluated_state(model, training)
     state_type: Any = initialize.type_signature.result
-    evaluate_client = _build_client_work(model)
+    count = build_totals(model)
 
-    @rtf.computation(state_type.member)
-    def select(state: Any) -> ModelWeights:
-        return state.weights if training else state
-
-    @rtf.computation(evaluate_client.type_signature.result)
+    @rtf.computation(count.type_signature.result)
     def report(totals: Totals) -> Any:
         return model.totals.finish(totals)
 
     @fl.federated_computation(state_type, model.data_type)
     def evaluate(state: Any, data: Any) -> Any:
         weights = fl.federated_broadcast(fl.federated_map(select, state))
-        totals = fl.federated_sum(fl.federated_map(evaluate_client, (weights, data)))
+        totals = fl.federated_sum(fl.federated_map(count, (weights, data)))
         return fl.federated_map(report, totals)
 
     return LearningProcess(initialize, evaluate)
 
 
-def _build_initialize(model: Model) -> Any:
-    initial = model.initial_weights()
+def _build_for_several(
+    models: dict[str, Model], training: LearningProcess | None
+) -> LearningProcess:
+    data_type = _check_alike(models, training)
+    initialize = _build_initialize(
+        {name: model.initial_weights() for name, model in models.items()}
+    )
+    state_type: Any = initialize.type_signature.result
 
+    @rtf.computation(state_type.member, data_type.member)
+    def count(weights: Any, dataset: Any) -> Any:
+        return {
+            name: _count(model, weights[name], dataset)
+            for name, model in models.items()
+        }
+
+    @rtf.computation(count.type_signature.result)
+    def report(totals: Any) -> Any:
+        return {
+            name: model.totals.finish(totals[name]) for name, model in models.items()
+        }
+
+    @fl.federated_computation(state_type, data_type)
+    def evaluate(state: Any, data: Any) -> Any:
+        weights = fl.federated_broadcast(state)
+        totals = fl.federated_sum(fl.federated_map(count, (weights, data)))
+        return fl.federated_map(report, totals)
+
+    return LearningProcess(initialize, evaluate)
+
+
+def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> Any:
+    """Return the type of the data that all models take."""
+    if training is not None or not models:
+        raise errors.ConfigError(
+            f"Expected one model with `training`, or some without, found {len(models)}"
+            " by name: pass the weights of each, such as `state.weights`."
+        )
+    first, *others = (model.data_type for model in models.values())
+    for other in others:
+        if not other.is_equivalent_to(first):
+            raise errors.ConfigError(
+                f"Expected models of one `data_type`, found `{first}` and `{other}`."
+            )
+    return first
+
+
+def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any, Any]:
+    """Return what makes the first state to evaluate, and what selects its weights."""
+    initialize = (
+        training.initialize if training else _build_initialize(model.initial_weights())
+    )
+    state_type: Any = initialize.type_signature.result
+
+    @rtf.computation(state_type.member)
+    def select(state: Any) -> ModelWeights:
+        return state.weights if training else state
+
+    return initialize, select
+
+
+def _build_initialize(initial: Any) -> Any:
     @rtf.computation
-    def initial_weights() -> ModelWeights:
+    def initial_weights() -> Any:
         return tf.nest.map_structure(tf.constant, initial)
 
     @fl.federated_computation
@@ -66,12 +131,18 @@ def _build_initialize(model: Model) -> Any:
     return initialize
 
 
-def _build_client_work(model: Model) -> Any:
+def build_totals(model: Model) -> Any:
+    """Return the computation of a client: from weights and its batches to `Totals`."""
+
     @rtf.computation(model.weights_type, model.data_type.member)
-    def evaluate_client(weights: ModelWeights, dataset: Any) -> Totals:
-        def add(totals: Totals, batch: Any) -> Totals:
-            return model.forward(weights, batch, totals, training=False).totals
+    def count(weights: ModelWeights, dataset: Any) -> Totals:
+        return _count(model, weights, dataset)
 
-        return dataset.reduce(model.totals.zero(), add)
+    return count
 
-    return evaluate_client
+
+def _count(model: Model, weights: ModelWeights, dataset: Any) -> Totals:
+    def add(totals: Totals, batch: Any) -> Totals:
+        return model.forward(weights, batch, totals, training=False).totals
+
+    return dataset.reduce(model.totals.zero(), add)

@@ -1,6 +1,7 @@
 """Each algorithm has the same bits on threads, on Ray, and over workers that die."""
 
 import os
+import pathlib
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,6 +92,33 @@ def test_bits_do_not_depend_on_the_number_of_threads(
 
     assert one == three
     assert len(set(one)) == ROUNDS
+
+
+def test_resumed_run_has_the_bits_of_one_in_one_go(
+    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
+) -> None:
+    many = [clients[index % NUM_CLIENTS] for index in range(100)]
+    data, size = (many, None) if process.privacy else (clients, 4)
+    arguments: dict[str, Any] = {"cohort_size": size, "seed": 3}
+
+    whole = learning.run(process, data, num_rounds=5, **arguments)
+    for num_rounds in (2, 5):
+        parts = learning.run(
+            process, data, num_rounds=num_rounds, storage_path=tmp_path, **arguments
+        )
+
+    assert bits_of(parts) == bits_of(whole)
+
+
+def bits_of(result: learning.TrainingResult) -> list[bytes]:
+    """Return the bits of a run's state, of what its clients keep, and its metrics."""
+    kept = result.client_states
+    parts = (
+        result.state,
+        kept and kept.take(range(NUM_CLIENTS)),
+        [dict(record.training) for record in result.history],
+    )
+    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(parts)]
 
 
 @pytest.mark.ray

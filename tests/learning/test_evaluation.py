@@ -4,7 +4,15 @@ import keras
 import numpy as np
 import pytest
 
-from ray_fed.learning import Model, build_fed_avg, build_fed_eval
+import ray_fed.errors as errors
+from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.learning import (
+    Model,
+    build_client_eval,
+    build_fed_avg,
+    build_fed_eval,
+    spread,
+)
 
 
 def build_model() -> tuple[keras.Model, Model]:
@@ -86,3 +94,119 @@ def test_evaluation_over_no_examples_has_no_loss() -> None:
 
     assert metrics["num_examples"] == 0
     assert np.isnan(metrics["loss"])
+
+
+def build_linear(units: int, seed: int) -> tuple[keras.Model, Model]:
+    keras.utils.set_random_seed(seed)
+    keras_model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    metrics = [keras.metrics.SparseCategoricalAccuracy("accuracy")]
+    keras_model.compile(keras.optimizers.SGD(0.1), loss=loss, metrics=metrics)
+    return keras_model, Model.from_keras(keras_model, loss=loss, metrics=metrics)
+
+
+def test_several_models_have_the_metrics_of_each_alone() -> None:
+    models = {"small": build_linear(3, 1)[1], "large": build_linear(5, 2)[1]}
+    data = [cut(*make_examples(20), [10, 10]), cut(*make_examples(7), [7])]
+    both = build_fed_eval(models)
+
+    metrics = both.next(both.initialize(), data)
+
+    for name, model in models.items():
+        alone = build_fed_eval(model)
+        assert metrics[name] == alone.next(alone.initialize(), data)
+    assert metrics["small"] != metrics["large"]
+
+
+def test_models_of_other_data_are_refused() -> None:
+    _, other = build_model()
+    keras_model = keras.Sequential([keras.Input((9,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    with pytest.raises(errors.ConfigError, match="one `data_type`"):
+        build_fed_eval({"a": other, "b": Model.from_keras(keras_model, loss=loss)})
+
+
+@pytest.mark.parametrize("models", [{}, {"a": None}], ids=["none", "a training"])
+def test_training_beside_several_models_is_refused(models: Any) -> None:
+    model = build_linear(3, 0)[1]
+    training = build_fed_avg(model, keras.optimizers.SGD(0.1)) if models else None
+
+    with pytest.raises(errors.ConfigError, match="one model with `training`"):
+        build_fed_eval(dict.fromkeys(models, model), training)
+
+
+def test_each_client_has_the_metrics_of_keras(thread_context: ExecutionContext) -> None:
+    keras_model, model = build_model()
+    sizes = [[4, 3], [9], [], [1]]
+    examples = [make_examples(sum(each)) for each in sizes]
+    data = [cut(*each, size) for each, size in zip(examples, sizes, strict=True)]
+    evaluation = build_client_eval(model)
+
+    found = evaluation.next(evaluation.initialize(), data)
+
+    report = thread_context.last_report
+    assert report is not None
+    assert report.no_kernel == ()
+    evaluate: Any = keras_model.evaluate
+    for own, (x, y) in zip(found, examples, strict=True):
+        assert own["num_examples"] == len(x)
+        if len(x):
+            expected = evaluate(x, y, verbose=0, return_dict=True)
+            np.testing.assert_allclose(own["loss"], expected["loss"], rtol=1e-5)
+            np.testing.assert_allclose(own["accuracy"], expected["accuracy"])
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_fine_tuned_clients_have_the_metrics_of_keras_after_fit(epochs: int) -> None:
+    keras_model, model = build_linear(3, 4)
+    start = keras_model.get_weights()
+    tuning = [make_examples(size) for size in (8, 16)]
+    held = [make_examples(size) for size in (5, 6)]
+    evaluation = build_client_eval(
+        model, fine_tuning=keras.optimizers.SGD(0.1), epochs=epochs
+    )
+
+    found = evaluation.next(
+        evaluation.initialize(),
+        [cut(x, y, [4] * (len(x) // 4)) for x, y in tuning],
+        [cut(x, y, [len(x)]) for x, y in held],
+    )
+
+    typed: Any = keras_model
+    for own, (x, y), (x_held, y_held) in zip(found, tuning, held, strict=True):
+        keras_model.set_weights(start)
+        typed.fit(x, y, batch_size=4, epochs=epochs, shuffle=False, verbose=0)
+        expected = typed.evaluate(x_held, y_held, verbose=0, return_dict=True)
+        np.testing.assert_allclose(own["loss"], expected["loss"], rtol=1e-4)
+
+
+def test_spread_is_that_of_numpy_over_clients_with_examples() -> None:
+    losses = np.random.default_rng(0).permutation(20) / 7
+    clients = [{"loss": loss, "num_examples": 3} for loss in losses]
+    nothing = {"loss": np.nan, "num_examples": 0}
+
+    found = spread([nothing, *clients])
+
+    ordered = np.sort(losses)
+    assert found["loss"] == pytest.approx(
+        {
+            "mean": losses.mean(),
+            "deviation": losses.std(),
+            "median": np.median(losses),
+            "lowest": ordered[:2].mean(),
+            "highest": ordered[-2:].mean(),
+        }
+    )
+    assert spread(clients[:3], share=0.01)["loss"]["highest"] == max(losses[:3])
+
+
+@pytest.mark.parametrize("share", [0, 1.5, float("nan")])
+def test_share_of_no_or_more_than_all_clients_is_refused(share: float) -> None:
+    with pytest.raises(errors.ConfigError, match="`share` above 0"):
+        spread([{"loss": 1.0, "num_examples": 1}], share=share)
+
+
+def test_spread_over_no_example_is_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="clients with examples"):
+        spread([{"loss": np.nan, "num_examples": 0}])
