@@ -290,7 +290,9 @@ def row_of(record: RoundRecord) -> dict[str, Any]:
 def _show(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and not value.is_integer():
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
 def _show_numbers(record: RoundRecord) -> str:

@@ -134,7 +134,13 @@ class TerminalView(ProgressView):
     def __init__(self, num_rounds: int, console: rich.console.Console) -> None:
         self._progress = rich.progress.Progress(
             rich.progress.TextColumn("rounds"),
-            rich.progress.BarColumn(bar_width=20),
+            # Named colours: with 16 of them rich's own show a full bar as an empty one.
+            rich.progress.BarColumn(
+                bar_width=20,
+                style="bright_black",
+                complete_style="cyan",
+                finished_style="green",
+            ),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeElapsedColumn(),
             rich.progress.TextColumn("[cyan]{task.fields[numbers]}"),

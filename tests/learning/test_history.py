@@ -49,7 +49,7 @@ def test_picture_has_a_panel_a_metric() -> None:
 
 def test_notebook_shows_a_table_of_the_last_rounds() -> None:
     many = [
-        RoundRecord(n, (0,), {"a<b": n}, None, 0.1, bytes_sent=2_500_000)
+        RoundRecord(n, (0,), {"a<b": 1000 * n}, None, 0.1, bytes_sent=2_500_000)
         for n in range(30)
     ]
 
@@ -59,8 +59,9 @@ def test_notebook_shows_a_table_of_the_last_rounds() -> None:
     assert "30 rounds, the last 20 of them" in shown
     heads = re.findall("<th>(.*?)</th>", shown)
     assert heads[:3] == ["round", "training.<wbr>a&lt;b", "clients"]
-    cells = re.findall("<td>(.*?)</td>", shown)[: len(heads)]
-    assert dict(zip(heads, cells, strict=True))["MB sent"] == "2.5"
+    cells = re.findall("<td>(.*?)</td>", shown)[-len(heads) :]
+    row = dict(zip(heads, cells, strict=True))
+    assert (row["MB sent"], row["training.<wbr>a&lt;b"]) == ("2.5", "29,000")
 
 
 def test_metrics_come_back_from_json_as_they_were() -> None:
