@@ -11,7 +11,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from ray_fed.learning.segments import ClientId, Row, Segments
+from ray_fed.learning.segment_files import ClientId, Row
+from ray_fed.learning.segments import Segments
 
 _EVICTED_SHARE = 0.25
 """Of the rows in memory, at a time: a file for each row would be slow."""

@@ -17,7 +17,8 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.client_rows import ClientRows
-from ray_fed.learning.segments import ClientId, Segments, import_fsspec
+from ray_fed.learning.segment_files import ClientId, import_fsspec
+from ray_fed.learning.segments import Segments
 
 _AT_ONCE = 1000
 """Clients whose values are copied or saved at a time."""

@@ -7,6 +7,7 @@ Sources:
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 import ray_fed.errors as errors
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.program import PoissonSampler
+
+_MAX_NAMED = 10  # clients of a cohort that a note lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,3 +166,16 @@ def _draw(
 def _check_seed(seed: int) -> None:
     if seed < 0:
         raise errors.ConfigError(f"Expected `seed` to be at least 0, found {seed}.")
+
+
+def say_who(error: BaseException, cohort: Sequence[int]) -> None:
+    """Note which clients the places in an error are: it knows of the cohort alone."""
+    place = getattr(getattr(error, "location", None), "client_index", None)
+    if place is None:
+        shown = ", ".join(map(str, cohort[:_MAX_NAMED]))
+        others = f" and {len(cohort) - _MAX_NAMED} others" * (len(cohort) > _MAX_NAMED)
+        error.add_note(f"The cohort is, in order, `data[i]` for i in {shown}{others}.")
+    else:
+        error.add_note(
+            f"The client at position {place} of the cohort is `data[{cohort[place]}]`."
+        )

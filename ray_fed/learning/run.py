@@ -22,8 +22,10 @@ from ray_fed.learning.history import History
 from ray_fed.learning.interrupts import Interrupts
 from ray_fed.learning.loop_thread import IoThread
 from ray_fed.learning.metric_check import check_metrics
-from ray_fed.learning.process_calls import ProcessCalls, open_calls
+from ray_fed.learning.process_calls import ProcessCalls
 from ray_fed.learning.processes import LearningProcess
+from ray_fed.learning.referenced_calls import open_calls
+from ray_fed.learning.run_clients import RunClients
 from ray_fed.learning.run_identity import describe_run
 from ray_fed.learning.run_loop import Reason, RunLoop
 from ray_fed.learning.run_spec import RunSpec
@@ -162,7 +164,7 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         checkpoints = Checkpoints(
             storage, io, calls.fetch, keeps_all=num_to_keep is None
         )
-        loop = RunLoop(spec, calls, interrupts, told, checkpoints, clients)
+        loop = RunLoop(spec, calls, interrupts, told, checkpoints, RunClients(clients))
         try:
             initial = calls.initialize()
             saved = SavedRun()

@@ -14,15 +14,15 @@ from ray_fed.learning.batches import check_batches
 from ray_fed.learning.callbacks.hooks import Callbacks
 from ray_fed.learning.checkpoints import Checkpoints
 from ray_fed.learning.client_rows import FrozenRows
-from ray_fed.learning.client_states import ClientStates
+from ray_fed.learning.cohorts import say_who
 from ray_fed.learning.history import History, RoundRecord
 from ray_fed.learning.interrupts import Interrupts, StopNow
 from ray_fed.learning.loop_thread import WorkThread
 from ray_fed.learning.process_calls import GoingRound, ProcessCalls
+from ray_fed.learning.run_clients import RunClients
 from ray_fed.learning.run_progress import Progress, open_progress
 from ray_fed.learning.run_spec import RunSpec
 from ray_fed.learning.run_storage import Reached
-from ray_fed.learning.saved_clients import SavedClientStates
 
 Reason: TypeAlias = Literal["finished", "stopped early", "interrupted"]
 
@@ -31,22 +31,6 @@ _POLL_S = 0.1
 
 _FOLLOW_S, _LEAVE_S = 5.0, 9.0
 """After a signal: how long what follows the last round may take, and all of it."""
-_MAX_NAMED = 10  # clients of a cohort that a note lists
-
-
-@dataclasses.dataclass(frozen=True)
-class _Taken:
-    """What clients of a round had kept before it.
-
-    Attributes:
-        round_index: of the round.
-        cohort: its clients.
-        values: theirs, in order.
-    """
-
-    round_index: int
-    cohort: Sequence[int]
-    values: Sequence[Any]
 
 
 class RunLoop:
@@ -58,7 +42,7 @@ class RunLoop:
         interrupts: end it.
         callbacks: are told.
         checkpoints: takes states.
-        clients: what clients keep; None where they keep nothing.
+        clients: hold what clients keep.
     """
 
     def __init__(
@@ -68,7 +52,7 @@ class RunLoop:
         interrupts: Interrupts,
         callbacks: Callbacks,
         checkpoints: Checkpoints,
-        clients: ClientStates | None = None,
+        clients: RunClients,
     ) -> None:
         self._spec = spec
         self._calls = calls
@@ -77,7 +61,6 @@ class RunLoop:
         self._checkpoints = checkpoints
         self._clients = clients
         self._done = Reached(None)  # the last round that all that follows is done of
-        self._taken = self._before = _Taken(0, (), ())
         self._first = 0
         self._progress: Progress | None = None
         self._lock = threading.Lock()
@@ -115,9 +98,7 @@ class RunLoop:
 
     def put_back(self) -> None:
         """Let clients keep what they had after these rounds, if one more was done."""
-        before = self._before
-        if self._clients is not None and before.round_index >= self.num_rounds:
-            self._clients.put(before.cohort, before.values)
+        self._clients.put_back(self.num_rounds)
 
     def run(self) -> Reason:
         """Run all rounds that are left, and return why the run ended.
@@ -165,7 +146,7 @@ class RunLoop:
                 if going is None or reason is not None:
                     return reason or self._leave(following)
                 seconds = time.monotonic() - started
-                kept = self._keep(going, cohort)
+                kept = self._clients.put(going.kept)
                 follow = functools.partial(self._follow, going, cohort, seconds, kept)
                 following = work.submit(follow)
                 state = going.state
@@ -176,24 +157,10 @@ class RunLoop:
         try:
             clients = {client: self._spec.data[client] for client in cohort}
             check_batches(clients)
-            taken: list[Any] = [list(clients.values())]
-            if self._clients is not None:
-                held = self._clients.take(cohort)
-                self._taken = _Taken(index, cohort, held)
-                taken.insert(0, held)
+            taken = [*self._clients.take(index, cohort), list(clients.values())]
             return self._calls.next(state, taken, index)
         except StopNow:
             return None
-
-    def _keep(self, going: GoingRound, cohort: Sequence[int]) -> FrozenRows | None:
-        """Keep what clients of a round that is done keep, and freeze it to be saved."""
-        if self._clients is None or going.kept is None:
-            return None
-        self._clients.put(cohort, going.kept.result())
-        self._before = self._taken
-        if isinstance(self._clients, SavedClientStates):
-            return self._clients.freeze()
-        return None
 
     def _wait(
         self,
@@ -325,16 +292,3 @@ class RunLoop:
         signalled = self._interrupts.since is not None
         left_s = max(0.5, _LEAVE_S - self._since_signal()) if signalled else None
         self._checkpoints.finish(self._done, left_s)
-
-
-def say_who(error: BaseException, cohort: Sequence[int]) -> None:
-    """Note which clients the places in an error are: it knows of the cohort alone."""
-    place = getattr(getattr(error, "location", None), "client_index", None)
-    if place is None:
-        shown = ", ".join(map(str, cohort[:_MAX_NAMED]))
-        others = f" and {len(cohort) - _MAX_NAMED} others" * (len(cohort) > _MAX_NAMED)
-        error.add_note(f"The cohort is, in order, `data[i]` for i in {shown}{others}.")
-    else:
-        error.add_note(
-            f"The client at position {place} of the cohort is `data[{cohort[place]}]`."
-        )

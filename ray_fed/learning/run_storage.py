@@ -119,9 +119,10 @@ class RunStorage:
             saved = SavedRun(loaded["state"], records, first)
             if self._clients is not None:
                 self._segments = json.loads(loaded["clients"])
-                names = self._segments[str(rounds)]
-                await asyncio.to_thread(self._clients.take_over, names)
             self.saved_rounds = rounds
+        if self._clients is not None:  # what was lost before a first save goes, too
+            names = self._segments.get(str(rounds), ())
+            await asyncio.to_thread(self._clients.take_over, names)
         noted = {"format": _FORMAT, "identity": identity, "first_number": first}
         next_start = starts + 1 if content is not None else 0
         await self._runs.save(json.dumps(noted), next_start)

@@ -198,6 +198,18 @@ def test_files_of_old_rounds_go(
     assert 1 <= len(segments) <= NUM_CLIENTS + 4  # one client's last row, at the least
 
 
+def test_files_of_a_run_that_was_killed_before_its_first_save_go(
+    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "lost").write_bytes(b"half a segment")
+
+    run(process, clients, 1, storage_path=tmp_path)
+
+    (left,) = (tmp_path / "clients").iterdir()
+    assert left.name != "lost"
+
+
 def test_damaged_values_of_clients_end_a_resume(
     process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
 ) -> None:
