@@ -4,28 +4,45 @@ The threads are daemons: a program that is told to leave at once does not wait f
 they do.
 """
 
+import asyncio
 import concurrent.futures
 import queue
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Self, TypeVar
 
-from ray_fed.executors.loops import LoopThread
+import ray_fed.errors as errors
 
 _T = TypeVar("_T")
+_JOIN_S = 2.0
 
 
 class IoThread:
     """Runs coroutines; a context manager, whose end cancels those that still run."""
 
     def __init__(self) -> None:
-        self._thread = LoopThread("ray_fed run, I/O")
+        self._loop = asyncio.new_event_loop()
+        self._is_closed = False
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="ray_fed run, I/O", daemon=True
+        )
+        self._thread.start()
 
     def submit(
         self, coroutine: Coroutine[Any, Any, _T]
     ) -> concurrent.futures.Future[_T]:
-        """Start a coroutine."""
-        return self._thread.submit(coroutine)
+        """Start a coroutine.
+
+        Raises:
+            ContextStateError: the run has ended.
+        """
+        if self._is_closed:
+            coroutine.close()
+            raise errors.ContextStateError(
+                "Expected a run that goes on, found it ended: what was to follow its"
+                " last round came too late."
+            )
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Return the result of a coroutine."""
@@ -35,7 +52,21 @@ class IoThread:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._thread.close()
+        self._is_closed = True
+        asyncio.run_coroutine_threadsafe(_end_loop(), self._loop)
+        self._thread.join(_JOIN_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _end_loop() -> None:
+    """Cancel all other tasks, then stop this thread's loop."""
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    loop.call_soon(loop.stop)
 
 
 class WorkThread:
