@@ -17,7 +17,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import check_epochs
-from ray_fed.learning.fed_eval import build_totals, evaluated_state
+from ray_fed.learning.fed_eval import build_measures, evaluated_state
 from ray_fed.learning.local_training import LocalTrainer, trainable_types
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.optimizers import OptimizerSpec
@@ -58,11 +58,7 @@ def build_client_eval(
     """
     initialize, select = evaluated_state(model, training)
     state_type: Any = initialize.type_signature.result
-    count = build_totals(model)
-
-    @rtf.computation(count.type_signature.result)
-    def report(totals: Any) -> Any:
-        return model.totals.finish(totals)
+    count, report = build_measures(model)
 
     if fine_tuning is None:
 

@@ -43,11 +43,7 @@ def build_fed_eval(
         return _build_for_several(dict(model), training)
     initialize, select = evaluated_state(model, training)
     state_type: Any = initialize.type_signature.result
-    count = build_totals(model)
-
-    @rtf.computation(count.type_signature.result)
-    def report(totals: Totals) -> Any:
-        return model.totals.finish(totals)
+    count, report = build_measures(model)
 
     @fl.federated_computation(state_type, model.data_type)
     def evaluate(state: Any, data: Any) -> Any:
@@ -131,14 +127,21 @@ def _build_initialize(initial: Any) -> Any:
     return initialize
 
 
-def build_totals(model: Model) -> Any:
-    """Return the computation of a client: from weights and its batches to `Totals`."""
+def build_measures(model: Model) -> tuple[Any, Any]:
+    """Return two computations: what a client counts, and the metrics of such totals.
+
+    The first takes weights and the batches of a client.
+    """
 
     @rtf.computation(model.weights_type, model.data_type.member)
     def count(weights: ModelWeights, dataset: Any) -> Totals:
         return _count(model, weights, dataset)
 
-    return count
+    @rtf.computation(count.type_signature.result)
+    def report(totals: Totals) -> Any:
+        return model.totals.finish(totals)
+
+    return count, report
 
 
 def _count(model: Model, weights: ModelWeights, dataset: Any) -> Totals:

@@ -17,6 +17,7 @@ from typing import Any
 
 import ray_fed.errors as errors
 from ray_fed.program.remote_versions import has_folders
+from ray_fed.program.version_names import telling_storage
 
 _FORMAT = 1
 _LENGTH_BYTES = 8
@@ -75,7 +76,7 @@ class SegmentFiles:
         header = json.dumps(fields).encode()
         name = _name_of(header)
         if has_folders(self._where):
-            with self._telling("write to"):
+            with self._telling("write"):
                 self._system.makedirs(self._folder, exist_ok=True)
         with self._open(name, "wb") as file:
             file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
@@ -130,24 +131,16 @@ class SegmentFiles:
 
     @contextlib.contextmanager
     def _open(self, name: str, mode: str) -> Generator[Any]:
-        verb = "read" if mode == "rb" else "write to"
+        verb = "read" if mode == "rb" else "write"
         with (
             self._telling(verb),
             self._system.open(f"{self._folder}/{name}", mode) as file,
         ):
             yield file
 
-    @contextlib.contextmanager
-    def _telling(self, verb: str) -> Generator[None]:
-        try:
-            yield
-        except errors.SavedStateError:
-            raise
-        except Exception as error:  # what fsspec raises has no base of its own
-            raise errors.StorageError(
-                f"Expected to {verb} the folder `{self._where}` of client states, found"
-                f" {type(error).__name__} ({error}): there must be room and rights."
-            ) from error
+    def _telling(self, verb: str) -> contextlib.AbstractContextManager[None]:
+        # What fsspec raises has no base of its own.
+        return telling_storage(self._where, Exception, verb=f"{verb} client states in")
 
     def _damage(self, name: str, what: str) -> errors.SavedStateError:
         return errors.SavedStateError(
@@ -157,14 +150,14 @@ class SegmentFiles:
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files; one that is not there is no error."""
-        with self._telling("remove from"):
+        with self._telling("remove"):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     self._system.rm_file(f"{self._folder}/{name}")
 
     def clear(self) -> None:
         """Remove the folder."""
-        with self._telling("remove from"):
+        with self._telling("remove"):
             if self._system.exists(self._folder):
                 self._system.rm(self._folder, recursive=True)
 
