@@ -14,12 +14,10 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
+from ray_fed.learning.frozen_weights import SEED_NAME, FrozenWeights
 from ray_fed.learning.objectives import Loss, Metrics, Output, build_outputs
 from ray_fed.learning.totals import Totals, TotalsKeeper
 from ray_fed.observability import reprs
-
-_SEED_NAME = "seed_generator_state"
-"""What Keras names the variable that a random layer draws from."""
 
 
 class ModelWeights(NamedTuple):
@@ -28,7 +26,8 @@ class ModelWeights(NamedTuple):
     Attributes:
         trainable: of `keras_model.trainable_variables`.
         non_trainable: of `keras_model.non_trainable_variables`, such as the running
-            statistics of a batch normalisation; also the seeds of random layers.
+            statistics of a batch normalisation; also the seeds of random layers. Those
+            of layers with `trainable = False` are no part of it: see `from_keras`.
     """
 
     trainable: tuple[Any, ...]
@@ -69,6 +68,7 @@ class Model:
     def __init__(self, keras_model: keras.Model, outputs: Sequence[Output]) -> None:
         self._keras = keras_model
         self._outputs = tuple(outputs)
+        self._frozen = FrozenWeights(keras_model)
         inputs = {
             name: _tensor_type(tensor.dtype, tensor.shape)
             for name, tensor in _named(keras_model, "input").items()
@@ -81,7 +81,7 @@ class Model:
         self.weights_type = fl.to_type(
             ModelWeights(
                 _types_of(keras_model.trainable_variables),
-                _types_of(keras_model.non_trainable_variables),
+                _types_of(self._others),
             )
         )
         self.totals = TotalsKeeper.of(outputs)
@@ -103,6 +103,10 @@ class Model:
     ) -> "Model":
         """Return a model that trains copies of a Keras model's weights.
 
+        The weights of layers with `trainable = False`, such as a pretrained base, are
+        taken as they are now. They are constants of graphs: no part of the state or of
+        updates, sent to each worker once and not in each round.
+
         Args:
             keras_model: built and functional; left as it is. Call `ray_fed.init`
                 before you build it: TensorFlow's threads are fixed by the first thing
@@ -120,7 +124,8 @@ class Model:
 
         Raises:
             ValueMismatchError: the loss or a metric is none of Keras, a metric is not a
-                sum, or there is not one loss for each output.
+                sum, there is not one loss for each output, or the layers that are not
+                trained have more than 1 GiB.
         """
         _check_model(keras_model)
         symbolic = _named(keras_model, "output")
@@ -130,22 +135,24 @@ class Model:
         """Return the Keras model's weights of now, as numpy arrays."""
         return ModelWeights(
             tuple(v.numpy() for v in self._keras.trainable_variables),
-            tuple(v.numpy() for v in self._keras.non_trainable_variables),
+            tuple(v.numpy() for v in self._others),
         )
+
+    @property
+    def _others(self) -> list[Any]:
+        """The non-trainable variables, but for the frozen ones."""
+        return self._frozen.others(self._keras.non_trainable_variables)
 
     @property
     def seed_indices(self) -> tuple[int, ...]:
         """The positions among the non-trainable weights of random layers' seeds."""
-        variables = self._keras.non_trainable_variables
-        return tuple(i for i, v in enumerate(variables) if v.name == _SEED_NAME)
+        return tuple(i for i, v in enumerate(self._others) if v.name == SEED_NAME)
 
     @property
     def statistics_indices(self) -> tuple[int, ...]:
         """The positions of non-trainable weights that clients average: the floats."""
-        variables = self._keras.non_trainable_variables
-        return tuple(
-            i for i, v in enumerate(variables) if keras.backend.is_float_dtype(v.dtype)
-        )
+        is_float = keras.backend.is_float_dtype
+        return tuple(i for i, v in enumerate(self._others) if is_float(v.dtype))
 
     @tf.autograph.experimental.do_not_convert
     def forward(
@@ -158,15 +165,20 @@ class Model:
             batch: tensors, of `batch_type`.
             totals: of the batches before.
             training: whether layers such as dropout behave as in training.
+
+        Raises:
+            ValueMismatchError: a layer writes to weights that are not trained.
         """
+        given = self._frozen.fill_traced(weights.non_trainable)
         call: Any = self._keras.stateless_call
         predictions, non_trainable, penalties = call(
             list(weights.trainable),
-            list(weights.non_trainable),
+            given,
             batch["x"],
             training=training,
             return_losses=True,
         )
+        self._frozen.check_kept(given, non_trainable)
         predictions = self._by_name(predictions)
         losses: list[Any] = [
             output.loss(output.of(batch["y"]), output.of(predictions))
@@ -174,7 +186,7 @@ class Model:
         ]
         loss = sum([*losses[1:], *penalties], losses[0])
         totals = self.totals.add(totals, batch["y"], predictions, loss)
-        return ForwardPass(loss, tuple(non_trainable), totals)
+        return ForwardPass(loss, tuple(self._frozen.others(non_trainable)), totals)
 
     def _by_name(self, predictions: Any) -> Any:
         if not isinstance(predictions, list | tuple):
@@ -192,9 +204,10 @@ class Model:
         """
         weights: ModelWeights = getattr(state, "weights", state)
         copy = keras.models.clone_model(self._keras)
+        non_trainable = self._frozen.fill(weights.non_trainable)
         for variable, value in zip(
             [*copy.trainable_variables, *copy.non_trainable_variables],
-            [*weights.trainable, *weights.non_trainable],
+            [*weights.trainable, *non_trainable],
             strict=True,
         ):
             variable.assign(value)

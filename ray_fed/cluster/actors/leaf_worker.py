@@ -14,6 +14,7 @@ import ray_fed.errors as errors
 from ray_fed.cluster import garbage
 from ray_fed.cluster.actors.value_scopes import ValueScopes
 from ray_fed.cluster.store import object_store
+from ray_fed.cluster.store.stored_kernels import FetchedKernels
 from ray_fed.executors import loops
 from ray_fed.language import blocks, structs
 from ray_fed.plan import diagnostics, plans, random_keys
@@ -58,6 +59,7 @@ class LeafWorker:
             self._missing = devices.describe_missing(_gpus(gpu_fraction))
         self._fingerprint = devices.read_fingerprint()
         self._executor = stacks.device_stack(device, client_bytes)
+        self._kernels = FetchedKernels()
         self._limits = limits or read_limits.Limits()
         self._loop = asyncio.new_event_loop()
         self._scopes = ValueScopes()
@@ -260,7 +262,8 @@ class LeafWorker:
         Args:
             scope: open while that runs; freeing it ends the run.
             work: see `object_store.Packed`; a subround in it has a kernel.
-            num_sources: how many short lists of references to sources come first.
+            num_sources: how many short lists of references to sources and kernels come
+                first.
             *held: these, and what the other references name.
 
         Returns:
@@ -270,6 +273,7 @@ class LeafWorker:
         self.begin(scope)
         sources = object_store.gathered(held[:num_sources])
         comp, taken = object_store.unpack_resolved(work, held[num_sources:], sources)
+        comp = self._kernels.in_plan(comp)
 
         executors = Executors.of_device(self._executor, comp.clients_per_leaf)
         with random_keys.using(comp.draw), diagnostics.noting() as noted:

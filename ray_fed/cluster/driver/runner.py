@@ -10,7 +10,6 @@ import pickle
 import threading
 import time
 import uuid
-import zlib
 from typing import Any
 
 import federated_language as fl
@@ -114,8 +113,7 @@ class RayRunner(fl.framework.AsyncContext):
         terms = Terms(timeout_s, prefers=prefers, num_workers=comp.num_workers)
         if not stragglers.enabled:
             return terms
-        content = zlib.crc32(comp.computation)
-        siblings = f"{comp.draw.invocation}-{content}"
+        siblings = f"{self._prefix}-{comp.draw.invocation}-{hash(comp.computation)}"
         return dataclasses.replace(
             terms, siblings=siblings, spare_after_s=stragglers.min_s
         )

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import ray
 
+from ray_fed.cluster.store.stored_kernels import StoredKernel
 from ray_fed.cluster.store.stored_sources import StoredSource, store_run
 from ray_fed.plan import plans
 from ray_fed.plan.diagnostics import Note
@@ -96,7 +97,7 @@ class _Slot:
 
 @dataclasses.dataclass(frozen=True)
 class _SourceSlot:
-    """Stands for that of a source of clients."""
+    """Stands for that of a source of clients, or of a kernel."""
 
     index: int
 
@@ -111,7 +112,8 @@ class Packed:
     Attributes:
         work: pickled.
         values: references of what is stored, which a worker gets resolved.
-        sources: those of sources of clients, which a worker resolves once.
+        sources: those of sources of clients and of kernels, which a worker resolves
+            once.
     """
 
     work: bytes
@@ -140,6 +142,7 @@ def pack(comp: Any, argument: Any) -> Packed:
         return sources.setdefault(reference, _SourceSlot(len(sources)))
 
     bare = _Replacing(take, take_source).inside(argument)
+    comp = _replace_kernel(comp, take_source)
     work = pickle.dumps((comp, bare), pickle.HIGHEST_PROTOCOL)
     return Packed(work, list(found), list(sources))
 
@@ -174,7 +177,7 @@ def _unpack(
     def put_source(slot: _SourceSlot) -> Any:
         return sources[slot.index]
 
-    return comp, _Replacing(put, put_source).inside(bare)
+    return _replace_kernel(comp, put_source), _Replacing(put, put_source).inside(bare)
 
 
 def short_lists(references: Sequence[Any]) -> list[list[Any]]:
@@ -243,7 +246,14 @@ class _Replacing:
         return value
 
 
-def _replace_source(run: ClientRun, fn: Callable[[Any], Any]) -> ClientRun:
+def _replace_kernel(comp: Any, fn: _Replace) -> Any:
+    kernel = getattr(comp, "kernel", None)
+    if not isinstance(kernel, StoredKernel):
+        return comp
+    return dataclasses.replace(comp, kernel=StoredKernel(fn(kernel.reference)))
+
+
+def _replace_source(run: ClientRun, fn: _Replace) -> ClientRun:
     source = cast("StoredSource", run.source)
     found = StoredSource(source.token, source.is_resident, fn(source.reference))
     return dataclasses.replace(run, source=found)

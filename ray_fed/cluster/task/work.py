@@ -2,9 +2,11 @@
 
 import dataclasses
 import pickle
-from typing import Any
+from typing import Any, cast
 
-from ray_fed.cluster.store import object_store
+from ray_fed.cluster.store import object_store, stored_kernels
+from ray_fed.cluster.store.stored_kernels import StoredKernel
+from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.cluster.task import leases
 from ray_fed.plan import outcomes, plans
 
@@ -17,8 +19,8 @@ class Work:
         name: that its worker is leased under; one at a time has it.
         terms: to lease a worker with.
         packed: the plan and its argument.
-        computation: of a subround to fold, which only the interpreter needs; it may be
-            large, and is left out of the plan.
+        computation: of a subround to fold, which only the interpreter needs, and so no
+            part of the plan; serialised, or in a list the reference to a large one.
         clients_per_leaf: of the cohort.
         num_clients: of a subround; None: a finish, which a worker runs in one call.
         given: its first attempt, where the driver kept a lease of that name; None: the
@@ -28,7 +30,7 @@ class Work:
     name: str
     terms: leases.Terms
     packed: object_store.Packed
-    computation: bytes | None
+    computation: bytes | list[Any] | None
     clients_per_leaf: int
     num_clients: int | None
     given: outcomes.Attempt | None = None
@@ -54,17 +56,20 @@ class Work:
         computation, num_clients = None, None
         if isinstance(comp, plans.Subround):
             num_clients = sum(map(len, comp.leaves))
-            if isinstance(comp.kernel, plans.Kernel):
-                computation = comp.computation
-                comp = dataclasses.replace(comp, computation=b"")
+            if isinstance(comp.kernel, plans.Kernel | StoredKernel):
+                computation, kernel = _stored_if_large(comp)
+                comp = dataclasses.replace(comp, computation=b"", kernel=kernel)
         packed, size = object_store.pack(comp, arg), comp.clients_per_leaf
         return cls(name, terms, packed, computation, size, num_clients, given)
 
     def unpack(self) -> tuple[Any, Any]:
         """Return the plan, whole, and its argument."""
         comp, arg = object_store.unpack(self.packed)
-        if self.computation is not None:
-            comp = dataclasses.replace(comp, computation=self.computation)
+        computation = self.computation
+        if isinstance(computation, list):
+            computation = cast("bytes", fetch(computation[0]))
+        if computation is not None:
+            comp = dataclasses.replace(comp, computation=computation)
         return comp, arg
 
     def as_arguments(self) -> list[Any]:
@@ -79,10 +84,24 @@ class Work:
 
     @classmethod
     def from_arguments(
-        cls, head: bytes, work: bytes, computation: bytes | None, *lists: list[Any]
+        cls,
+        head: bytes,
+        work: bytes,
+        computation: bytes | list[Any] | None,
+        *lists: list[Any],
     ) -> "Work":
         """Return what `as_arguments` took apart."""
         name, terms, size, num_clients, given, count = pickle.loads(head)
         sources, held = map(object_store.gathered, (lists[:count], lists[count:]))
         packed = object_store.Packed(work, held, sources)
         return cls(name, terms, packed, computation, size, num_clients, given)
+
+
+def _stored_if_large(comp: plans.Subround) -> tuple[bytes | list[Any], Any]:
+    """Return the computation of a plan and its kernel: as they are, or references."""
+    if not isinstance(comp.kernel, plans.Kernel):  # packed before, by the driver
+        return comp.computation, comp.kernel
+    if not stored_kernels.is_large(comp.kernel, comp.computation):
+        return comp.computation, comp.kernel
+    kernel, computation = stored_kernels.store_kernel(comp.kernel, comp.computation)
+    return [computation], kernel

@@ -1,0 +1,106 @@
+"""Graphs with large constants on a real Ray: they travel once, not with each call."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
+from ray_fed.cluster.store.stored_kernels import INLINE_BYTES, StoredKernel
+from ray_fed.cluster.task.work import Work
+from ray_fed.contexts.execution_context import ExecutionContext
+
+pytestmark = pytest.mark.ray
+
+ContextFactory = Callable[..., ExecutionContext]
+AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
+SETTINGS = {"workers": 2, "seed": 3}
+BASE = np.random.default_rng(0).normal(size=(256, 1024)).astype(np.float32)
+VALUES = [np.float32(0.1 * index) for index in range(8)]
+
+
+@rtf.computation(np.float32)
+def project(x: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.assert_less(x, 100.0)]):
+        drawn = tf.random.normal([1, 256]) * x
+    return tf.matmul(drawn, tf.constant(BASE))
+
+
+@fl.federated_computation(AT_CLIENTS)
+def mean_of_projections(values: Any) -> Any:
+    return fl.federated_mean(fl.federated_map(project, values))
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """What was given to tasks."""
+    found: list[list[Any]] = []
+    as_arguments = Work.as_arguments
+
+    def note(work: Work) -> list[Any]:
+        found.append(as_arguments(work))
+        return found[-1]
+
+    monkeypatch.setattr(Work, "as_arguments", note)
+    return found
+
+
+def kernel_of(arguments: list[Any]) -> Any:
+    plan, _ = Work.from_arguments(*arguments).unpack()
+    return plan.kernel
+
+
+def test_large_constants_travel_once(
+    ray_contexts: ContextFactory, sent: list[list[Any]]
+) -> None:
+    context = ray_contexts(**SETTINGS)
+
+    for _ in range(3):
+        context.invoke(mean_of_projections, VALUES)
+
+    assert len(sent) == 3 * 2  # rounds, workers
+    for head, work, computation, *_ in sent:
+        assert len(head) + len(work) < INLINE_BYTES
+        assert isinstance(computation, list)  # of one reference
+    kernels = {kernel_of(arguments) for arguments in sent}
+    assert len(kernels) == 1
+    assert isinstance(kernels.pop(), StoredKernel)
+    assert context.last_report is not None
+    assert context.last_report.kernel_leaves == len(VALUES)
+
+
+def test_bits_are_those_of_threads_and_of_a_new_worker(
+    ray_contexts: ContextFactory, local_contexts: ContextFactory
+) -> None:
+    threads = local_contexts(**SETTINGS)
+    expected = [threads.invoke(mean_of_projections, VALUES) for _ in range(3)]
+    context = ray_contexts(**SETTINGS)
+
+    found = [context.invoke(mean_of_projections, VALUES)]
+    found.append(context.invoke(mean_of_projections, VALUES))
+    report = context.last_report
+    assert report is not None
+    os.kill(report.subrounds[0].worker_pid, signal.SIGKILL)
+    found.append(context.invoke(mean_of_projections, VALUES))
+
+    for before, after in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_client_that_fails_is_named_by_the_interpreter(
+    ray_contexts: ContextFactory,
+) -> None:
+    context = ray_contexts(**SETTINGS)
+    values = [*VALUES[:5], np.float32(100.0), *VALUES[6:]]
+
+    with pytest.raises(errors.ComputationError) as raised:
+        context.invoke(mean_of_projections, values)
+
+    assert raised.value.location.client_index == 5
+    assert context.invoke(mean_of_projections, VALUES).shape == (1, 1024)

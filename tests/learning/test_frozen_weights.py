@@ -1,0 +1,179 @@
+"""Layers that are not trained: in graphs alone, and as Keras itself treats them."""
+
+# pyright: reportUnknownLambdaType=false
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from typing_extensions import override
+
+import ray_fed.errors as errors
+from ray_fed import learning
+from ray_fed.learning import Model, frozen_weights
+from ray_fed.learning.processes import LearningProcess
+
+BATCH = {
+    "x": np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32),
+    "y": np.arange(6, dtype=np.int32) % 3,
+}
+
+
+def build_keras_model() -> keras.Model:
+    """Return a model with a frozen base that normalises, and a head."""
+    keras.utils.set_random_seed(5)
+    base = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.BatchNormalization(),
+        ],
+        name="base",
+    )
+    base.trainable = False
+    inputs = keras.Input((4,))
+    hidden = keras.layers.BatchNormalization()(base(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3)(hidden))
+
+
+def build_model(keras_model: keras.Model) -> Model:
+    return Model.from_keras(
+        keras_model,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+
+
+def run_rounds(process: LearningProcess, data: Any, num_rounds: int) -> Any:
+    state = process.initialize()
+    for _ in range(num_rounds):
+        state, _ = process.next(state, data)
+    return state
+
+
+def test_state_and_updates_have_no_frozen_weights() -> None:
+    model = build_model(build_keras_model())
+
+    assert str(model.weights_type) == (
+        "<trainable=<float32[8],float32[8],float32[8,3],float32[3]>,"
+        "non_trainable=<float32[8],float32[8]>>"
+    )
+    assert model.statistics_indices == (0, 1)
+    initial = model.initial_weights()
+    assert [len(initial.trainable), len(initial.non_trainable)] == [4, 2]
+
+
+def test_training_is_that_of_keras() -> None:
+    reference = build_keras_model()
+    model = build_model(build_keras_model())
+    process = learning.build_fed_avg(model, keras.optimizers.SGD(0.1))
+    reference.compile(
+        keras.optimizers.SGD(0.1),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+
+    state = run_rounds(process, [[BATCH, BATCH]], 3)
+    for _ in range(6):
+        reference.train_on_batch(BATCH["x"], BATCH["y"])
+
+    found = model.to_keras(state)
+    for weight, expected in zip(
+        found.get_weights(), reference.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(weight, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        found(BATCH["x"]), reference(BATCH["x"], training=False), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(
+            lambda model: learning.build_scaffold(
+                model, client_learning_rate=0.1, num_clients=2
+            ),
+            id="scaffold",
+        ),
+        pytest.param(
+            lambda model: learning.build_mime_lite(
+                model, keras.optimizers.SGD(0.1, momentum=0.9)
+            ),
+            id="mime lite",
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_every_part_leaves_the_base_as_it_is(build: Any) -> None:
+    keras_model = build_keras_model()
+    model = build_model(keras_model)
+    process = build(model)
+    evaluation = learning.build_fed_eval(model)
+
+    result = learning.run(process, [[BATCH], [BATCH]], num_rounds=2, cohort_size=2)
+
+    found = model.to_keras(result.state)
+    base: Any = keras_model.get_layer("base")
+    trained: Any = found.get_layer("base")
+    for before, after in zip(base.get_weights(), trained.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert not np.array_equal(
+        keras_model.layers[-1].get_weights()[0], found.layers[-1].get_weights()[0]
+    )
+    metrics = evaluation.next(result.state.weights, [[BATCH]])
+    logits = found(BATCH["x"], training=False)
+    accuracy = np.mean(np.argmax(logits, axis=1) == BATCH["y"])
+    np.testing.assert_allclose(metrics["accuracy"], accuracy, atol=1e-6)
+
+
+def test_seeds_of_frozen_random_layers_stay_in_the_state() -> None:
+    keras_model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+    )
+    keras_model.layers[0].trainable = False
+
+    assert build_model(keras_model).seed_indices == (0,)
+
+
+def test_values_are_those_when_the_model_was_made() -> None:
+    keras_model = build_keras_model()
+    model = build_model(keras_model)
+    base: Any = keras_model.get_layer("base")
+    before = base.get_weights()[0]
+
+    base.set_weights([weight + 1 for weight in base.get_weights()])
+
+    found: Any = model.to_keras(model.initial_weights()).get_layer("base")
+    np.testing.assert_array_equal(found.get_weights()[0], before)
+
+
+class Counting(keras.layers.Layer):
+    """A layer that writes whether it is trained or not."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
+
+    @override
+    def call(self, inputs: Any) -> Any:
+        self.count.assign_add(1.0)
+        return inputs
+
+
+def test_layer_that_writes_though_frozen_is_named() -> None:
+    keras_model = keras.Sequential(
+        [keras.Input((4,)), Counting(), keras.layers.Dense(3)]
+    )
+    keras_model.layers[0].trainable = False
+    model = build_model(keras_model)
+
+    with pytest.raises(errors.ValueMismatchError, match=r"batch changes .*count"):
+        learning.build_fed_avg(model, keras.optimizers.SGD(0.1))
+
+
+def test_too_many_frozen_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_weights, "_MAX_BYTES", 100)
+
+    with pytest.raises(errors.ValueMismatchError, match="up to 100 bytes, found 288"):
+        build_model(build_keras_model())
