@@ -5,7 +5,6 @@
 A client's value is a row of bytes of one size.
 """
 
-import json
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
@@ -17,7 +16,8 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.client_rows import ClientRows
-from ray_fed.learning.segment_files import ClientId, import_fsspec
+from ray_fed.learning.client_state_file import read_states, write_states
+from ray_fed.learning.segment_files import ClientId
 from ray_fed.learning.segments import Segments
 
 _AT_ONCE = 1000
@@ -138,21 +138,18 @@ class ClientStates:
 
         Args:
             path: of any file system that fsspec knows.
+
+        Raises:
+            StorageError: it cannot be written.
         """
-        fsspec = import_fsspec()
-        system, place = fsspec.core.url_to_fs(path)
-        system.makedirs(place.rpartition("/")[0] or ".", exist_ok=True)
         clients = sorted(self.ids, key=lambda client: (str(type(client)), client))
-        header = json.dumps(
-            {"clients": clients, "types": [[t.str, list(s)] for t, s in self._types]}
-        ).encode()
-        unfinished = f"{place}.{uuid.uuid4().hex}"
-        with system.open(unfinished, "wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            for ids in _chunks(clients):
-                rows = self._rows.read(ids, uses=False)
-                file.writelines(row for row in rows if row is not None)
-        system.mv(unfinished, place)
+        rows = (
+            row
+            for ids in _chunks(clients)
+            for row in self._rows.read(ids, uses=False)
+            if row is not None
+        )
+        write_states(path, self._described, clients, rows)
 
     @classmethod
     def load(
@@ -172,27 +169,18 @@ class ClientStates:
             memory_bytes: as of the class.
 
         Raises:
-            SavedStateError: the file is damaged, or of other values.
+            StorageError: the file cannot be read.
+            SavedStateError: it is damaged, or of other values.
         """
         states = cls(initial, path, memory_bytes=memory_bytes)
-        fsspec = import_fsspec()
-        with fsspec.open(saved, "rb") as file:
-            header = _read_header(file, saved)
-            types = [[t.str, list(s)] for t, s in states._types]
-            if header["types"] != types:
-                raise errors.SavedStateError(
-                    f"Expected values of types {types} in `{saved}`, found"
-                    f" {header['types']}."
-                )
-            for client in header["clients"]:
-                row = file.read(states._row_bytes)
-                if len(row) != states._row_bytes:
-                    raise errors.SavedStateError(
-                        f"Expected {states._row_bytes} bytes of client `{client}` in"
-                        f" `{saved}`, found {len(row)}: the file is cut off."
-                    )
-                states._rows.put([(client, row)])
+        for row in read_states(saved, states._described, states._row_bytes):
+            states._rows.put([row])
         return states
+
+    @property
+    def _described(self) -> list[Any]:
+        """The types, as JSON has them."""
+        return [[dtype.str, list(shape)] for dtype, shape in self._types]
 
     def close(self) -> None:
         """Remove what was written for want of memory."""
@@ -235,14 +223,3 @@ class ClientStates:
 def _chunks(clients: Sequence[ClientId]) -> Iterator[Sequence[ClientId]]:
     for start in range(0, len(clients), _AT_ONCE):
         yield clients[start : start + _AT_ONCE]
-
-
-def _read_header(file: Any, saved: str) -> Any:
-    try:
-        size = int.from_bytes(file.read(8), "little")
-        return json.loads(file.read(size))
-    except (ValueError, OverflowError, MemoryError) as error:
-        raise errors.SavedStateError(
-            f"Expected a file that ClientStates saved, found `{saved}`, whose header"
-            " cannot be read."
-        ) from error

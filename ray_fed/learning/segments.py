@@ -4,9 +4,11 @@ Of several segments with a client's row, the one written last counts.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import TypeAlias
 
+import ray_fed.errors as errors
 from ray_fed.learning.segment_files import ClientId, Row, Segment, SegmentFiles
 
 _WASTED_SHARE = 0.5
@@ -17,6 +19,9 @@ _MOST_SEGMENTS = 256
 
 _ROWS_BYTES = 2**24
 """Of rows that are read to be written anew at a time."""
+
+_Place: TypeAlias = tuple[Segment, int]
+"""A segment, and which of its rows."""
 
 
 class Segments:
@@ -40,7 +45,7 @@ class Segments:
         self._row_bytes = row_bytes
         self._removes = removes
         self._segments: dict[str, Segment] = {}  # in the order of their writing
-        self._places: dict[ClientId, tuple[Segment, int]] = {}
+        self._places: dict[ClientId, _Place] = {}
         self._others: set[str] = set()
 
     @property
@@ -62,16 +67,15 @@ class Segments:
             StorageError: a segment cannot be read.
             SavedStateError: it is damaged.
         """
-        with self.lock:
-            places = {c: self._places[c] for c in clients if c in self._places}
-        by_segment: dict[Segment, list[tuple[int, ClientId]]] = {}
-        for client, (segment, index) in places.items():
-            by_segment.setdefault(segment, []).append((index, client))
-        return {
-            client: row
-            for segment, wanted in by_segment.items()
-            for client, row in self._files.read(segment, wanted)
-        }
+        wanted = list(clients)
+        while True:
+            places = self._find(wanted)
+            try:
+                return self._read(places)
+            except errors.StorageError:
+                # Segments may be written anew, and the old ones removed, meanwhile.
+                if places == self._find(wanted):
+                    raise
 
     def write(
         self, rows: Sequence[Row], is_current: Callable[[ClientId, bytes], bool]
@@ -147,6 +151,21 @@ class Segments:
             self._places.clear()
             self._segments.clear()
         self._files.clear()
+
+    def _find(self, clients: Iterable[ClientId]) -> dict[ClientId, _Place]:
+        """Return where the rows of those clients are that have one."""
+        with self.lock:
+            return {c: self._places[c] for c in clients if c in self._places}
+
+    def _read(self, places: Mapping[ClientId, _Place]) -> dict[ClientId, bytes]:
+        by_segment: dict[Segment, list[tuple[int, ClientId]]] = {}
+        for client, (segment, index) in places.items():
+            by_segment.setdefault(segment, []).append((index, client))
+        return {
+            client: row
+            for segment, found in by_segment.items()
+            for client, row in self._files.read(segment, found)
+        }
 
     def _write_segment(
         self, rows: Sequence[Row], is_current: Callable[[ClientId, bytes], bool]

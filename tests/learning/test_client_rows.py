@@ -1,5 +1,8 @@
 """Rows of clients that are frozen while others are put, and written later."""
 
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownLambdaType=false
+
 import pathlib
 from typing import Any
 
@@ -140,3 +143,29 @@ def test_rows_are_read_by_segment_in_any_order(tmp_path: pathlib.Path) -> None:
     wanted = order[::-1]
 
     assert rows.read(wanted, uses=False) == list(map(row, wanted))
+
+
+def test_row_that_moves_to_another_file_while_it_is_read_is_found(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segments = Segments(str(tmp_path), ROW_BYTES, removes=True)
+    segments.write([(0, row(7)), (1, row(8))], lambda *_: True)
+    read, moves = segments._files.read, [(0, row(9)), (1, row(8))]
+
+    def move_first(*args: Any) -> Any:
+        if moves:
+            segments.write([moves.pop(), moves.pop()], lambda *_: True)
+        return read(*args)
+
+    monkeypatch.setattr(segments._files, "read", move_first)
+
+    assert segments.read([0, 1]) == {0: row(9), 1: row(8)}
+
+
+def test_file_that_is_gone_is_an_error(tmp_path: pathlib.Path) -> None:
+    segments = Segments(str(tmp_path), ROW_BYTES, removes=True)
+    name = segments.write([(0, row(7))], lambda *_: True)
+    (tmp_path / name).unlink()
+
+    with pytest.raises(errors.StorageError, match="FileNotFoundError"):
+        segments.read([0])

@@ -1,3 +1,8 @@
+"""Values of clients over rounds: in memory, in files, saved and loaded."""
+
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownLambdaType=false
+
 import pathlib
 from typing import Any
 
@@ -86,6 +91,44 @@ def test_damaged_file_is_refused(tmp_path: pathlib.Path, kept: float) -> None:
 
     with pytest.raises(errors.SavedStateError, match="states"):
         ClientStates.load(str(saved), INITIAL)
+
+
+def test_changed_byte_is_found(tmp_path: pathlib.Path) -> None:
+    saved = tmp_path / "states"
+    states = ClientStates(INITIAL)
+    states.put([1, 2, 3], [value(n) for n in range(3)])
+    states.save(str(saved))
+    content = bytearray(saved.read_bytes())
+    content[-ROW] ^= 1
+    saved.write_bytes(content)
+
+    with pytest.raises(errors.SavedStateError, match="another checksum"):
+        ClientStates.load(str(saved), INITIAL)
+
+
+def test_place_that_cannot_be_written_or_read_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(errors.StorageError, match=r"write client states in .*file/x"):
+        ClientStates(INITIAL).save(str(tmp_path / "file" / "x"))
+    with pytest.raises(errors.StorageError, match=r"read client states in .*missing"):
+        ClientStates.load(str(tmp_path / "missing"), INITIAL)
+
+
+def test_failed_save_leaves_the_former_file_and_no_other(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "states"
+    states = ClientStates(INITIAL)
+    states.put([1], [value(1)])
+    states.save(str(saved))
+    monkeypatch.setattr(states._rows, "read", lambda *_, **__: [None, "no bytes"])
+
+    with pytest.raises(errors.StorageError):
+        states.save(str(saved))
+
+    assert [file.name for file in tmp_path.iterdir()] == ["states"]
+    assert numbers(ClientStates.load(str(saved), INITIAL), [1]) == [1]
 
 
 def test_file_of_other_values_is_refused(tmp_path: pathlib.Path) -> None:
