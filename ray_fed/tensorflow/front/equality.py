@@ -18,6 +18,18 @@ import tensorflow as tf
 class TracedGraph(tf.Graph):
     """A graph in which tensors and variables are compared element by element."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        # By identity; holds the tensors, so that an id is not another's.
+        self._constants: dict[int, tuple[Any, Any]] = {}
+
+    def constant_of(self, tensor: Any) -> Any:
+        """Return an eager tensor as a constant of this graph, the same each time."""
+        if id(tensor) not in self._constants:
+            with tf.control_dependencies(None):
+                self._constants[id(tensor)] = tensor, tf.constant(tensor.numpy())
+        return self._constants[id(tensor)][1]
+
 
 _lock = threading.Lock()
 _open_blocks = 0

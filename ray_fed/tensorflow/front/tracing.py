@@ -17,7 +17,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.language import blocks, structs, type_checks
-from ray_fed.tensorflow.front import equality
+from ray_fed.tensorflow.front import captures, equality
 from ray_fed.tensorflow.graphs import callbacks, graph_message, loader
 from ray_fed.tensorflow.tensors import datasets, specs
 from ray_fed.values import plain_values
@@ -137,6 +137,7 @@ def trace(
         traced.as_default(),
         stack.install(TracingContext()),
         equality.compared_by_element(),
+        captures.captured_as_constants(),
         ordered,
     ):
         if parameter is None:

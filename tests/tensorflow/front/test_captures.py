@@ -1,0 +1,85 @@
+"""Tensors that were computed before a function was traced are constants of it."""
+
+# pyright: reportUnknownLambdaType=false
+
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ray_fed import tensorflow as rtf
+
+THREE = tf.constant(3)
+NAMES = tf.constant(["a", "b"])
+
+
+@rtf.computation(np.int32)
+def add(x: Any) -> Any:
+    return x + THREE
+
+
+@rtf.computation(fl.SequenceType(np.int32))
+def in_a_reduction(dataset: Any) -> Any:
+    return dataset.reduce(0, lambda total, x: total + x * THREE)
+
+
+@rtf.computation(np.int32)
+def in_loops_and_branches(x: Any) -> Any:
+    total = tf.while_loop(
+        lambda i, _: i < THREE, lambda i, total: (i + 1, total + THREE), (0, x)
+    )[1]
+    return tf.cond(x > THREE, lambda: total, lambda: -THREE)
+
+
+@rtf.computation(np.int32)
+def of_strings(x: Any) -> Any:
+    return tf.gather(NAMES, x)
+
+
+@tf.function
+def times_three(x: Any) -> Any:
+    return x * THREE
+
+
+@pytest.mark.parametrize(
+    ("comp", "arg", "expected"),
+    [
+        pytest.param(add, 4, 7, id="an op"),
+        pytest.param(in_a_reduction, [1, 2], 9, id="a reduction"),
+        pytest.param(in_loops_and_branches, 4, 13, id="a loop"),
+        pytest.param(in_loops_and_branches, 1, -3, id="a branch"),
+        pytest.param(of_strings, 1, b"b", id="strings"),
+        pytest.param(rtf.computation(times_three, np.int32), 2, 6, id="a tf.function"),
+    ],
+)
+def test_captured_tensors_are_constants(
+    local_contexts: Any, comp: Any, arg: Any, expected: Any
+) -> None:
+    assert local_contexts(workers=1).invoke(comp, arg) == expected
+
+
+def test_tensor_that_is_used_twice_is_written_once() -> None:
+    large = tf.constant(np.ones(10_000, np.float32))
+
+    @rtf.computation(np.float32)
+    def twice(x: Any) -> Any:
+        return tf.reduce_sum(large * x) + tf.reduce_sum(large)
+
+    assert twice.to_proto().ByteSize() < 1.5 * 40_000
+
+
+def test_dataset_made_outside_is_refused() -> None:
+    dataset = tf.data.Dataset.range(3)
+
+    with pytest.raises(ValueError, match="such as a dataset"):
+
+        @rtf.computation(np.int64)
+        def total(x: Any) -> Any:
+            return dataset.reduce(x, lambda so_far, n: so_far + n)
+
+
+def test_eager_tensors_are_as_before_once_a_function_is_traced() -> None:
+    with tf.Graph().as_default(), pytest.raises(RuntimeError, match="EagerTensor"):
+        tf.identity(THREE)
