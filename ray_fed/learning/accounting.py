@@ -10,9 +10,13 @@ Sources:
 """
 
 import abc
+import contextlib
 import dataclasses
+import logging
+from collections.abc import Generator
 from typing import Any
 
+import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -30,7 +34,31 @@ class Privacy(abc.ABC):
     noise_multiplier: float
     delta: float
 
-    def epsilon(self, num_rounds: int) -> float:
+    @property
+    @abc.abstractmethod
+    def a_round(self) -> tuple[float, float]:
+        """What tells how much a round spends: all fields but `delta`."""
+
+    def check_continues(self, spends: Any, num_rounds: int) -> None:
+        """Refuse to count rounds that had other noise.
+
+        Args:
+            spends: `a_round` of those so far.
+            num_rounds: how many there are.
+
+        Raises:
+            ConfigError: they had other noise.
+        """
+        found = tuple(float(number) for number in spends)
+        if num_rounds and found != self.a_round:
+            raise errors.ConfigError(
+                f"Expected a state whose {num_rounds} rounds had the noise of this"
+                f" process, {self.a_round} (its multiplier, and the share of clients or"
+                f" rounds of a pass), found {found}: epsilon would count them wrongly."
+                " Pass a process with their numbers, or begin anew."
+            )
+
+    def epsilon(self, num_rounds: Any) -> float:
         """Return epsilon after a number of rounds, by Rényi accounting.
 
         Args:
@@ -39,13 +67,16 @@ class Privacy(abc.ABC):
         Raises:
             ConfigError: `num_rounds` is below 0, or dp-accounting is not installed.
         """
-        if num_rounds < 0:
+        if not isinstance(num_rounds, int | np.integer) or num_rounds < 0:
             raise errors.ConfigError(
-                f"Expected `num_rounds` to be at least 0, found {num_rounds}."
+                "Expected `num_rounds` as a whole number of at least 0, found"
+                f" {errors.describe(num_rounds)}."
             )
         if num_rounds == 0:
             return 0.0
-        return float(self._account(import_accounting(), num_rounds))
+        accounting = import_accounting()
+        with _quiet_accountant():
+            return float(self._account(accounting, int(num_rounds)))
 
     @abc.abstractmethod
     def _account(self, accounting: Any, num_rounds: int) -> float: ...
@@ -62,6 +93,11 @@ class SampledGaussian(Privacy):
     """
 
     sampling_probability: float
+
+    @property
+    @override
+    def a_round(self) -> tuple[float, float]:
+        return float(self.noise_multiplier), float(self.sampling_probability)
 
     @override
     def _account(self, accounting: Any, num_rounds: int) -> float:
@@ -85,6 +121,11 @@ class TreeGaussian(Privacy):
 
     rounds_per_pass: int
 
+    @property
+    @override
+    def a_round(self) -> tuple[float, float]:
+        return float(self.noise_multiplier), float(self.rounds_per_pass)
+
     @override
     def _account(self, accounting: Any, num_rounds: int) -> float:
         relation = accounting.NeighboringRelation.REPLACE_SPECIAL
@@ -98,6 +139,21 @@ class TreeGaussian(Privacy):
         if steps:
             accountant.compose(tree(self.noise_multiplier, steps))
         return accountant.get_epsilon(self.delta)
+
+
+@contextlib.contextmanager
+def _quiet_accountant() -> Generator[None]:
+    """Keep back that some orders of the accountant have no bound: others have."""
+    logger = logging.getLogger("absl")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "failed to converge" not in record.getMessage()
+
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 def import_accounting() -> Any:

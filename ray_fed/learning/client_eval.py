@@ -18,7 +18,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import check_epochs
 from ray_fed.learning.fed_eval import build_measures, evaluated_state
-from ray_fed.learning.local_training import LocalTrainer, trainable_types
+from ray_fed.learning.local_training import LocalTrainer
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import LearningProcess
@@ -81,11 +81,10 @@ def build_client_eval(
 
 
 def _build_tuning(model: Model, spec: OptimizerSpec, epochs: int) -> Any:
-    weight_types = trainable_types(model)
 
     @rtf.computation(model.weights_type, model.data_type.member)
     def tune(weights: ModelWeights, dataset: Any) -> ModelWeights:
-        trainer = LocalTrainer(model, spec.stamp(weight_types), tf.constant(0))
+        trainer = LocalTrainer(model, spec.stamp(model), tf.constant(0))
 
         @tf.function(autograph=False)
         def train() -> ModelWeights:

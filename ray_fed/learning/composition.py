@@ -20,12 +20,12 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.guards import Guards, is_finite, require
+from ray_fed.learning.client_guard import apply_guard, build_guard
+from ray_fed.learning.guards import Guards, require_finite, skip_empty
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.part_types import PartTypes, at_clients, read_types
-from ray_fed.learning.processes import AggregationPart, LearningProcess, Part
+from ray_fed.learning.processes import LearningProcess, Part
 from ray_fed.learning.round_values import (
-    ClientResult,
     Measured,
     PartStates,
     ServerState,
@@ -87,7 +87,7 @@ def build_process(
         model, PartStates(distribute, client_work, aggregate), finalize
     )
     state_type: Any = initialize.type_signature.result
-    guard = _build_guard(guards, types)
+    guard = build_guard(guards, types)
     checked: Any = guard.type_signature.result
     result_type = checked if types.kept is None else checked[0]
     server = _ServerWork(
@@ -101,7 +101,7 @@ def build_process(
         given = (sent[1], data) if kept is None else (sent[1], kept, data)
         worked = client_work.next(parts.client_work, *given)
         after = None if kept is None else (kept, worked[2])
-        result, still_kept = _guarded(guard, worked[1], after)
+        result, still_kept = apply_guard(guard, worked[1], after)
         merged = aggregate.next(parts.aggregate, result.update, result.weight)
         ended = finalize.next(state.optimizer, state.weights, merged[1])
         measured = fl.federated_sum(result.measured)
@@ -116,9 +116,13 @@ def build_process(
         )
 
     next_round = _with_or_without_kept(run, state_type, types, model)
-    privacy = aggregate.privacy if isinstance(aggregate, AggregationPart) else None
-    initial_kept = getattr(client_work, "initial_client_state", None)
-    return LearningProcess(initialize, next_round, privacy, initial_kept)
+    return LearningProcess(
+        initialize,
+        next_round,
+        privacy=getattr(aggregate, "privacy", None),
+        initial_client_state=getattr(client_work, "initial_client_state", None),
+        num_clients=getattr(aggregate, "num_clients", None),
+    )
 
 
 def _with_or_without_kept(
@@ -211,86 +215,16 @@ class _ServerWork:
             new = (weights, optimizer)
             if not getattr(aggregate, "counts_empty_rounds", False):
                 old = (state.weights, state.optimizer)
-                new = _skip_empty(guards, measured.totals.num_examples > 0, new, old)
+                new = skip_empty(guards, measured.totals.num_examples > 0, new, old)
             new_index = state.round_index + np.int32(1)
-            return ServerState(new[0], new[1], new_index, PartStates(*parts))
+            kept = require_finite(new[0])
+            return ServerState(kept, new[1], new_index, PartStates(*parts))
 
         @rtf.computation(measured_type, measurements)
         def report(measured: Measured, found: Any) -> Any:
             metrics: OrderedDict[str, Any] = model.totals.finish(measured.totals)
             for more in (measured.counts, found):
-                metrics.update(_by_name(more))
+                metrics.update(more or {})
             return metrics
 
         self.view, self.finish, self.report = view, finish, report
-
-
-def _by_name(struct: Any) -> dict[str, Any]:
-    return dict(struct) if struct else {}
-
-
-def _skip_empty(guards: Guards, counts: tf.Tensor, new: Any, old: Any) -> Any:
-    """Return what a round made, or what was there before where it had no example."""
-    if guards.empty_round == "error":
-        flat = require(
-            counts,
-            "Expected a round with examples, found none at any client: choose other"
-            ' clients, or pass Guards(empty_round="skip")',
-            *tf.nest.flatten(new),
-        )
-        return tf.nest.pack_sequence_as(new, flat)
-    return tf.nest.map_structure(lambda n, o: tf.where(counts, n, o), new, old)
-
-
-def _build_guard(guards: Guards, types: PartTypes) -> Any:
-    """Return the check of a client's result: <result, <kept, new>> -> <result, kept>.
-
-    Where clients keep nothing, it takes and returns the result alone.
-    """
-
-    def check(result: ClientResult, new: Any) -> tf.Tensor:
-        return is_finite(tf.nest.flatten((result.update, result.weight, new)))
-
-    def guard(result: ClientResult, old: Any, new: Any) -> tuple[ClientResult, Any]:
-        finite = check(result, new)
-        if guards.non_finite == "error":
-            flat = require(
-                finite,
-                "Expected a finite update of the client, found one with infinities or"
-                " NaN: look at its data, or lower the learning rate",
-                *tf.nest.flatten(result),
-            )
-            return tf.nest.pack_sequence_as(result, flat), new
-        return _leave_out(result, finite), tf.nest.map_structure(
-            lambda n, o: tf.where(finite, n, o), new, old
-        )
-
-    if types.kept is None:
-
-        @rtf.computation(types.result)
-        def guard_result(result: ClientResult) -> ClientResult:
-            return guard(result, (), ())[0]
-
-        return guard_result
-
-    @rtf.computation(types.result, types.kept, types.kept)
-    def guard_with_kept(result: ClientResult, old: Any, new: Any) -> Any:
-        return guard(result, old, new)
-
-    return guard_with_kept
-
-
-def _leave_out(result: ClientResult, finite: tf.Tensor) -> ClientResult:
-    zeroed: Any = tf.nest.map_structure(
-        lambda t: tf.where(finite, t, tf.zeros_like(t)), result
-    )
-    counts = OrderedDict(_by_name(zeroed.measured.counts))
-    counts["left_out"] = tf.cast(tf.logical_not(finite), tf.int32)
-    return zeroed._replace(measured=zeroed.measured._replace(counts=counts))
-
-
-def _guarded(guard: Any, result: Any, kept: Any) -> tuple[Any, Any]:
-    if kept is None:
-        return fl.federated_map(guard, result), None
-    both = fl.federated_map(guard, (result, *kept))
-    return both[0], both[1]

@@ -73,7 +73,7 @@ def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
         guards: what broken updates and empty rounds do, by default `Guards()`.
 
     Raises:
-        ValueMismatchError: an optimiser is not one of Keras.
+        ValueMismatchError: an optimiser, or a schedule, is not one of Keras.
         ConfigError: `epochs` is below 1.
     """
     training = LocalTraining(

@@ -36,6 +36,7 @@ def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
     proximal: float,
     epochs: int = 1,
     aggregator: Aggregator | None = None,
+    client_learning_rate: keras.optimizers.schedules.LearningRateSchedule | None = None,
     guards: Guards | None = None,
 ) -> LearningProcess:
     """Build FedProx: `build_fed_avg` with a proximal term in the clients' loss.
@@ -49,10 +50,11 @@ def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
         proximal: mu of the paper, >= 0; 0 is federated averaging.
         epochs: passes of each client over its data in a round, >= 1.
         aggregator: how updates become one, by default their weighted mean.
+        client_learning_rate: of the clients by round; None: as `client_optimizer` says.
         guards: what broken updates and empty rounds do, by default `Guards()`.
 
     Raises:
-        ValueMismatchError: an optimiser is not one of Keras.
+        ValueMismatchError: an optimiser, or a schedule, is not one of Keras.
         ConfigError: `epochs` is below 1, or `proximal` below 0.
     """
     if proximal < 0:
@@ -60,7 +62,10 @@ def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
             f"Expected `proximal` to be at least 0, found {proximal}."
         )
     training = LocalTraining(
-        OptimizerSpec(client_optimizer), check_epochs(epochs), proximal=proximal
+        OptimizerSpec(client_optimizer),
+        check_epochs(epochs),
+        client_learning_rate,
+        proximal,
     )
     at_server = OptimizerSpec(server_optimizer or keras.optimizers.SGD(1.0))
     finalize = build_server_update(model, at_server)

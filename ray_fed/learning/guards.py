@@ -1,5 +1,7 @@
 """What keeps broken updates and empty rounds out of the weights."""
 
+# pyright: reportUnknownLambdaType=false
+
 import dataclasses
 import typing
 from collections.abc import Sequence
@@ -8,6 +10,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 import ray_fed.errors as errors
+from ray_fed.learning.models import ModelWeights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +22,10 @@ class Guards:
             work fails, which ends the round with an error that names the client; or,
             with `Config(max_dropped_clients=...)`, leaves the client out, named in the
             report. "leave_out": it counts nothing, and is counted in the metric
-            `left_out`.
-        empty_round: of a round without any example. "skip": weights and optimiser stay
-            as they are. "error": it ends with an error.
+            `left_out`. New weights that are not finite always end the round.
+        empty_round: of a round without any example, or any client. "skip": weights and
+            optimiser stay as they are. "error": it ends with an error. A round with
+            noise is a round like others: that nobody was there stays hidden.
 
     Raises:
         ConfigError: a field is none of these.
@@ -57,3 +61,27 @@ def require(condition: tf.Tensor, message: str, *tensors: Any) -> list[Any]:
     """
     with tf.control_dependencies([tf.debugging.Assert(condition, [message])]):
         return [tf.identity(tensor) for tensor in tensors]
+
+
+def require_finite(weights: ModelWeights) -> ModelWeights:
+    """Return weights, or fail: finite updates may have sums that are not."""
+    trainable = require(
+        is_finite(weights.trainable),
+        "Expected finite weights after the step of the server, found infinities or"
+        " NaN: lower its learning rate, or clip updates with aggregators.clipped",
+        *weights.trainable,
+    )
+    return weights._replace(trainable=tuple(trainable))
+
+
+def skip_empty(guards: Guards, counts: tf.Tensor, new: Any, old: Any) -> Any:
+    """Return what a round made, or what was there before where it had no example."""
+    if guards.empty_round == "error":
+        flat = require(
+            counts,
+            "Expected a round with examples, found none at any client: choose other"
+            ' clients, or pass Guards(empty_round="skip")',
+            *tf.nest.flatten(new),
+        )
+        return tf.nest.pack_sequence_as(new, flat)
+    return tf.nest.map_structure(lambda n, o: tf.where(counts, n, o), new, old)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import no_state
+from ray_fed.learning.checks import expect_object
 from ray_fed.learning.composition import view_type
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.optimizers import OptimizerSpec, StampedOptimizer
@@ -58,12 +59,24 @@ class LocalTraining:
         epochs: passes over the client's data, >= 1.
         learning_rate: of the optimiser by round; None: its own.
         proximal: mu of FedProx, which pulls towards the server's weights; 0: none.
+
+    Raises:
+        ValueMismatchError: the learning rate is no schedule.
     """
 
     optimizer: OptimizerSpec
     epochs: int = 1
     learning_rate: keras.optimizers.schedules.LearningRateSchedule | None = None
     proximal: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.learning_rate is not None:
+            expect_object(
+                self.learning_rate,
+                keras.optimizers.schedules.LearningRateSchedule,
+                "keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9); a rate that"
+                " stays is the client optimizer's",
+            )
 
 
 def build_training(model: Model, training: LocalTraining) -> ClientPart:
@@ -73,13 +86,12 @@ def build_training(model: Model, training: LocalTraining) -> ClientPart:
         model: to train.
         training: how.
     """
-    weight_types = trainable_types(model)
     corrects = training.proximal > 0
 
     @rtf.computation(broadcast_type(model), model.data_type.member)
     def update_client(broadcast: Broadcast, dataset: Any) -> ClientResult:
         start = broadcast.weights.trainable
-        optimizer = training.optimizer.stamp(weight_types)
+        optimizer = training.optimizer.stamp(model)
         trainer = LocalTrainer(model, optimizer, broadcast.round_index)
         if corrects:
             trainer.correct = lambda gradients, weights: [

@@ -100,11 +100,9 @@ def build_mime_lite(
 def _build_client_work(
     model: Model, spec: OptimizerSpec, epochs: int, sent_type: Any
 ) -> ClientPart:
-    weight_types = trainable_types(model)
-
     @rtf.computation(sent_type, model.data_type.member)
     def train_client(sent: ServerView, dataset: Any) -> ClientResult:
-        optimizer = spec.stamp(weight_types)
+        optimizer = spec.stamp(model)
         trainer = LocalTrainer(model, optimizer, sent.round_index)
 
         def fix_state(gradients: Any, _: Any) -> Any:
@@ -131,7 +129,7 @@ def _build_finalization(model: Model, spec: OptimizerSpec) -> Part:
 
     @rtf.computation
     def initial_variables() -> tuple[Any, ...]:
-        return spec.stamp(weight_types).read_state()
+        return spec.stamp(model).read_state()
 
     variables_type = initial_variables.type_signature.result
     members: Any = (delta_type(model), tuple(weight_types))
@@ -139,7 +137,7 @@ def _build_finalization(model: Model, spec: OptimizerSpec) -> Part:
 
     @rtf.computation(variables_type, model.weights_type, update_type)
     def update(variables: Any, weights: ModelWeights, merged: MimeUpdate) -> Any:
-        optimizer = spec.stamp(weight_types)
+        optimizer = spec.stamp(model)
 
         @tf.function(autograph=False)
         def step() -> Any:

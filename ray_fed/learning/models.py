@@ -144,6 +144,11 @@ class Model:
         return self._frozen.others(self._keras.non_trainable_variables)
 
     @property
+    def constraints(self) -> tuple[Any, ...]:
+        """Of the trainable weights, in order; None where one has no constraint."""
+        return tuple(v.constraint for v in self._keras.trainable_variables)
+
+    @property
     def seed_indices(self) -> tuple[int, ...]:
         """The positions among the non-trainable weights of random layers' seeds."""
         return tuple(i for i, v in enumerate(self._others) if v.name == SEED_NAME)

@@ -102,6 +102,9 @@ class _NamedLoss(keras.losses.Loss):
 
     @override
     def call(self, y_true: Any, y_pred: Any) -> Any:
+        # As Keras: labels of one value a row, against an output of one value a row.
+        if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
+            y_true = tf.expand_dims(y_true, -1)
         return self._function(y_true, y_pred)
 
 
@@ -127,7 +130,7 @@ def _unknown(what: str, example: str, found: str) -> errors.ValueMismatchError:
 def _label_type(loss: object, output: Any) -> fl.TensorType:
     """Return the type of labels where nobody says one: classes, or as the output.
 
-    An output of one value a row is compared with labels of one value a row.
+    An output of one value a row is compared with labels `[rows]`.
     """
     is_class = not isinstance(loss, str) or "sparse" in loss.lower()
     if is_class:

@@ -12,7 +12,9 @@ import federated_language as fl
 import keras
 import tensorflow as tf
 
+import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
+from ray_fed.learning.models import Model
 
 
 class OptimizerSpec:
@@ -22,23 +24,34 @@ class OptimizerSpec:
         optimizer: of Keras; read now, and left as it is.
 
     Raises:
-        ValueMismatchError: it is no optimiser of Keras.
+        ValueMismatchError: it is no optimiser of Keras, or one that scales losses.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
         expect_object(
             optimizer, keras.optimizers.Optimizer, "keras.optimizers.SGD(0.1)"
         )
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            raise errors.ValueMismatchError(
+                "Expected an optimizer that takes gradients as they are, found a"
+                " LossScaleOptimizer, which divides them by a factor that no loss is"
+                " multiplied with here: pass its inner optimizer."
+            )
         self._class = type(optimizer)
         self._config = optimizer.get_config()
 
-    def stamp(self, weight_types: Sequence[fl.TensorType]) -> "StampedOptimizer":
-        """Add the optimiser, and variables for its weights, to the current graph.
+    def stamp(self, model: Model) -> "StampedOptimizer":
+        """Add the optimiser, and variables for a model's weights, to the current graph.
 
         Args:
-            weight_types: of the weights to optimise, with known shapes.
+            model: whose trainable weights it optimises, within their constraints.
         """
-        return StampedOptimizer(self._class.from_config(self._config), weight_types)
+        weight_types: Any = model.weights_type
+        return StampedOptimizer(
+            self._class.from_config(self._config),
+            list(weight_types.trainable),
+            model.constraints,
+        )
 
 
 class StampedOptimizer:
@@ -47,18 +60,22 @@ class StampedOptimizer:
     Args:
         optimizer: not yet built; owned.
         weight_types: of the weights to optimise.
+        constraints: of these, applied after each step; None: there is none.
     """
 
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,
         weight_types: Sequence[fl.TensorType],
+        constraints: Sequence[Any],
     ) -> None:
         self._optimizer = optimizer
         self._weights = [
             keras.Variable("zeros", _shape_of(weight_type), weight_type.dtype)
             for weight_type in weight_types
         ]
+        for weight, constraint in zip(self._weights, constraints, strict=True):
+            weight.constraint = constraint
         optimizer.build(self._weights)
 
     def assign_weights(self, values: Sequence[Any]) -> None:

@@ -22,12 +22,14 @@ class LearningProcess:
         privacy: what its rounds spend; None where they protect no client.
         initial_client_state: of a client that took part in no round yet, numpy arrays;
             None where clients have no state.
+        num_clients: to choose cohorts from; None: it works with any number.
     """
 
     initialize: Any
     next: Any
     privacy: SampledGaussian | TreeGaussian | None = None
     initial_client_state: Any = None
+    num_clients: int | None = None
 
     @override
     def __repr__(self) -> str:
@@ -70,10 +72,12 @@ class AggregationPart(Part):
         privacy: what each round spends; None where it protects no client.
         counts_empty_rounds: whether a round without any example is a round like
             others, as where its noise hides that nobody was there.
+        num_clients: to choose cohorts from; None: it works with any number.
     """
 
     privacy: SampledGaussian | TreeGaussian | None = None
     counts_empty_rounds: bool = False
+    num_clients: int | None = None
 
 
 def _describe(pair: LearningProcess | Part) -> str:

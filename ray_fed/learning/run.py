@@ -22,6 +22,7 @@ from ray_fed.learning.history import History
 from ray_fed.learning.interrupts import Interrupts
 from ray_fed.learning.loop_thread import IoThread
 from ray_fed.learning.metric_check import check_metrics
+from ray_fed.learning.noise_state import check_noise
 from ray_fed.learning.process_calls import ProcessCalls
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.referenced_calls import open_calls
@@ -121,7 +122,8 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
 
     Raises:
         ConfigError: an argument is out of its range, a metric is asked for that the
-            process does not have, or what is saved is of another run.
+            process does not have, the process is for another number of clients, rounds
+            of `state` had other noise, or what is saved is of another run.
         ValueMismatchError: inputs and labels of a batch, in a list, have different
             numbers of rows.
         StorageError: `storage_path` cannot be read or written.
@@ -145,7 +147,7 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
     check_metrics([stop, *callbacks], process, evaluates=evaluate is not None)
     spec = RunSpec(
         data=data,
-        sampler=_choose_sampler(process, len(data), cohort_size, seed),
+        sampler=_choose_sampler(process, len(data), cohort_size, seed, state),
         num_rounds=num_rounds,
         checkpoint_every=checkpoint_every,
         evaluate=evaluate,
@@ -182,9 +184,21 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
 
 
 def _choose_sampler(
-    process: LearningProcess, num_clients: int, cohort_size: int | None, seed: int
+    process: LearningProcess,
+    num_clients: int,
+    cohort_size: int | None,
+    seed: int,
+    state: Any,
 ) -> CohortSampler | PrivateCohorts:
+    wanted = getattr(process, "num_clients", None)
+    if wanted is not None and wanted != num_clients:
+        raise errors.ConfigError(
+            f"Expected data of {wanted} clients, which the process was built for"
+            f" (`num_clients`), found {num_clients}: its steps or its noise would be of"
+            " another size. Build it for these."
+        )
     privacy = getattr(process, "privacy", None)
+    check_noise(privacy, state)
     if privacy is None:
         size = num_clients if cohort_size is None else cohort_size
         return CohortSampler(num_clients, size, seed)

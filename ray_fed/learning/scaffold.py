@@ -14,6 +14,7 @@ Sources:
 
 # pyright: reportUnknownLambdaType=false
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import federated_language as fl
@@ -91,7 +92,7 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
         guards: what broken updates and empty rounds do, by default `Guards()`.
 
     Raises:
-        ConfigError: a number is out of its range.
+        ConfigError: a number is out of its range, or weights have constraints.
     """
     for name, value in {
         "client_learning_rate": client_learning_rate,
@@ -100,6 +101,13 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
     }.items():
         if not value > 0:
             raise errors.ConfigError(f"Expected `{name}` above 0, found {value}.")
+    if any(model.constraints):
+        raise errors.ConfigError(
+            "Expected a model without constraints for SCAFFOLD, whose control variates"
+            " take a client's steps for sums of gradients, found"
+            f" {errors.describe([c for c in model.constraints if c])}: remove them, or"
+            " use another algorithm."
+        )
     finalize = _build_finalization(model, server_learning_rate, num_clients)
     sent_type = view_type(model, finalize)
 
@@ -111,7 +119,7 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
         model, client_learning_rate, check_epochs(epochs), sent_type
     )
     inner = aggregator or mean(weighted=False)
-    return build_process(
+    process = build_process(
         model,
         distribute=build_distribution(send_all),
         client_work=client_work,
@@ -119,6 +127,7 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
         finalize=finalize,
         guards=guards,
     )
+    return dataclasses.replace(process, num_clients=num_clients)
 
 
 def _build_client_work(
@@ -130,7 +139,7 @@ def _build_client_work(
 
     @rtf.computation(sent_type, kept_type, model.data_type.member)
     def train_client(sent: ServerView, own: Any, dataset: Any) -> Any:
-        trainer = LocalTrainer(model, spec.stamp(weight_types), sent.round_index)
+        trainer = LocalTrainer(model, spec.stamp(model), sent.round_index)
         trainer.correct = lambda gradients, _: [
             g - own_part + part
             for g, own_part, part in zip(gradients, own, sent.optimizer, strict=True)

@@ -6,7 +6,7 @@ import federated_language as fl
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.local_training import Delta, trainable_types
+from ray_fed.learning.local_training import Delta
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import Part
@@ -17,17 +17,16 @@ def build_server_update(model: Model, optimizer: OptimizerSpec) -> Part:
 
     Its state is the optimiser's variables, in their own order.
     """
-    weight_types = trainable_types(model)
 
     @rtf.computation
     def initial_variables() -> tuple[Any, ...]:
-        return optimizer.stamp(weight_types).read_state()
+        return optimizer.stamp(model).read_state()
 
     variables_type = initial_variables.type_signature.result
 
     @rtf.computation(variables_type, model.weights_type, delta_type(model))
     def update(variables: Any, weights: ModelWeights, delta: Delta) -> Any:
-        stamped = optimizer.stamp(weight_types)
+        stamped = optimizer.stamp(model)
 
         @tf.function(autograph=False)
         def step() -> tuple[Any, Any]:

@@ -206,14 +206,31 @@ def test_scaffold_reaches_the_optimum_that_averaging_misses() -> None:
             id="noise on a part of what is sent",
         ),
         pytest.param(
+            lambda model: build_fed_avg(
+                model, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+            ),
+            "pass its inner optimizer",
+            id="loss scaling",
+        ),
+        pytest.param(
+            lambda model: build_fed_prox(
+                model,
+                keras.optimizers.SGD(0.1),
+                proximal=0.1,
+                client_learning_rate=0.1,  # pyright: ignore[reportArgumentType]
+            ),
+            "Expected a Keras LearningRateSchedule",
+            id="rate that is no schedule",
+        ),
+        pytest.param(
             lambda model: build_mime_lite(model, keras.optimizers.SGD(0.1), epochs=0),
             "at least 1, found 0",
             id="no pass",
         ),
     ],
 )
-def test_numbers_out_of_range_are_refused(
+def test_arguments_that_do_not_go_are_refused(
     linear_model: Model, build: Callable[[Model], Any], match: str
 ) -> None:
-    with pytest.raises(errors.ConfigError, match=match):
+    with pytest.raises(errors.UserError, match=match):
         build(linear_model)

@@ -9,7 +9,13 @@ import pytest
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.learning import Guards, Model, build_fed_avg, build_scaffold
+from ray_fed.learning import (
+    Guards,
+    Model,
+    aggregators,
+    build_fed_avg,
+    build_scaffold,
+)
 
 BatchMaker = Callable[..., list[Any]]
 
@@ -116,6 +122,41 @@ def test_round_without_examples_is_an_error_where_asked(linear_model: Model) -> 
 
     with pytest.raises(errors.ComputationError, match="a round with examples"):
         process.next(process.initialize(), [[], []])
+
+
+@pytest.mark.parametrize(
+    "aggregator",
+    [None, aggregators.mean(weighted=False), aggregators.clipped(1.0)],
+    ids=["mean", "unweighted", "clipped"],
+)
+def test_round_without_clients_is_one_without_examples(
+    linear_model: Model, make_batches: BatchMaker, aggregator: Any
+) -> None:
+    skips = build_fed_avg(linear_model, OPTIMIZER, aggregator=aggregator)
+    guards = Guards(empty_round="error")
+    fails = build_fed_avg(linear_model, OPTIMIZER, aggregator=aggregator, guards=guards)
+    state, _ = skips.next(skips.initialize(), [make_batches([3], 0)])
+
+    after, metrics = skips.next(state, [])
+
+    for one, other in zip(
+        state.weights.trainable, after.weights.trainable, strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert after.round_index == 2
+    assert metrics["num_examples"] == 0
+    with pytest.raises(errors.ComputationError, match="a round with examples"):
+        fails.next(state, [])
+
+
+def test_finite_updates_whose_sum_is_not_end_the_round(linear_model: Model) -> None:
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(1.0))
+    batch: Any = linear_model.batch_type
+    x = np.zeros((2, batch["x"].shape[1]), np.float32)
+    y = np.full((2, 1), 1e38, np.float32)
+
+    with pytest.raises(errors.ComputationError, match="finite weights after"):
+        process.next(process.initialize(), [[{"x": x, "y": y}]] * 4)
 
 
 def test_other_choices_are_refused() -> None:

@@ -62,6 +62,42 @@ def test_size_of_cohorts_with_noise_is_refused(
         learning.run(process, clients, num_rounds=1, cohort_size=4)
 
 
+def test_state_of_rounds_with_other_noise_is_refused(
+    process: LearningProcess, clients: list[Any], linear_model: Model
+) -> None:
+    def build(noise_multiplier: float, delta: float = 1e-5) -> LearningProcess:
+        noisy = aggregators.dp_mean(0.5, noise_multiplier, 4, NUM_CLIENTS, delta)
+        clipped = aggregators.clipped(0.5, noisy)
+        optimizer = keras.optimizers.SGD(0.05)
+        return learning.build_fed_avg(linear_model, optimizer, aggregator=clipped)
+
+    begun = learning.run(build(0.8), clients, num_rounds=1)
+
+    with pytest.raises(errors.ConfigError, match=r"noise of this process, \(20"):
+        learning.run(build(20.0), clients, num_rounds=2, state=begun.state)
+    gone_on = learning.run(build(0.8, 1e-6), clients, num_rounds=2, state=begun.state)
+    expected = SampledGaussian(0.8, 1e-6, 4 / NUM_CLIENTS).epsilon(2)
+    assert gone_on.history.values("epsilon") == [expected]
+
+
+def test_other_number_of_clients_is_refused(
+    process: LearningProcess, clients: list[Any], linear_model: Model
+) -> None:
+    scaffold = learning.build_scaffold(linear_model, 0.1, num_clients=3)
+
+    for built, found in ((process, clients[:5]), (scaffold, clients)):
+        with pytest.raises(errors.ConfigError, match=f"found {len(found)}: its steps"):
+            learning.run(built, found, num_rounds=1)
+
+
+def test_accountant_says_nothing_of_orders_without_a_bound(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert SampledGaussian(1.0, 1e-5, 8 / 30).epsilon(1) > 0
+
+    assert not caplog.records
+
+
 def test_clients_of_a_poisson_sample_take_part_by_themselves() -> None:
     cohorts = PrivateCohorts(NUM_CLIENTS, SampledGaussian(1.0, 1e-5, 0.25), seed=3)
 

@@ -117,9 +117,7 @@ class Bounded(Aggregator):
             found = fl.federated_map(join, (ended[1], merged[2]))
             return fl.federated_zip((ended[0], merged[0])), merged[1], found
 
-        return AggregationPart(
-            initialize, merge, inner.privacy, inner.counts_empty_rounds
-        )
+        return dataclasses.replace(inner, initialize=initialize, next=merge)
 
 
 def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggregator:

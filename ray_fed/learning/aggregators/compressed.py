@@ -83,9 +83,7 @@ class Compressed(Aggregator):
             sums = fl.federated_map(report, fl.federated_sum(left[1]))
             return merged[0], merged[1], fl.federated_map(join, (sums, merged[2]))
 
-        return AggregationPart(
-            inner.initialize, merge, inner.privacy, inner.counts_empty_rounds
-        )
+        return dataclasses.replace(inner, next=merge)
 
 
 def quantised(bits: int, inner: Aggregator | None = None) -> Aggregator:

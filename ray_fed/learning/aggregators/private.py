@@ -29,15 +29,15 @@ from collections import OrderedDict
 from typing import Any, Literal, cast
 
 import federated_language as fl
-import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
+from ray_fed.learning.aggregators.noise_checks import check_norm, check_numbers
+from ray_fed.learning.noise_state import NoiseState
 from ray_fed.learning.processes import AggregationPart
 
 _LEVELS = 31
@@ -50,8 +50,8 @@ _ADAPTIVE = AdaptiveNorm()
 class NoisyMean(Aggregator):
     """Clips, sums, adds noise and divides; see `dp_mean` and `dp_ftrl_mean`.
 
-    Its state is <rounds so far, bound>: noise follows from the seed and these, so that
-    a round that is repeated from the same state draws the same.
+    Its state is NoiseState: noise follows from the seed and this, so that a round that
+    is repeated from the same state draws the same.
 
     Attributes:
         norm: the clients' bound.
@@ -60,6 +60,7 @@ class NoisyMean(Aggregator):
         privacy: what each round spends.
         seed: of the noise.
         count_noise: standard deviation of the noise of an adaptive bound's count.
+        num_clients: to choose cohorts from.
         rounds_per_tree: None: each round has noise of its own.
     """
 
@@ -68,6 +69,7 @@ class NoisyMean(Aggregator):
     clients_per_round: int
     privacy: SampledGaussian | TreeGaussian
     seed: int
+    num_clients: int
     count_noise: float = 0.0
     rounds_per_tree: int | None = None
 
@@ -76,20 +78,21 @@ class NoisyMean(Aggregator):
         adaptive = self.norm if isinstance(self.norm, AdaptiveNorm) else None
         bound: Any = adaptive.initial if adaptive else self.norm
 
-        def initial_state() -> tuple[Any, Any]:
-            return tf.constant(0), tf.constant(bound, tf.float32)
+        def initial_state() -> NoiseState:
+            spends = tf.constant(self.privacy.a_round, tf.float64)
+            return NoiseState(tf.constant(0), tf.constant(bound, tf.float32), spends)
 
         initial: Any = rtf.computation(initial_state)
         state_type = initial.type_signature.result
 
         @rtf.computation(update_type, weight_type, state_type)
         def bound_client(update: Any, weight: Any, state: Any) -> Any:
-            clipped, norm = clip(update, state[1])
+            clipped, norm = clip(update, state.bound)
             counts = weight > 0
             clipped = tf.nest.map_structure(
                 lambda t: tf.where(counts, t, tf.zeros_like(t)), clipped
             )
-            within = tf.cast(counts & (norm <= state[1]), tf.float32)
+            within = tf.cast(counts & (norm <= state.bound), tf.float32)
             return clipped, (tf.cast(counts, tf.float32), within)
 
         bounded_type: Any = bound_client.type_signature.result
@@ -114,11 +117,15 @@ class NoisyMean(Aggregator):
             return ended[0], ended[1], ended[2]
 
         return AggregationPart(
-            initialize, merge, self.privacy, counts_empty_rounds=True
+            initialize,
+            merge,
+            self.privacy,
+            counts_empty_rounds=True,
+            num_clients=self.num_clients,
         )
 
     def _finish(self, state: Any, update: Any, counts: Any) -> Any:
-        round_index, bound = state
+        round_index, bound, spends = state
         _, within = counts
         deviation = self.noise_multiplier * bound
         noisy = [
@@ -134,7 +141,7 @@ class NoisyMean(Aggregator):
             drawn = self._noise(within, len(noisy), round_index)
             share = (within + self.count_noise * drawn) / self.clients_per_round
             bound = self.norm.next_bound(bound, share)
-        new_state = (round_index + 1, bound)
+        new_state = NoiseState(round_index + 1, bound, spends)
         return new_state, tf.nest.pack_sequence_as(update, noisy), metrics
 
     def _noise(self, like: Any, place: int, round_index: Any) -> Any:
@@ -198,15 +205,19 @@ def dp_mean(
     Raises:
         ConfigError: an argument is out of its range.
     """
-    _check_numbers(noise_multiplier, clients_per_round, num_clients, delta)
+    check_numbers(noise_multiplier, clients_per_round, num_clients, delta, seed)
     privacy = SampledGaussian(noise_multiplier, delta, clients_per_round / num_clients)
     norm = _ADAPTIVE if clip_norm == "adaptive" else clip_norm
     if not isinstance(norm, AdaptiveNorm):
-        _check_norm(norm)
-        return NoisyMean(norm, noise_multiplier, clients_per_round, privacy, seed)
+        check_norm(norm)
+        return NoisyMean(
+            norm, noise_multiplier, clients_per_round, privacy, seed, num_clients
+        )
     count_noise = clients_per_round / 20  # Section 3.1 of Andrew et al.
     of_sum, count_noise = split_noise(noise_multiplier, count_noise)
-    return NoisyMean(norm, of_sum, clients_per_round, privacy, seed, count_noise)
+    return NoisyMean(
+        norm, of_sum, clients_per_round, privacy, seed, num_clients, count_noise
+    )
 
 
 def dp_ftrl_mean(
@@ -235,8 +246,8 @@ def dp_ftrl_mean(
     Raises:
         ConfigError: an argument is out of its range.
     """
-    _check_numbers(noise_multiplier, clients_per_round, num_clients, delta)
-    _check_norm(clip_norm)
+    check_numbers(noise_multiplier, clients_per_round, num_clients, delta, seed)
+    check_norm(clip_norm)
     rounds = math.ceil(num_clients / clients_per_round)
     privacy = TreeGaussian(noise_multiplier, delta, rounds)
     return NoisyMean(
@@ -245,6 +256,7 @@ def dp_ftrl_mean(
         clients_per_round,
         privacy,
         seed,
+        num_clients,
         rounds_per_tree=rounds,
     )
 
@@ -260,30 +272,3 @@ def split_noise(noise_multiplier: float, count_noise: float) -> tuple[float, flo
         count_noise = noise_multiplier
     left = noise_multiplier**-2 - (2 * count_noise) ** -2
     return left**-0.5, count_noise
-
-
-def _check_norm(norm: Any) -> None:
-    if not isinstance(norm, int | float) or not 0 < norm < np.inf:
-        raise errors.ConfigError(
-            f'Expected `clip_norm` above 0 and finite, or "adaptive", found `{norm}`:'
-            " without a bound no noise protects a client."
-        )
-
-
-def _check_numbers(
-    noise_multiplier: float, clients_per_round: int, num_clients: int, delta: float
-) -> None:
-    if not noise_multiplier > 0:
-        raise errors.ConfigError(
-            f"Expected `noise_multiplier` above 0, found {noise_multiplier}: without"
-            " noise nothing is protected; use aggregators.clipped."
-        )
-    if not 1 <= clients_per_round <= num_clients:
-        raise errors.ConfigError(
-            f"Expected `clients_per_round` from 1 to {num_clients}, `num_clients`,"
-            f" found {clients_per_round}."
-        )
-    if not 0 < delta < 1:
-        raise errors.ConfigError(
-            f"Expected `delta` above 0 and below 1, found {delta}."
-        )

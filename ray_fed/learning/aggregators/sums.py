@@ -1,5 +1,7 @@
 """Means and sums: what every other aggregator ends in."""
 
+# pyright: reportUnknownLambdaType=false
+
 import dataclasses
 from typing import Any
 
@@ -27,13 +29,23 @@ class Mean(Aggregator):
     def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
         initialize = no_state()
         state_type = initialize.type_signature.result
-        count = _build_count(weight_type)
+
+        @rtf.computation(update_type, weight_type)
+        def weigh(update: Any, weight: Any) -> Any:
+            counted = weight if self.weighted else tf.cast(weight > 0, weight.dtype)
+            return scaled(update, counted), counted
+
+        @rtf.computation(update_type, weight_type)
+        def divide(total: Any, weight: Any) -> Any:
+            return tf.nest.map_structure(
+                lambda t: tf.math.divide_no_nan(t, tf.cast(weight, t.dtype)), total
+            )
 
         @fl.federated_computation(state_type, *_placed(update_type, weight_type))
         def merge(state: Any, update: Any, weight: Any) -> Any:
-            counted = weight if self.weighted else fl.federated_map(count, weight)
-            merged = fl.federated_mean(update, weight=counted)
-            return state, merged, no_measurements()
+            # Not `federated_mean`, which refuses a round without clients.
+            sums = fl.federated_sum(fl.federated_map(weigh, (update, weight)))
+            return state, fl.federated_map(divide, sums), no_measurements()
 
         return AggregationPart(initialize, merge)
 
@@ -79,14 +91,6 @@ def sum_of_updates(*, weighted: bool = False) -> Aggregator:
         weighted: each update times its weight; else those of weights above 0 as is.
     """
     return Sum(weighted)
-
-
-def _build_count(weight_type: fl.Type) -> Any:
-    @rtf.computation(weight_type)
-    def count(weight: Any) -> Any:
-        return tf.cast(weight > 0, weight.dtype)
-
-    return count
 
 
 def _placed(*types: fl.Type) -> list[fl.FederatedType]:

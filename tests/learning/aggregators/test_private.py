@@ -1,3 +1,4 @@
+import functools
 from typing import Any
 
 import dp_accounting
@@ -148,6 +149,10 @@ def test_training_with_noise_spends_by_the_rounds_of_its_state(
     assert not np.array_equal(again.weights.trainable[0], state.weights.trainable[0])
 
 
+def _build_dp_mean(*arguments: Any, **options: Any) -> Any:
+    return aggregators.dp_mean(*arguments, **options)
+
+
 @pytest.mark.parametrize(
     ("build", "match"),
     [
@@ -163,8 +168,26 @@ def test_training_with_noise_spends_by_the_rounds_of_its_state(
         ),
         pytest.param(
             lambda: aggregators.dp_mean(1.0, 1.0, 20, 10, 1e-5),
-            "`clients_per_round` from 1 to 10",
+            "`clients_per_round` as a whole number from 1 to 10",
             id="more than all clients",
+        ),
+        *(
+            pytest.param(
+                functools.partial(_build_dp_mean, *arguments, **options),
+                match,
+                id=f"{match} {arguments} {options}",
+            )
+            for arguments, options, match in [
+                ((1.0, np.inf, 2, 10, 1e-5), {}, "`noise_multiplier` above 0 and"),
+                ((1.0, "a", 2, 10, 1e-5), {}, "`noise_multiplier` above 0 and"),
+                ((1.0, 1.0, 2, np.inf, 1e-5), {}, "`num_clients` as a whole"),
+                ((1.0, 1.0, 2.5, 10, 1e-5), {}, "`clients_per_round` as a whole"),
+                ((1.0, 1.0, 2, 10, "a"), {}, "`delta` above 0"),
+                ((True, 1.0, 2, 10, 1e-5), {}, "`clip_norm` above 0"),
+                ((1.0, 1.0, 2, 10, 1e-5), {"seed": -1}, "`seed` as a whole"),
+                ((1.0, 1.0, 2, 10, 1e-5), {"seed": 2**31}, "`seed` as a whole"),
+                ((1.0, 1.0, 2, 10, 1e-5), {"seed": None}, "`seed` as a whole"),
+            ]
         ),
         pytest.param(
             lambda: aggregators.dp_ftrl_mean(1.0, 1.0, 2, 10, 1.0),
