@@ -1,5 +1,10 @@
 """What users hand in: checked once, where it comes in."""
 
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
 import ray_fed.errors as errors
 
 
@@ -23,12 +28,58 @@ def expect_object(value: object, cls: type, example: str) -> None:
         )
 
 
+def check_number(
+    name: str, value: Any, fits: Callable[[float], bool], wanted: str
+) -> None:
+    """Raise unless a value is a finite number in a range.
+
+    Args:
+        name: of the argument.
+        value: what the user gave.
+        fits: whether a number is in the range.
+        wanted: the range in words, such as "above 0".
+
+    Raises:
+        ConfigError: it is no number, not finite, or out of the range.
+    """
+    is_number = not isinstance(value, bool) and isinstance(value, numbers.Real)
+    if not (is_number and math.isfinite(value) and fits(float(value))):
+        raise errors.ConfigError(
+            f"Expected `{name}` {wanted}, found {errors.describe(value)}."
+        )
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise unless a value is a finite number above 0; see `check_number`."""
+    check_number(name, value, lambda number: number > 0, "above 0 and finite")
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raise unless a value is a whole number in a range.
+
+    Args:
+        name: of the argument.
+        value: what the user gave.
+        least: the first of the range.
+        most: the last of it; None: there is none.
+
+    Raises:
+        ConfigError: it is no whole number, or out of the range.
+    """
+    is_whole = not isinstance(value, bool) and isinstance(value, numbers.Integral)
+    if not is_whole or int(value) < least or (most is not None and int(value) > most):
+        within = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise errors.ConfigError(
+            f"Expected `{name}` as a whole number {within}, found"
+            f" {errors.describe(value)}."
+        )
+
+
 def check_epochs(epochs: int) -> int:
     """Return a number of passes over data.
 
     Raises:
         ConfigError: it is below 1.
     """
-    if epochs < 1:
-        raise errors.ConfigError(f"Expected `epochs` to be at least 1, found {epochs}.")
+    check_whole("epochs", epochs, 1)
     return epochs

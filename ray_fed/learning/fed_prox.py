@@ -11,10 +11,9 @@ Sources:
 
 import keras
 
-import ray_fed.errors as errors
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.sums import mean
-from ray_fed.learning.checks import check_epochs
+from ray_fed.learning.checks import check_epochs, check_number
 from ray_fed.learning.composition import build_process
 from ray_fed.learning.guards import Guards
 from ray_fed.learning.local_training import (
@@ -57,10 +56,7 @@ def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
         ValueMismatchError: an optimiser, or a schedule, is not one of Keras.
         ConfigError: `epochs` is below 1, or `proximal` below 0.
     """
-    if proximal < 0:
-        raise errors.ConfigError(
-            f"Expected `proximal` to be at least 0, found {proximal}."
-        )
+    check_number("proximal", proximal, lambda mu: mu >= 0, "to be at least 0")
     training = LocalTraining(
         OptimizerSpec(client_optimizer),
         check_epochs(epochs),

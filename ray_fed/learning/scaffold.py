@@ -26,7 +26,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
 from ray_fed.learning.aggregators.sums import mean, sum_of_updates
-from ray_fed.learning.checks import check_epochs
+from ray_fed.learning.checks import check_epochs, check_positive, check_whole
 from ray_fed.learning.composition import build_process, view_type
 from ray_fed.learning.guards import Guards
 from ray_fed.learning.local_training import (
@@ -94,13 +94,9 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
     Raises:
         ConfigError: a number is out of its range, or weights have constraints.
     """
-    for name, value in {
-        "client_learning_rate": client_learning_rate,
-        "num_clients": num_clients,
-        "server_learning_rate": server_learning_rate,
-    }.items():
-        if not value > 0:
-            raise errors.ConfigError(f"Expected `{name}` above 0, found {value}.")
+    check_positive("client_learning_rate", client_learning_rate)
+    check_positive("server_learning_rate", server_learning_rate)
+    check_whole("num_clients", num_clients, 1)
     if any(model.constraints):
         raise errors.ConfigError(
             "Expected a model without constraints for SCAFFOLD, whose control variates"

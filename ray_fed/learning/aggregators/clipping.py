@@ -29,6 +29,7 @@ from ray_fed.learning.aggregators.aggregator import (
     state_of,
 )
 from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.checks import check_number, check_positive
 from ray_fed.learning.processes import AggregationPart
 
 
@@ -50,15 +51,9 @@ class AdaptiveNorm:
     learning_rate: float = 0.2
 
     def __post_init__(self) -> None:
-        if not (self.initial > 0 and self.learning_rate > 0):
-            raise errors.ConfigError(
-                "Expected `initial` and `learning_rate` above 0, found"
-                f" {self.initial} and {self.learning_rate}."
-            )
-        if not 0 <= self.quantile <= 1:
-            raise errors.ConfigError(
-                f"Expected `quantile` from 0 to 1, found {self.quantile}."
-            )
+        check_positive("initial", self.initial)
+        check_positive("learning_rate", self.learning_rate)
+        check_number("quantile", self.quantile, lambda q: 0 <= q <= 1, "from 0 to 1")
 
     def next_bound(self, bound: Any, share_within: Any) -> Any:
         """Return the bound after a round in which a share of clients was within it."""
@@ -130,7 +125,7 @@ def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggr
         inner: aggregates what is clipped, by default the weighted mean.
 
     Raises:
-        ConfigError: `norm` is not above 0.
+        ConfigError: `norm` is not above 0 and finite.
     """
     return Bounded(inner or mean(), _check_norm(norm), "clipped")
 
@@ -145,7 +140,7 @@ def zeroed(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggre
         inner: aggregates what is left, by default the weighted mean.
 
     Raises:
-        ConfigError: `norm` is not above 0.
+        ConfigError: `norm` is not above 0 and finite.
     """
     return Bounded(inner or mean(), _check_norm(norm), "zeroed")
 
@@ -163,8 +158,8 @@ def _zero(update: Any, bound: Any) -> tuple[Any, Any]:
 
 
 def _check_norm(norm: float | AdaptiveNorm) -> float | AdaptiveNorm:
-    if not isinstance(norm, AdaptiveNorm) and not norm > 0:
-        raise errors.ConfigError(f"Expected `norm` above 0, found {norm}.")
+    if not isinstance(norm, AdaptiveNorm):
+        check_positive("norm", norm)
     return norm
 
 

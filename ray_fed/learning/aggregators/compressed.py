@@ -19,10 +19,10 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, joined
 from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.checks import check_number, check_whole
 from ray_fed.learning.processes import AggregationPart
 
 _Compress = Callable[[Any], tuple[Any, Any]]
@@ -100,8 +100,7 @@ def quantised(bits: int, inner: Aggregator | None = None) -> Aggregator:
     Raises:
         ConfigError: `bits` is out of its range.
     """
-    if not 1 <= bits <= _MOST_BITS:
-        raise errors.ConfigError(f"Expected `bits` from 1 to 16, found {bits}.")
+    check_whole("bits", bits, 1, _MOST_BITS)
 
     def round_all(tensor: Any) -> Any:
         low, high = tf.reduce_min(tensor), tf.reduce_max(tensor)
@@ -127,8 +126,7 @@ def sparsified(share: float, inner: Aggregator | None = None) -> Aggregator:
     Raises:
         ConfigError: `share` is out of its range.
     """
-    if not 0 < share <= 1:
-        raise errors.ConfigError(f"Expected `share` above 0, to 1, found {share}.")
+    check_number("share", share, lambda part: 0 < part <= 1, "above 0, to 1")
 
     def keep_largest(tensor: Any) -> Any:
         flat = tf.reshape(tensor, [-1])

@@ -36,7 +36,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
-from ray_fed.learning.aggregators.noise_checks import check_norm, check_numbers
+from ray_fed.learning.checks import check_number, check_positive, check_whole
 from ray_fed.learning.noise_state import NoiseState
 from ray_fed.learning.processes import AggregationPart
 
@@ -205,11 +205,11 @@ def dp_mean(
     Raises:
         ConfigError: an argument is out of its range.
     """
-    check_numbers(noise_multiplier, clients_per_round, num_clients, delta, seed)
+    _check_numbers(noise_multiplier, clients_per_round, num_clients, delta, seed)
     privacy = SampledGaussian(noise_multiplier, delta, clients_per_round / num_clients)
     norm = _ADAPTIVE if clip_norm == "adaptive" else clip_norm
     if not isinstance(norm, AdaptiveNorm):
-        check_norm(norm)
+        _check_norm(norm)
         return NoisyMean(
             norm, noise_multiplier, clients_per_round, privacy, seed, num_clients
         )
@@ -246,8 +246,8 @@ def dp_ftrl_mean(
     Raises:
         ConfigError: an argument is out of its range.
     """
-    check_numbers(noise_multiplier, clients_per_round, num_clients, delta, seed)
-    check_norm(clip_norm)
+    _check_numbers(noise_multiplier, clients_per_round, num_clients, delta, seed)
+    _check_norm(clip_norm)
     rounds = math.ceil(num_clients / clients_per_round)
     privacy = TreeGaussian(noise_multiplier, delta, rounds)
     return NoisyMean(
@@ -272,3 +272,23 @@ def split_noise(noise_multiplier: float, count_noise: float) -> tuple[float, flo
         count_noise = noise_multiplier
     left = noise_multiplier**-2 - (2 * count_noise) ** -2
     return left**-0.5, count_noise
+
+
+def _check_norm(norm: Any) -> None:
+    # Without a bound no noise protects a client.
+    wanted = 'above 0 and finite, or "adaptive"'
+    check_number("clip_norm", norm, lambda bound: bound > 0, wanted)
+
+
+def _check_numbers(
+    noise_multiplier: Any,
+    clients_per_round: Any,
+    num_clients: Any,
+    delta: Any,
+    seed: Any,
+) -> None:
+    check_positive("noise_multiplier", noise_multiplier)
+    check_whole("num_clients", num_clients, 1)
+    check_whole("clients_per_round", clients_per_round, 1, num_clients)
+    check_whole("seed", seed, 0, 2**31 - 1)
+    check_number("delta", delta, lambda p: 0 < p < 1, "above 0 and below 1")

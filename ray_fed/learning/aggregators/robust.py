@@ -22,9 +22,9 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
+from ray_fed.learning.checks import check_number, check_whole
 from ray_fed.learning.guards import require
 from ray_fed.learning.processes import AggregationPart
 
@@ -122,10 +122,10 @@ def trimmed_mean(trimmed_share: float, *, max_clients: int) -> Aggregator:
     Raises:
         ConfigError: an argument is out of its range.
     """
-    if not 0 <= trimmed_share < 0.5:  # noqa: PLR2004 (nothing would be left)
-        raise errors.ConfigError(
-            f"Expected `trimmed_share` from 0 to below 0.5, found {trimmed_share}."
-        )
+    below = 0.5  # nothing would be left
+    check_number(
+        "trimmed_share", trimmed_share, lambda s: 0 <= s < below, "from 0 to below 0.5"
+    )
     return Ranked(_check_max(max_clients), trimmed_share)
 
 
@@ -211,8 +211,5 @@ def _middle(rows: Any, cut: Any, count: Any) -> Any:
 
 
 def _check_max(max_clients: int) -> int:
-    if max_clients < 1:
-        raise errors.ConfigError(
-            f"Expected `max_clients` to be at least 1, found {max_clients}."
-        )
+    check_whole("max_clients", max_clients, 1)
     return max_clients

@@ -18,9 +18,9 @@ import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
-import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
+from ray_fed.learning.checks import check_positive, check_whole
 from ray_fed.learning.processes import AggregationPart
 
 _MOST_BITS = 32
@@ -122,13 +122,7 @@ def secure_mean(
     Raises:
         ConfigError: an argument is out of its range.
     """
-    if (
-        not bound > 0
-        or bits not in range(2, _MOST_BITS + 1)
-        or not 1 <= max_clients <= 2**24
-    ):
-        raise errors.ConfigError(
-            "Expected `bound` above 0, `bits` from 2 to 32 and `max_clients` from 1 to"
-            f" {2**24}, found {bound}, {bits} and {max_clients}."
-        )
+    check_positive("bound", bound)
+    check_whole("bits", bits, 2, _MOST_BITS)
+    check_whole("max_clients", max_clients, 1, 2**24)
     return SecureMean(bound, bits, max_clients)

@@ -190,6 +190,11 @@ def test_secure_mean_is_that_of_clipped_integers(
         (lambda: aggregators.median(max_clients=0), "`max_clients`"),
         (lambda: aggregators.trimmed_mean(0.5, max_clients=2), "`trimmed_share`"),
         (lambda: aggregators.quantised(0), "`bits`"),
+        (lambda: aggregators.quantised(None), "`bits`"),  # pyright: ignore[reportArgumentType]
+        (lambda: aggregators.clipped("a"), "`norm` above 0"),  # pyright: ignore[reportArgumentType]
+        (lambda: aggregators.clipped(np.inf), "`norm` above 0 and finite"),
+        (lambda: aggregators.median(max_clients=2.5), "`max_clients`"),  # pyright: ignore[reportArgumentType]
+        (lambda: aggregators.secure_mean(bound=np.inf), "`bound`"),
         (lambda: aggregators.sparsified(0), "`share`"),
         (lambda: aggregators.secure_mean(bound=0), "`bound`"),
     ],
