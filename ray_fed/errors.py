@@ -32,15 +32,16 @@ Messages follow one form: "Expected X, found Y", then what to do. Every error
 survives pickling, because most of them are born on another machine.
 """
 
-import contextlib
 import copy
 import dataclasses
 import reprlib
 import types
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 from typing_extensions import override
+
+import ray_fed.error_texts as error_texts
 
 MAX_SHOWN = 200
 """Characters of a value that an error message shows."""
@@ -139,6 +140,8 @@ class Location:
 class LocatedError(RayFedError):
     """An error that knows where in a round it happened.
 
+    Its texts can be encoded, and are cut beyond `error_texts.MAX_CHARACTERS`.
+
     Attributes:
         message: without the location.
         location: as much of it as is known.
@@ -149,10 +152,10 @@ class LocatedError(RayFedError):
     def __init__(
         self, message: str, location: Location | None = None, cause_text: str = ""
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = error_texts.bound(message)
+        super().__init__(self.message)
         self.location = location or Location()
-        self.cause_text = cause_text
+        self.cause_text = error_texts.bound(cause_text)
 
     @override
     def __str__(self) -> str:
@@ -172,6 +175,20 @@ class WorkerTraceback(Exception):  # noqa: N818 (a cause, shown in tracebacks)
     @override
     def __str__(self) -> str:
         return f"on the worker:\n{self.args[0]}"
+
+
+def sendable(error: RayFedError) -> RayFedError:
+    """Return an error, changed to be encoded: its messages, and the text of its cause.
+
+    Ray loses a worker whose error has a text that cannot be encoded, even in a cause.
+    """
+    error.args = tuple(
+        error_texts.bound(arg) if isinstance(arg, str) else arg for arg in error.args
+    )
+    if error.__cause__ is not None:
+        error.__cause__ = WorkerTraceback(error_texts.traceback_of(error.__cause__))
+    error.__suppress_context__ = True
+    return error
 
 
 class ComputationError(LocatedError, UserError, RuntimeError):
@@ -197,33 +214,6 @@ class WorkerMemoryError(ComputationError):
     A batch that is larger than what fits raises it wherever it runs; so does a worker
     whose memory is full of something else.
     """
-
-
-class _Origin(str):
-    """A note on an exception: what raised it."""
-
-    __slots__ = ()
-
-
-@contextlib.contextmanager
-def naming_origin(origin: str) -> Generator[None]:
-    """Note on what is raised inside what raised it, unless that is noted already.
-
-    Args:
-        origin: such as "the computation `train` (model.py:12)".
-    """
-    try:
-        yield
-    except Exception as error:
-        if origin_of(error) is None:
-            error.add_note(_Origin(origin))
-        raise
-
-
-def origin_of(error: BaseException) -> str | None:
-    """Return what `naming_origin` noted on an error; None for another one."""
-    notes = getattr(error, "__notes__", ())
-    return next((str(note) for note in notes if isinstance(note, _Origin)), None)
 
 
 class SavedStateError(UserError, ValueError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import federated_language as fl
 from typing_extensions import override
 
+import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
 from ray_fed.values.client_references import ClientSource
@@ -54,8 +55,9 @@ class MappedSource(ClientSource):
         except Exception as error:
             raise errors.ComputationError(
                 f"Expected rows for the client with the id {self.ids[position]!r},"
-                f" found that the mapped function raised {type(error).__name__}:"
-                f" {error}"
+                " found that the mapped function raised"
+                f" {error_texts.summarize(error)}",
+                cause_text=error_texts.traceback_of(error),
             ) from error
 
 

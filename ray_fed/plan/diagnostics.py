@@ -13,6 +13,8 @@ import types
 from collections.abc import Generator, Iterable
 from typing import TypeAlias
 
+import ray_fed.error_texts as error_texts
+
 _OF_DEFECTS = AttributeError, AssertionError, LookupError, NameError
 
 
@@ -126,7 +128,7 @@ def in_order(noted: Iterable[Note]) -> tuple[Note, ...]:
 
 def first_line(error: BaseException) -> str:
     """Return the class of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return error_texts.summarize(error).partition("\n")[0]
 
 
 def is_defect(error: BaseException) -> bool:

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import traceback
 import uuid
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import federated_language as fl
 import numpy as np
 from typing_extensions import override
 
+import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
 from ray_fed.values import plain_values, read_limits, stored
@@ -134,6 +134,6 @@ def _failure(
         raise error
     return errors.ComputationError(
         f"Expected a value for the client with the id {client!r}, found that {raising}"
-        f" raised {type(error).__name__}: {error}",
-        cause_text="".join(traceback.format_exception(error)),
+        f" raised {error_texts.summarize(error)}",
+        cause_text=error_texts.traceback_of(error),
     )

@@ -6,12 +6,12 @@ so a client's arithmetic, its order and its errors do not depend on where it run
 
 import asyncio
 import re
-import traceback
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import federated_language as fl
 
+import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 from ray_fed.language import structs
 from ray_fed.language.blocks import Function
@@ -177,19 +177,19 @@ def describe_failure(
     error: Exception, client_index: int | None
 ) -> errors.ComputationError:
     """Return what a computation raised as an error that says where, in few lines."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    lines = [line.strip() for line in error_texts.message_of(error).splitlines()]
     frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
     if frames:
         lines = lines[frames[-1] + 2 :]  # a frame has a second line, which may be empty
     told = [line for line in lines if set(line) - _MARKERS]
     told = [line for line in told if not line.startswith(_BOILERPLATE)]
     summary = _TAGS.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
-    origin = errors.origin_of(error) or "a computation"
+    origin = error_texts.origin_of(error) or "a computation"
     kind = errors.ComputationError
     if isinstance(error, MemoryError) or type(error).__name__ == _NO_MEMORY:
         kind = errors.WorkerMemoryError
     return kind(
         f"{origin[0].upper()}{origin[1:]} raised {type(error).__name__}: {summary}",
         errors.Location(client_index=client_index),
-        cause_text="".join(traceback.format_exception(error)),
+        cause_text=error_texts.traceback_of(error),
     )

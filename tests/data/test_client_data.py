@@ -187,6 +187,57 @@ def test_function_that_raises_names_the_client(context: ExecutionContext) -> Non
     assert context.invoke(totals, (data[:1], 1.0)) is not None
 
 
+def raise_surrogate(client: int) -> Any:
+    raise ValueError(f"bad row \udce9 of {client}")
+
+
+def raise_long(client: int) -> Any:
+    raise ValueError(f"{client}" + "x" * 20_000_000)
+
+
+def raise_mute(client: int) -> Any:
+    class MuteError(ValueError):
+        def __str__(self) -> str:  # pyright: ignore[reportImplicitOverride]
+            raise ValueError("no text")
+
+    raise MuteError(client)
+
+
+def return_odd(client: int) -> Any:
+    class Odd:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise ValueError(f"odd \udce9 {client}")
+
+    return [Odd()]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("load", "error", "found"),
+    [
+        (
+            raise_surrogate,
+            errors.ComputationError,
+            r"ValueError: bad row \\udce9",
+        ),
+        (raise_long, errors.ComputationError, "20,000,001 characters"),
+        (raise_mute, errors.ComputationError, "raised MuteError: no message"),
+        (return_odd, errors.ValueMismatchError, "Odd object"),
+    ],
+    ids=["lone surrogate", "long", "without a text", "surrogate in the cause"],
+)
+def test_failure_of_any_text_names_the_client(
+    context: ExecutionContext, load: Any, error: type[Exception], found: str
+) -> None:
+    data = ClientData.from_function([4], load, DATASET)
+
+    with pytest.raises(error, match=found) as caught:
+        context.invoke(mean_of_totals, (data, 1.0))
+
+    assert "the client with the id 4" in str(caught.value)
+    assert len(str(caught.value).encode()) < 50_000
+
+
 def test_id_and_position_of_a_client_are_told_apart(context: ExecutionContext) -> None:
     def load(client: int) -> Any:
         if client == 1:

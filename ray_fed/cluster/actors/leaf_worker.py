@@ -4,12 +4,12 @@ import asyncio
 import gc
 import os
 import threading
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 
+import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 from ray_fed.cluster import garbage
 from ray_fed.cluster.actors.value_scopes import ValueScopes
@@ -116,10 +116,10 @@ class LeafWorker:
             return loops.run_alone(self._loop, coroutine)
         except errors.ComputationError as error:
             located = error.located(node=ray.util.get_node_ip_address())
-            located.cause_text = located.cause_text or traceback.format_exc()
+            located.cause_text = located.cause_text or error_texts.traceback_of(error)
             raise located from None
-        except errors.RayFedError:
-            raise
+        except errors.RayFedError as error:
+            raise errors.sendable(error) from error.__cause__
         except Exception as error:  # noqa: BLE001 (whatever TensorFlow raises)
             failure = client_chunks.describe_failure(error, None)
             raise failure.located(node=ray.util.get_node_ip_address()) from None

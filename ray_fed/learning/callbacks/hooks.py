@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import federated_language as fl
 from typing_extensions import override
 
+import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 from ray_fed.learning.history import History, RoundRecord
 
@@ -144,7 +145,7 @@ class Callbacks:
                 return None
             raise errors.CallbackError(
                 f"Expected the callback `{name}` to return from `{method}` {when},"
-                f" found {type(error).__name__}: {error}. What has a `storage_path` is"
+                f" found {error_texts.summarize(error)}. What has a `storage_path` is"
                 ' saved; on_error="log" goes on without it.'
             ) from error
 

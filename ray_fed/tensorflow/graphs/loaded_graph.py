@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-import ray_fed.errors as errors
+import ray_fed.error_texts as error_texts
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.graphs import callbacks, loader, randomness
 from ray_fed.tensorflow.graphs.protobufs import GraphDef
@@ -88,7 +88,7 @@ class LoadedGraph:
         with (
             self._one_at_a_time,
             tf.device(source.device),
-            errors.naming_origin(source.origin),
+            error_texts.naming_origin(source.origin),
         ):
             self._states.set(source.content)
             diagnostics.note(self._notes)
