@@ -35,6 +35,11 @@ class MappedSource(ClientSource):
         self.ids = ids
         self.row_map = row_map
 
+    @property
+    @override
+    def function(self) -> Callable[[Any], Any]:
+        return self.row_map.function
+
     @override
     def over(self, base: ClientSource) -> "MappedSource":
         made = MappedSource(base, self.ids, self.row_map)

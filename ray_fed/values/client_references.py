@@ -11,7 +11,7 @@ a member reads it from its source.
 
 import abc
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -58,6 +58,11 @@ class ClientSource(abc.ABC):
         if self.base is None:
             raise NotImplementedError(f"{type(self).__name__} has no base.")
         return self.base.read(position)
+
+    @property
+    def function(self) -> Callable[[Any], Any] | None:
+        """The user's function that is pickled with the source; None without one."""
+        return None
 
     def opened(self) -> "ClientSource":
         """Return the source that this one stands for, or itself."""

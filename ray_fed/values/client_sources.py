@@ -66,6 +66,11 @@ class FunctionSource(ClientSource):
         self._type_spec = type_spec
         self._checks_batches = False
 
+    @property
+    @override
+    def function(self) -> Callable[[Any], Any]:
+        return self._load
+
     @override
     def check_batches(self, position: int, client: Hashable) -> None:
         del position, client

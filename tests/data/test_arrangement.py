@@ -193,6 +193,37 @@ def test_workers_of_ray_arrange_rows_with_the_same_bits(
     assert found[0] == found[1]
 
 
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"jit_compile": True}, {"input_signature": [tf.TensorSpec([], tf.int32)]}],
+    ids=["plain", "compiled", "signature"],
+)
+def test_workers_of_ray_map_rows_by_a_traced_function(
+    ray_contexts: Any, local_contexts: Any, options: Any
+) -> None:
+    @tf.function(**options)
+    def triple(row: Any) -> Any:
+        return tf.where(row > 100, row * 3, row)
+
+    triple(tf.constant(1))
+    data = of_sizes(9, 4, 6).map(triple)
+
+    @rtf.computation(data.type_signature)
+    def add(rows: Any) -> Any:
+        return rows.reduce(np.int32(0), tf.add)
+
+    @fl.federated_computation(fl.FederatedType(data.type_signature, fl.CLIENTS))
+    def total(clients: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(add, clients))
+
+    contexts = [local_contexts(workers=1), ray_contexts(workers=2, subrounds=2)]
+    found = [context.invoke(total, data) for context in contexts]
+
+    rows = [row for client in rows_of(of_sizes(9, 4, 6)) for row in client]
+    assert found == [sum(row * 3 if row > 100 else row for row in rows)] * 2
+
+
 def add_noise(row: Any) -> Any:
     return row + tf.random.uniform([])
 

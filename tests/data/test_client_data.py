@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -236,6 +237,44 @@ def test_failure_of_any_text_names_the_client(
 
     assert "the client with the id 4" in str(caught.value)
     assert len(str(caught.value).encode()) < 50_000
+
+
+def map_locked(lock: Any) -> ClientData:
+    def shift(row: Any) -> Any:
+        with lock:
+            return row + 1
+
+    return ClientData.from_values({4: [np.zeros(3, np.float32)]}, DATASET).map(shift)
+
+
+def load_locked(lock: Any) -> ClientData:
+    def load(client: int) -> Any:
+        with lock:
+            return [np.full(3, client, np.float32)]
+
+    return ClientData.from_function([4], load, DATASET)
+
+
+def name_locked(lock: Any) -> ClientData:
+    return ClientData.from_function([lock], lambda _: [np.zeros(3)], DATASET)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("build", "found"),
+    [(load_locked, "load"), (map_locked, "shift"), (name_locked, "lambda")],
+    ids=["load", "map", "ids"],
+)
+def test_what_cannot_travel_is_refused_in_words(
+    ray_contexts: ContextFactory, build: Any, found: str
+) -> None:
+    context = ray_contexts(workers=2, subrounds=3)
+
+    message = rf"can be pickled.*, found `<function .*{found}.*: cannot pickle '.*lock'"
+    with pytest.raises(errors.UnsupportedError, match=message) as caught:
+        context.invoke(mean_of_totals, (build(threading.Lock()), 1.0))
+
+    assert len(str(caught.value)) < 500
 
 
 def test_id_and_position_of_a_client_are_told_apart(context: ExecutionContext) -> None:

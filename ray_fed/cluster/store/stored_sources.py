@@ -7,8 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import ray
+import ray.exceptions
 from typing_extensions import override
 
+import ray_fed.error_texts as error_texts
+import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun, ClientSource
@@ -58,7 +61,28 @@ def _store_source(source: ClientSource) -> "StoredSource":
             [start for start, _ in chunks],
             [ray.put(chunk) for _, chunk in chunks],
         )
-    return StoredSource(source.token, source.is_resident, ray.put(opened))
+    return StoredSource(source.token, source.is_resident, _put(opened))
+
+
+def _put(source: ClientSource) -> Any:
+    """Return a reference to a source in the object store.
+
+    Raises:
+        UnsupportedError: the user's function, or what it refers to, is not picklable.
+    """
+    try:
+        return ray.put(source)
+    except ray.exceptions.RayError:
+        raise
+    except Exception as error:
+        found = "ids" if source.function is None else errors.describe(source.function)
+        reason = error_texts.message_of(error.__cause__ or error)
+        raise errors.UnsupportedError(
+            "Expected clients whose ids and function can be pickled, to travel to"
+            f" workers, found `{found}`: {reason}. Make what cannot be pickled, such as"
+            " a lock, an open file or a `tf.function` that was called, inside of the"
+            " function."
+        ) from error
 
 
 def _chunks(held: Sequence[Plain]) -> Iterator[tuple[int, list[Plain]]]:

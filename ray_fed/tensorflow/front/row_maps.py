@@ -24,6 +24,7 @@ class RowMap:
         row: the type of a row; all shapes are known.
 
     Attributes:
+        function: as it was given.
         result: the type of what the function returns.
 
     Raises:
@@ -39,7 +40,7 @@ class RowMap:
                 "Expected a function of a row alone to map, found one that draws random"
                 " numbers: draw them in the client's work, which has keys for it."
             )
-        self._function = function
+        self.function = function
         self._row = row
         self.result: fl.Type = traced.type_signature.result
         for type_spec in (row, self.result):
@@ -48,7 +49,7 @@ class RowMap:
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_traced": None}
+        return self.__dict__ | {"function": _untraced(self.function), "_traced": None}
 
     def apply(self, rows: ColumnarSequence, label: str) -> ColumnarSequence:
         """Return the rows that the function makes.
@@ -74,7 +75,9 @@ class RowMap:
     def _call(self, tensors: list[tf.Tensor]) -> Any:
         row = datasets.build(tensors, self._row)
         row = containers.to_containers(row, self._row, canonical=False)
-        return tf.function(self._function)(row)  # converted by autograph
+        if _is_tf_function(self.function):
+            return self.function(row)
+        return tf.function(self.function)(row)  # converted by autograph
 
     def _map(self, tensors: list[tf.Tensor], length: tf.Tensor) -> Any:
         def call(index: tf.Tensor) -> Any:
@@ -82,6 +85,17 @@ class RowMap:
 
         spec = containers.element_spec(self.result, canonical=False)
         return tf.map_fn(call, tf.range(length), fn_output_signature=spec)
+
+
+def _is_tf_function(function: Any) -> bool:
+    return hasattr(function, "get_concrete_function")
+
+
+def _untraced(function: Any) -> Callable[[Any], Any]:
+    """Return a function that can be pickled, which no traced `tf.function` can be."""
+    if not _is_tf_function(function):
+        return function
+    return function._clone(None)  # noqa: SLF001 (no public way keeps its options)
 
 
 def _check_shapes(type_spec: fl.Type) -> None:
