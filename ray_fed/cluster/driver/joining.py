@@ -27,9 +27,12 @@ def join(address: str, **options: Any) -> bool:
         False at once where there is no Ray at the address.
 
     Raises:
-        ClusterError: something listens there, and this process could not join it.
+        ClusterError: something listens there, and this process could not join it; or
+            the address names no host, or no port of Ray's client.
     """
     found = _find(address)
+    if found is not None:
+        _check_named(found)
     if found is None or not _listens(found):
         return False
     try:
@@ -71,6 +74,20 @@ def _find(address: str) -> str | None:
         return services.canonicalize_bootstrap_address(address)
     except (ConnectionError, ValueError):
         return None
+
+
+def _check_named(address: str) -> None:
+    """Raise unless an address names what Ray would try for half a minute to reach."""
+    rest = address.removeprefix(_CLIENT_PREFIX)
+    host, _, port = rest.strip().rpartition(":")
+    is_named = rest.strip() and not rest.startswith(":")
+    if address.startswith(_CLIENT_PREFIX):
+        is_named = host and port.isdecimal()
+    if not is_named:
+        raise errors.ClusterError(
+            f"Expected the host and the port of a Ray, found `{address}`: name them, as"
+            " in `host:6379`, or `ray://host:10001` for Ray's client."
+        )
 
 
 def _listens(address: str) -> bool:

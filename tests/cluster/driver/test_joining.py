@@ -71,6 +71,18 @@ def test_nothing_that_listens_is_no_ray(use: Use, address: str) -> None:
         use(address)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.usefixtures("unconnected")
+@pytest.mark.parametrize(
+    "address",
+    ["ray://", "ray:// ", "ray://:10001", "ray://localhost", "ray://h:port", " ", ":1"],
+)
+@pytest.mark.parametrize("use", [inventory.read_inventory, join_as_init])
+def test_address_without_a_host_or_port_is_refused(use: Use, address: str) -> None:
+    with pytest.raises(errors.ClusterError, match="Expected the host and the port"):
+        use(address)
+
+
 @pytest.mark.usefixtures("unconnected")
 def test_auto_leads_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, listener: str
