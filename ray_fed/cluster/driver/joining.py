@@ -2,11 +2,12 @@
 
 import os
 import socket
-from typing import Any
+from typing import Any, cast
 
 import ray
 import ray.exceptions
 from ray._private import services  # no public name for where "auto" leads
+from ray._private import worker as ray_worker  # no public name for who started it
 
 import ray_fed.errors as errors
 
@@ -44,6 +45,15 @@ def join(address: str, **options: Any) -> bool:
             f"Expected to join the Ray at `{found}`, found: {error}"
         ) from error
     return True
+
+
+def started_here() -> bool:
+    """Return whether this process started the Ray that it is connected to.
+
+    No node comes to such a Ray, which has no autoscaler and ends with the process.
+    """
+    node = cast("Any", ray_worker)._global_node  # noqa: SLF001
+    return node is not None and node.is_head()
 
 
 def missing_error(address: str) -> errors.ClusterError:

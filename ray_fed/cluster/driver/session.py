@@ -101,7 +101,9 @@ class Session:
         try:
             self._owns_ray = _connect(address, config, say)
             nodes = inventory.live_resources()
-            size = sizing.decide_size(config, nodes, may_grow=not self._owns_ray)
+            size = sizing.decide_size(
+                config, nodes, may_grow=not joining.started_here()
+            )
             if needs_all and size.is_fixed:
                 size = dataclasses.replace(size, least=size.most)
             self._size = size

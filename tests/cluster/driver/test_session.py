@@ -8,7 +8,7 @@ import pytest
 
 import ray_fed
 import ray_fed.errors as errors
-from ray_fed.cluster.driver import session
+from ray_fed.cluster.driver import joining, session
 
 SCRIPT = """
 import ray_fed
@@ -54,3 +54,37 @@ def test_more_than_this_machine_has_is_refused_before_ray_starts(
 
     with pytest.raises(errors.ResourceError, match=message):
         ray_fed.create_context(ray_fed.Config(workers=workers), address="local")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ({"count": (10_000, 20_000)}, "Expected 10000 CPU for 10000 `workers`"),
+        ({"count": (1, 2), "num_cpus": 10_000}, "Expected 10000 CPU for 1 `workers`"),
+        ({"count": (1, 2), "resources": {"tpu": 1}}, "Expected 1 tpu for 1 `workers`"),
+    ],
+    ids=["many", "large", "resource"],
+)
+def test_ray_of_this_process_does_not_grow(
+    workers: dict[str, Any], message: str
+) -> None:
+    config = ray_fed.Config(workers=workers)
+
+    with pytest.raises(errors.ResourceError, match=message):
+        ray_fed.create_context(config, address="local")
+
+
+@pytest.mark.usefixtures("unconnected")
+@pytest.mark.parametrize("is_head", [True, False])
+def test_ray_that_another_process_started_may_grow(
+    is_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Found:
+        def is_head(self) -> bool:
+            return is_head
+
+    monkeypatch.setattr(joining.ray_worker, "_global_node", Found())
+
+    assert joining.started_here() is is_head
