@@ -1,5 +1,6 @@
 """Settings: short forms, sources and their order, and what is refused."""
 
+import copy
 import math
 import os
 import pathlib
@@ -311,6 +312,65 @@ def test_config_is_frozen() -> None:
 
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         config.backend = "local"
+
+
+MAPPINGS: dict[str, Any] = {
+    "workers": {"resources": {"big": 1.0}},
+    "runtime_env": {"env_vars": {"A": "1"}, "pip": ["x", {"y": [1]}]},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "config.workers.resources.update(big=2.0)",
+        "config.workers.resources['b'] = float('nan')",
+        "type(config.workers)().resources.update(big=1.0)",
+        "config.runtime_env.pop('pip')",
+        "config.runtime_env['env_vars'].clear()",
+        "config.runtime_env['pip'].append('z')",
+        "config.runtime_env['pip'][1]['y'].extend([2])",
+    ],
+)
+def test_mappings_and_lists_of_a_config_are_frozen(change: str) -> None:
+    config = Config(**MAPPINGS)
+
+    with pytest.raises(errors.ConfigError, match="stay as they are"):
+        exec(change, {"config": config})
+
+    assert config == Config(**MAPPINGS)
+
+
+def test_mappings_of_a_config_are_copies() -> None:
+    given = {"env_vars": {"A": "1"}}
+    config = Config(runtime_env=given)
+
+    given["env_vars"]["A"] = "2"
+
+    assert config.runtime_env == {"env_vars": {"A": "1"}}
+
+
+@pytest.mark.parametrize("config", [Config(), Config(**MAPPINGS)], ids=["", "mappings"])
+def test_equal_configs_have_one_hash(config: Config) -> None:
+    found: list[Any] = [
+        config,
+        Config(**config.model_dump()),
+        Config.model_validate_json(config.model_dump_json()),
+        pickle.loads(pickle.dumps(config)),
+        copy.deepcopy(config),
+    ]
+
+    assert len(set(found)) == 1
+
+
+def test_mappings_are_dumped_as_plain_ones() -> None:
+    dumped = Config(**MAPPINGS).model_dump()
+
+    assert (
+        yaml.safe_load(yaml.safe_dump(dumped["runtime_env"]))
+        == (MAPPINGS["runtime_env"])
+    )
+    assert type(dumped["workers"]["resources"]) is dict
 
 
 def test_config_pickles() -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import pydantic
 import pydantic_core
 
+from ray_fed.config.frozen_values import freeze
+
 MAX_WORKERS = 2**16
 """Of one pool: beyond what one Ray cluster holds."""
 
@@ -73,7 +75,12 @@ Seconds = Annotated[Real, pydantic.Field(gt=0, le=10**9)]
 Amount = Annotated[
     Real, pydantic.Field(ge=0, le=2**31), pydantic.AfterValidator(_check_grain)
 ]
-Amounts = Annotated[Mapping[str, Amount], pydantic.AfterValidator(_check_names)]
+Amounts = Annotated[
+    Mapping[str, Amount],
+    pydantic.AfterValidator(_check_names),
+    pydantic.AfterValidator(freeze),
+]
+Environment = Annotated[Mapping[str, Any], pydantic.AfterValidator(freeze)]
 
 
 COUNTED = ("workers", "subrounds")

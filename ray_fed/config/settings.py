@@ -1,7 +1,6 @@
 """The tree of settings, frozen, with their defaults."""
 
 import os
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -17,6 +16,7 @@ from ray_fed.config.fields import (
     Bytes,
     Count,
     CountOrNone,
+    Environment,
     Real,
     Seconds,
     Seed,
@@ -53,7 +53,7 @@ class Workers(Frozen):
     count: Size = None
     num_cpus: Annotated[Amount, pydantic.Field(gt=0)] = 1.0
     num_gpus: Amount = 0.0
-    resources: Amounts = pydantic.Field(default={})
+    resources: Amounts = pydantic.Field(default={}, validate_default=True)
     start_timeout_s: Seconds = 120.0
     client_bytes: Bytes = 2**30
     wait_timeout_s: Seconds = 300.0
@@ -218,7 +218,7 @@ class Config(Frozen):
     data: Data = Data()
     kept_bytes: Bytes = 512 * 2**20
     max_dropped_clients: CountOrNone = 0
-    runtime_env: Mapping[str, Any] | None = None
+    runtime_env: Environment | None = None
 
     def __init__(self, **data: Any) -> None:
         """Take fields or short forms; a signature of fields would forbid those."""

@@ -266,7 +266,7 @@ def _connect(address: str | None, config: Config, say: Callable[[str], None]) ->
         return False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if config.runtime_env is not None:
-        options["runtime_env"] = dict(config.runtime_env)
+        options["runtime_env"] = config.model_dump()["runtime_env"]
     if address != "local":
         say("looking for Ray" if address is None else f"joining Ray at {address}")
         if joining.join(address or "auto", **options):
