@@ -606,6 +606,13 @@ def test_word_for_workers_says_what_it_may_be() -> None:
         pytest.param("RAY_FED_WORKERS", "zwei", id="short form"),
         pytest.param("RAY_FED_WORKERS__COUNT", "-1", id="full form"),
         pytest.param("RAY_FED_BACKEND", "spark", id="upper level"),
+        pytest.param("RAY_FED_SEED__X", "1", id="below a number"),
+        pytest.param("RAY_FED_WORKERS__RESOURCES", "{a: .nan}", id="mapping"),
+        pytest.param("RAY_FED_WORKERS__RESOURCES", "{1: 2}", id="name of a mapping"),
+        pytest.param("RAY_FED_WORKERS__RESOURCES__A", ".nan", id="part of a mapping"),
+        pytest.param("RAY_FED_WORKERS", "{count: -1}", id="level as a mapping"),
+        pytest.param("RAY_FED_DATA__PROTOCOLS", "[s3, 1]", id="member of a list"),
+        pytest.param("RAY_FED_WORKRES__COUNT", "1", id="unknown"),
     ],
 )
 def test_value_out_of_range_names_its_variable(
@@ -617,6 +624,22 @@ def test_value_out_of_range_names_its_variable(
         Config.load()
 
     assert str(caught.value).endswith(f" Set by: {variable}.")
+
+
+def test_only_variables_that_set_it_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("RAY_FED_WORKERS__NUM_CPUS", "2")
+    monkeypatch.setenv("RAY_FED_WORKERS__RESOURCES", "{b: 1}")
+    monkeypatch.setenv("RAY_FED_DATA__PROTOCOLS", "[s3]")
+    path = _write(tmp_path, "workers: {resources: {a: .nan}}")
+
+    with pytest.raises(errors.ConfigError) as caught:
+        Config.load(path, data={"protocols": [1]})
+
+    assert "workers.resources.a" in str(caught.value)
+    assert "data.protocols" in str(caught.value)
+    assert "RAY_FED" not in str(caught.value)
 
 
 def test_argument_out_of_range_names_no_variable(

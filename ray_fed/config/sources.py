@@ -20,22 +20,26 @@ _NO_YAML = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
 
 def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
     """Return the variables that hold settings which an error is about."""
-    found: list[str] = []
     details = error.errors() if isinstance(error, pydantic.ValidationError) else []
-    for detail in details:
-        path = [str(part) for part in detail["loc"]]
-        shorter = [path, *([path[:-1]] if path[1:] == ["count"] else [])]
-        names = [_PREFIX + "__".join(parts).upper() for parts in shorter]
-        if not _holds(arguments, path):
-            found += [name for name in names if name in os.environ]
-    return found
+    paths = [[str(part) for part in detail["loc"]] for detail in details]
+    paths = [path for path in paths if not _holds(arguments, path)]
+    return [
+        variable
+        for variable, text in sorted(os.environ.items())
+        if variable.startswith(_PREFIX)
+        and any(_holds(read_environment({variable: text}), path) for path in paths)
+    ]
 
 
 def _holds(settings: Any, path: list[str]) -> bool:
+    """Return whether settings decide the one at a path, alone or with others."""
     for part in path:
-        if not isinstance(settings, Mapping) or part not in settings:
+        if not isinstance(settings, Mapping):
+            return True
+        named = {str(k): v for k, v in cast("Mapping[Any, Any]", settings).items()}
+        if part not in named:
             return False
-        settings = cast("Mapping[str, Any]", settings)[part]
+        settings = named[part]
     return True
 
 
