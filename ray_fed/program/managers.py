@@ -36,6 +36,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
     Raises:
         UnsupportedError: `root_dir` is neither a path nor a URI that fsspec can use
             here, or `prefix` no beginning of a name.
+        ValueMismatchError: `keep_total` is no whole number.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         prefix: str = "program_state_",
         keep_total: int = 5,
     ) -> None:
+        self._keep_total = _check_keep_total(keep_total)
         self._versions = open_versions(root_dir, prefix)
-        self._keep_total = keep_total
 
     @override
     async def get_versions(self) -> list[int] | None:
@@ -157,6 +158,15 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         except (FileNotFoundError, errors.SavedStateError):
             return False
         return True
+
+
+def _check_keep_total(keep_total: object) -> int:
+    if isinstance(keep_total, bool) or not isinstance(keep_total, int | np.integer):
+        raise errors.ValueMismatchError(
+            "Expected a whole number of versions to keep as `keep_total`, found"
+            f" {structs.show(keep_total)}: 0 keeps all."
+        )
+    return int(keep_total)
 
 
 def _check_version(version: object) -> int:

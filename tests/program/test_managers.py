@@ -210,6 +210,14 @@ def test_last_versions_are_kept(tmp_path: pathlib.Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.parametrize("keep_total", [1.5, "3", None, True])
+def test_number_of_kept_versions_is_checked_when_made(
+    tmp_path: pathlib.Path, keep_total: Any
+) -> None:
+    with pytest.raises(errors.ValueMismatchError, match="whole number of versions"):
+        FileProgramStateManager(tmp_path, keep_total=keep_total)
+
+
 def test_all_versions_are_kept(tmp_path: pathlib.Path) -> None:
     manager = FileProgramStateManager(tmp_path, keep_total=0)
     for version in range(12):
