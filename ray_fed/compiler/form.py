@@ -29,6 +29,7 @@ class MergeableCompForm:
             alone where `up_to_merge` takes no argument.
 
     Raises:
+        ValueMismatchError: one of these is no computation.
         UpToMergeTypeError: `up_to_merge` returns no server-placed value.
         MergeTypeNotAssignableError: `merge` does not take two results of
             `up_to_merge`, or its own.
@@ -44,6 +45,9 @@ class MergeableCompForm:
         merge: flf.ConcreteComputation,
         after_merge: flf.ConcreteComputation,
     ) -> None:
+        type_checks.check_kind(up_to_merge, flf.ConcreteComputation, "up_to_merge")
+        type_checks.check_kind(merge, flf.ConcreteComputation, "merge")
+        type_checks.check_kind(after_merge, flf.ConcreteComputation, "after_merge")
         partial = _partial_type(up_to_merge)
         _check_merge(merge, partial)
         merged = fl.FederatedType(merge.type_signature.result, fl.SERVER)

@@ -38,6 +38,7 @@ from ray_fed.compiler.partial_aggregations import (
 )
 from ray_fed.compiler.stage_inputs import PAIR, partial_type, stage_input
 from ray_fed.compiler.substitution import select, zip_at_server
+from ray_fed.language import type_checks
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -54,9 +55,11 @@ def compile_to_mergeable_comp_form(
             have none, and need not take an argument.
 
     Raises:
+        ValueMismatchError: it is no computation.
         CompileError: an aggregation depends on the result of another one, is of a kind
             that has no partials, or merges with values that depend on the argument.
     """
+    type_checks.check_kind(comp, flf.ConcreteComputation, "comp")
     chain = compile_to_chain(comp)
     if len(chain.stages) > 1:
         raise errors.CompileError(

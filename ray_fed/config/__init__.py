@@ -5,6 +5,7 @@ names a field, with two underscores between levels (`RAY_FED_RETRY__CRASH=5`), a
 value is read as YAML. Unknown keys are refused, with the nearest one.
 """
 
+from ray_fed.config.given_settings import check_config
 from ray_fed.config.settings import (
     Config,
     Data,
@@ -23,4 +24,5 @@ __all__ = [
     "Stragglers",
     "Subrounds",
     "Workers",
+    "check_config",
 ]

@@ -8,7 +8,7 @@ import federated_language as fl
 from federated_language.context_stack import runtime_error_context
 
 import ray_fed.errors as errors
-from ray_fed.config import Config
+from ray_fed.config import Config, check_config
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.factory import build_context
 
@@ -109,8 +109,8 @@ def init(
 
     Raises:
         ContextStateError: another context is installed.
-        ConfigError: the environment holds a setting that is not one, or `config` is no
-            `Config`.
+        ConfigError: the environment holds a setting that is not one, `config` is no
+            `Config`, or `address` is no text.
         ClusterError: there is no cluster at the address, or it is too small.
     """
     return _installation.install(address, _settings(config))
@@ -126,22 +126,15 @@ def create_context(
         address: as for `init`.
 
     Raises:
-        ConfigError: the environment holds a setting that is not one, or `config` is no
-            `Config`.
+        ConfigError: the environment holds a setting that is not one, `config` is no
+            `Config`, or `address` is no text.
         ClusterError: there is no cluster at the address, or it is too small.
     """
     return build_context(address, _settings(config))
 
 
 def _settings(config: object) -> Config:
-    if config is None:
-        return Config.load()
-    if not isinstance(config, Config):
-        raise errors.ConfigError(
-            f"Expected a ray_fed.Config, found a {type(config).__name__}: pass"
-            " ray_fed.Config(...) with the settings as its arguments."
-        )
-    return config
+    return Config.load() if config is None else check_config(config)
 
 
 def shutdown() -> None:

@@ -18,9 +18,10 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.cluster.driver.session import Session
 from ray_fed.compiler.binding import read_invocation
-from ray_fed.config import Config
+from ray_fed.config import Config, check_config
 from ray_fed.contexts.graph_check import ComputationChecks
 from ray_fed.executors.loops import LoopThread
+from ray_fed.language import type_checks
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.plan import merge_tree
@@ -73,7 +74,9 @@ class RayExecutionContext(flf.AsyncContext):
         pool_of: a context whose pool this one uses, too; that context owns it.
 
     Raises:
-        ConfigError: the backend is not "ray", or a pool was given and settings, too.
+        ConfigError: the backend is not "ray", a pool was given and settings, too, or
+            `config` is no `Config`.
+        ValueMismatchError: `pool_of` is no such context.
         ClusterError: there is no cluster at the address.
         ResourceError: the cluster is smaller than what `workers` asks for.
     """
@@ -90,6 +93,8 @@ class RayExecutionContext(flf.AsyncContext):
                 "Expected neither `config` nor `address` beside `pool_of`, found both"
                 " or one of them: the pool has its settings already."
             )
+        if pool_of is not None:
+            type_checks.check_kind(pool_of, RayExecutionContext, "pool_of")
         self._owns_pool = pool_of is None
         self._pool = _start(config, address) if pool_of is None else pool_of._open_pool  # noqa: SLF001 (of this class)
         config, session = self._pool.config, self._pool.session
@@ -159,7 +164,7 @@ class RayExecutionContext(flf.AsyncContext):
 
 
 def _start(config: Config | None, address: str | None) -> _Pool:
-    config = config or Config()
+    config = check_config(config)
     if config.backend != "ray":
         raise errors.ConfigError(
             f'Expected backend="ray" for a RayExecutionContext, found'

@@ -40,6 +40,9 @@ class FederatingExecutor(flf.Executor):
     Attributes:
         strategy: what the factory returned.
         unplaced: the unplaced executor.
+
+    Raises:
+        ValueMismatchError: an argument is no factory, or no executor.
     """
 
     def __init__(
@@ -47,6 +50,12 @@ class FederatingExecutor(flf.Executor):
         strategy_factory: Callable[["FederatingExecutor"], FederatingStrategy],
         unplaced_executor: flf.Executor,
     ) -> None:
+        type_checks.check_kind(unplaced_executor, flf.Executor, "unplaced_executor")
+        if not callable(cast("Any", strategy_factory)):
+            raise errors.ValueMismatchError(
+                "Expected `strategy_factory` to make a strategy of an executor, found"
+                f" {structs.show(strategy_factory)}."
+            )
         self.unplaced = unplaced_executor
         self.strategy = strategy_factory(self)
         self._embedder = Embedder(self.strategy, self.unplaced)

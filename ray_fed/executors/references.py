@@ -33,6 +33,7 @@ class ReferenceResolvingExecutor(flf.Executor):
     """
 
     def __init__(self, target_executor: flf.Executor) -> None:
+        type_checks.check_kind(target_executor, flf.Executor, "target_executor")
         self._target = target_executor
 
     @override

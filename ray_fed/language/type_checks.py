@@ -76,6 +76,25 @@ def narrow(value: object, cls: type[_T], label: str) -> _T:
     return value
 
 
+def check_kind(value: object, cls: type[_T], name: str) -> _T:
+    """Return an argument that a caller gave as a `cls`.
+
+    Args:
+        value: what was given.
+        cls: that it has to be of.
+        name: of the argument.
+
+    Raises:
+        ValueMismatchError: it is something else.
+    """
+    if not isinstance(value, cls):
+        raise errors.ValueMismatchError(
+            f"Expected `{name}` to be of the class `{cls.__name__}`, found"
+            f" {show(value)}."
+        )
+    return value
+
+
 def select_index(type_spec: fl.Type, index: int | None, name: str | None) -> int:
     """Return the position that an index or a name selects from a struct type.
 

@@ -37,6 +37,19 @@ def test_form_has_the_type_of_the_computation_that_it_stands_for() -> None:
     assert str(form.type_signature) == "({int32}@CLIENTS -> int32@SERVER)"
 
 
+@pytest.mark.parametrize("name", ["up_to_merge", "merge", "after_merge"])
+@pytest.mark.parametrize("part", [None, 3, len], ids=["none", "number", "function"])
+def test_form_of_no_computations_is_refused(name: str, part: Any) -> None:
+    parts: dict[str, Any] = {
+        "up_to_merge": UP_TO_MERGE,
+        "merge": MERGE,
+        "after_merge": AFTER_MERGE,
+    }
+
+    with pytest.raises(errors.ValueMismatchError, match=f"`{name}` to be of the class"):
+        MergeableCompForm(**{**parts, name: part})
+
+
 def test_form_keeps_its_parts() -> None:
     form = MergeableCompForm(UP_TO_MERGE, MERGE, AFTER_MERGE)
 

@@ -496,3 +496,9 @@ def test_same_computation_compiles_to_the_same_bytes(
         for form in forms
     )
     assert first == second
+
+
+@pytest.mark.parametrize("comp", [None, 3, b"", len])
+def test_what_is_no_computation_is_refused(comp: Any) -> None:
+    with pytest.raises(errors.ValueMismatchError, match="`comp` to be of the class"):
+        compile_to_mergeable_comp_form(comp)

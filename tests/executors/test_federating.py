@@ -23,6 +23,7 @@ from ray_fed.language import blocks, type_checks
 from ray_fed.worker.thread_strategy import LocalStrategy
 
 flf = fl.framework
+NOTHING: Any = None
 pb: Any = computation_pb2
 
 NUM_CLIENTS = 3
@@ -845,3 +846,17 @@ class TestEmptyCohort:
 
         assert computed(value) == 5
         assert computed(mapped) == 6
+
+
+@pytest.mark.parametrize(
+    ("build", "found"),
+    [
+        (lambda: FederatingExecutor(NOTHING, NOTHING), "`unplaced_executor` to be"),
+        (lambda: FederatingExecutor(NOTHING, EagerTFExecutor()), "`strategy_factory`"),
+        (lambda: ReferenceResolvingExecutor(NOTHING), "`target_executor` to be"),
+    ],
+    ids=["executor", "strategy", "target"],
+)
+def test_executors_over_nothing_are_refused(build: Any, found: str) -> None:
+    with pytest.raises(errors.ValueMismatchError, match=found):
+        build()

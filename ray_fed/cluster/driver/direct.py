@@ -15,7 +15,7 @@ from ray_fed.cluster.driver.session import Session
 from ray_fed.cluster.task.connection import WorkerConnection
 from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
 from ray_fed.cluster.task.remote_executor import RemoteExecutor
-from ray_fed.config import Config
+from ray_fed.config import Config, check_config
 from ray_fed.executors.seeded import SeededExecutor
 from ray_fed.worker import stacks
 
@@ -44,7 +44,7 @@ class RayExecutorFactory(flf.ExecutorFactory):
     def __init__(
         self, config: Config | None = None, address: str | None = None
     ) -> None:
-        self._config = config or Config()
+        self._config = check_config(config)
         self._session = Session(address, self._config, needs_all=True)
         self._connections = [
             WorkerConnection(source) for source in self._session.sources()

@@ -47,6 +47,20 @@ def join(address: str, **options: Any) -> bool:
     return True
 
 
+def check_address(address: object) -> None:
+    """Raise unless an address is text, or None.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if address is not None and not isinstance(address, str):
+        raise errors.ConfigError(
+            'Expected an `address` of Ray as text, such as "local", "auto" or'
+            f' "host:6379", found `{errors.describe(address)}`: pass settings as'
+            " `config`."
+        )
+
+
 def started_here() -> bool:
     """Return whether this process started the Ray that it is connected to.
 

@@ -97,6 +97,7 @@ class Session:
         self._gone: collections.deque[str] = collections.deque()
         self._name = uuid.uuid4().hex[:8]
         self._counted = _Counted(0, 0.0, -math.inf)
+        joining.check_address(address)
         was_connected = ray.is_initialized()
         try:
             self._owns_ray = _connect(address, config, say)
