@@ -219,6 +219,7 @@ class ClientData(ClientRows):
 
         Its columns that are named are sorted by client, and stay in the object store
         until this is gone. Rows of a client are in the order in which Ray has them.
+        To read and sort takes Ray a CPU that no worker holds.
 
         Args:
             dataset: a `ray.data.Dataset`.
@@ -232,6 +233,7 @@ class ClientData(ClientRows):
         Raises:
             ConfigError: a column is not there, or an argument is out of its range.
             ValueMismatchError: a column has what no tensor holds.
+            ResourceError: workers hold all CPUs.
         """
         from ray_fed.cluster.driver.dataset_blocks import DatasetBlocks
 

@@ -9,6 +9,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.cluster import workers
+from ray_fed.cluster.driver import task_cpus
 from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.files import opening
 from ray_fed.files.features import missing_column
@@ -28,6 +29,7 @@ class DatasetBlocks(TableRows):
     Raises:
         ConfigError: a column is not there.
         ValueMismatchError: it is no dataset, or has no rows.
+        ResourceError: workers leave no CPU to read and sort it.
     """
 
     label = "the dataset"
@@ -38,12 +40,9 @@ class DatasetBlocks(TableRows):
                 f"Expected a ray.data.Dataset, found {errors.describe(dataset)}."
             )
         names = list(dict.fromkeys(columns))
-        found: list[str] = list(dataset.columns() or ())
-        for name in names:
-            if name not in found:
-                raise missing_column(name, found, self.label)
-        grouped = dataset.select_columns(names).sort(client).materialize()
-        self._blocks: list[Any] = grouped.to_arrow_refs()
+        self._blocks: list[Any] = task_cpus.run_tasks(
+            lambda: self._group(dataset, client, names), "a dataset of Ray Data"
+        )
         self._ids = [workers.pick_column.remote(b, client) for b in self._blocks]
         heads = (fetch(workers.count_rows.remote(block)) for block in self._blocks)
         sizes, schemas = zip(*heads, strict=True) if self._blocks else ((), ())
@@ -54,6 +53,14 @@ class DatasetBlocks(TableRows):
             )
         self.schema = filled[0]
         self._ends = np.cumsum(sizes, dtype=np.int64)
+
+    def _group(self, dataset: Any, client: str, names: list[str]) -> list[Any]:
+        found: list[str] = list(dataset.columns() or ())
+        for name in names:
+            if name not in found:
+                raise missing_column(name, found, self.label)
+        grouped = dataset.select_columns(names).sort(client).materialize()
+        return grouped.to_arrow_refs()
 
     @override
     def __getstate__(self) -> dict[str, Any]:
