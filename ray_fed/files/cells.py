@@ -43,6 +43,20 @@ def find_whole(table: Any) -> NDArray[np.bool_]:
     return whole
 
 
+def _find_changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which values a cast of arrow took for fitting that became others.
+
+    Floats beyond the range of the dtype become infinite, and all but zero true.
+    """
+    match after.dtype.kind:
+        case "f":
+            return np.isinf(after) & ~np.isinf(before)
+        case "b":
+            return after != before
+        case _:
+            return np.zeros(len(after), np.bool_)
+
+
 class _Cells:
     """Reads the tensors of one client's rows."""
 
@@ -113,12 +127,19 @@ class _Cells:
 
     def _cast(self, name: str, array: Any, dtype: np.dtype[Any]) -> Any:
         pyarrow: Any = opening.import_extra("pyarrow")
+        then = f"name a dtype other than {dtype}."
         try:
-            return array.cast(pyarrow.from_numpy_dtype(dtype))
+            cast = array.cast(pyarrow.from_numpy_dtype(dtype))
         except pyarrow.ArrowException as error:
-            raise self._mismatch(
-                name, f"`{error}`", f"name a dtype other than {dtype}."
-            ) from error
+            raise self._mismatch(name, f"`{error}`", then) from error
+        if dtype.kind != "f":
+            self._check_nulls(name, cast)
+        before = array.to_numpy(zero_copy_only=False)
+        changed = before[_find_changed(before, cast.to_numpy(zero_copy_only=False))]
+        if len(changed):
+            found = f"{len(changed)} that {dtype} does not hold, such as {changed[0]}"
+            raise self._mismatch(name, found, then)
+        return cast
 
     def _check_nan(self, name: str, values: NDArray[Any]) -> None:
         count = int(np.isnan(values).sum())

@@ -190,6 +190,67 @@ def test_dtypes_cast_and_name_what_does_not_fit() -> None:
         ClientData.from_table(table, client="who", x="x", dtypes={"x": np.uint8})
 
 
+@pytest.mark.parametrize("route", ["memory", "file", "laid"])
+@pytest.mark.parametrize(
+    ("cell", "dtype"),
+    [
+        (1e300, np.float32),
+        (-1e300, np.float32),
+        (70000.0, np.float16),
+        (0.5, np.bool_),
+        (2.0, np.bool_),
+        (0.5, np.int32),
+        (1e10, np.int32),
+    ],
+)
+def test_what_a_cast_would_change_is_named(
+    tmp_path: pathlib.Path, route: str, cell: float, dtype: Any
+) -> None:
+    table = {"who": ["u", "v", "v"], "x": [1.0, 0.0, cell]}
+    build = _building(table, tmp_path, route)
+
+    with pytest.raises(errors.ValueMismatchError, match=r"column `x` .* client 'v'"):
+        tables.read(build(x="x", dtypes={"x": dtype}))
+
+
+@pytest.mark.parametrize("route", ["memory", "file", "laid"])
+def test_casts_keep_what_is_infinite_already(
+    tmp_path: pathlib.Path, route: str
+) -> None:
+    table = {"who": ["u", "v"], "x": [-np.inf, np.inf]}
+    build = _building(table, tmp_path, route)
+
+    data = build(x="x", dtypes={"x": np.float32})
+
+    assert tables.read(data) == {"u": [[-np.inf]], "v": [[np.inf]]}
+
+
+def test_nulls_that_are_kept_need_a_dtype_with_nan() -> None:
+    table = {"who": ["u", "v"], "x": [1.0, None]}
+    given: dict[str, Any] = {"client": "who", "x": "x", "missing": "keep"}
+
+    kept = ClientData.from_table(table, **given, dtypes={"x": np.float32})
+
+    assert np.isnan(tables.read(kept)["v"][0][0])
+    with pytest.raises(errors.ValueMismatchError, match=r"client 'v', found 1 nulls"):
+        ClientData.from_table(table, **given, dtypes={"x": np.int32})
+
+
+def _building(table: Any, folder: pathlib.Path, route: str) -> Any:
+    """Return a function that makes data of a table, by one of the routes."""
+    path = write(table, folder / "t.parquet")
+
+    def build(**options: Any) -> ClientData:
+        if route == "memory":
+            return ClientData.from_table(table, client="who", **options)
+        copy_bytes = 2**20 * (route == "laid")
+        return ClientData.from_parquet(
+            path, client="who", **options, copy_bytes=copy_bytes
+        )
+
+    return build
+
+
 @pytest.mark.parametrize("cell", [None, np.nan], ids=["null", "NaN"])
 @pytest.mark.parametrize("route", ["memory", "file", "laid"])
 def test_missing_labels_never_reach_the_weights(
