@@ -8,6 +8,7 @@ all of it is indexing: the rows of a client are cached, their arrangement is not
 
 import dataclasses
 import itertools
+import math
 import uuid
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ import ray_fed.errors as errors
 from ray_fed.data.parts import Part, seed_of
 from ray_fed.language.structs import Plain
 from ray_fed.plan import random_keys
+from ray_fed.values import read_limits
 from ray_fed.values.client_references import ClientSource
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence, lay_column
 from ray_fed.values.tensor_structures import (
@@ -28,6 +30,9 @@ from ray_fed.values.tensor_structures import (
     flatten_type,
     storage_dtype,
 )
+
+_INDEX_BYTES = 8
+"""What says of each row which one of the base it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,15 +147,17 @@ class ArrangedSource(ClientSource):
     def arrange(self, value: Plain, position: int) -> Plain:
         rows: ColumnarSequence = value
         client, declared = self.ids[position], self.arrangement
-        order = self._order(client, rows.length)
+        kept = self._kept(client, rows.length)
+        epochs = self._count_epochs(client, rows, len(kept))
+        order = self._order(client, rows.length, kept, epochs)
         if declared.batch_size is None:
             found = order if order is not None else np.arange(rows.length)
             columns = [_gather(column, order) for column in rows.columns]
             return ColumnarSequence(tuple(columns), len(found))
         length = rows.length if order is None else len(order)
-        splits, kept = self._batches(length)
-        if kept is not None:
-            order = np.arange(length)[kept] if order is None else order[kept]
+        splits, whole = self._batches(length, epochs)
+        if whole is not None:
+            order = np.arange(length)[whole] if order is None else order[whole]
         types = flatten_type(self.row)
         columns = [
             self._batched(column, order, splits, tensor, client)
@@ -158,29 +165,46 @@ class ArrangedSource(ClientSource):
         ]
         return ColumnarSequence(tuple(columns), len(splits) - 1)
 
-    def _order(self, client: Hashable, count: int) -> NDArray[np.int64] | None:
+    def _kept(self, client: Hashable, count: int) -> NDArray[np.int64]:
+        """Return the rows of one epoch, by index, in the order of the base."""
+        part, take = self.arrangement.part, self.arrangement.take
+        rows = np.arange(count) if part is None else part.rows(client, count)
+        return rows if take is None else rows[:take]
+
+    def _count_epochs(
+        self, client: Hashable, rows: ColumnarSequence, num_kept: int
+    ) -> int:
+        """Return how often rows are gone through: once where there are none.
+
+        Raises:
+            ValueMismatchError: the rows of all epochs are more than one sequence may
+                have.
+        """
+        epochs, limit = self.arrangement.epochs, read_limits.limits()
+        if epochs == 1 or not num_kept:
+            return 1
+        row_bytes = rows.num_bytes / rows.length + _INDEX_BYTES
+        found = math.ceil(row_bytes * num_kept) * epochs
+        if found > limit.num_bytes:
+            raise errors.ValueMismatchError(
+                f"Expected the rows of {epochs} `epochs` of the client {client!r} to"
+                f" take at most {limit.num_bytes} bytes, found {found}: lower `epochs`."
+                f" {limit.advice}"
+            )
+        return epochs
+
+    def _order(
+        self, client: Hashable, count: int, kept: NDArray[np.int64], epochs: int
+    ) -> NDArray[np.int64] | None:
         """Return the rows to take, by index; None: all of them as they are."""
-        declared = self.arrangement
-        if declared.part is None:
-            rows = np.arange(count)
-        else:
-            rows = declared.part.rows(client, count)
-        if declared.take is not None:
-            rows = rows[: declared.take]
-        if declared.shuffles:
+        if self.arrangement.shuffles:
             return np.concatenate(
                 [
-                    rows[self._shuffle(client, epoch, len(rows))]
-                    for epoch in self._epochs
+                    kept[self._shuffle(client, epoch, len(kept))]
+                    for epoch in range(epochs)
                 ]
             )
-        if len(rows) == count and declared.epochs == 1:
-            return None
-        return np.tile(rows, declared.epochs)
-
-    @property
-    def _epochs(self) -> range:
-        return range(self.arrangement.epochs)
+        return None if len(kept) == count and epochs == 1 else np.tile(kept, epochs)
 
     def _shuffle(self, client: Hashable, epoch: int, count: int) -> NDArray[np.int64]:
         seed, invocation = self.occasion() or (0, 0)  # pyright: ignore[reportGeneralTypeIssues]
@@ -189,19 +213,19 @@ class ArrangedSource(ClientSource):
         drawn = seed_of("shuffle", seed, invocation, client, epoch)
         return np.random.default_rng(drawn).permutation(count)
 
-    def _batches(self, length: int) -> tuple[NDArray[np.int64], Any]:
+    def _batches(self, length: int, epochs: int) -> tuple[NDArray[np.int64], Any]:
         """Return where batches begin and end; and which rows are kept, None: all.
 
         A batch has rows of one epoch alone.
         """
         declared = self.arrangement
-        size, rows = declared.batch_size or 1, length // declared.epochs
+        size, rows = declared.batch_size or 1, length // epochs
         if declared.drop_remainder:
             whole = rows - rows % size
             kept = np.arange(length) % max(1, rows) < whole
-            return np.arange(0, whole * declared.epochs + 1, size), kept
+            return np.arange(0, whole * epochs + 1, size), kept
         ends = np.append(np.arange(size, rows, size), rows) if rows else np.arange(0)
-        starts = np.arange(declared.epochs)[:, None] * rows
+        starts = np.arange(epochs)[:, None] * rows
         return np.append(0, (ends + starts).ravel()).astype(np.int64), None
 
     def _batched(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.plan import random_keys
@@ -59,6 +60,41 @@ def test_batches_end_with_their_epoch(
         if drop_remainder:
             batches = [batch for batch in batches if len(batch) == size]
         assert found[client] == batches * epochs
+
+
+@pytest.mark.parametrize("step", ["batch", "shuffle", "neither"])
+def test_rows_of_all_epochs_have_a_bound(local_contexts: Any, step: str) -> None:
+    workers = ray_fed.Workers(count=2, client_bytes=2**16)
+    context = local_contexts(workers=workers)
+    data = of_sizes(3).epochs(10_000)
+    steps: dict[str, Any] = {"batch": lambda: data.batch(2), "shuffle": data.shuffle}
+    arranged = steps.get(step, lambda: data)()
+
+    @rtf.computation(arranged.type_signature)
+    def count(rows: Any) -> Any:
+        def add(total: Any, row: Any) -> Any:
+            del row
+            return total + 1
+
+        return rows.reduce(np.int64(0), add)
+
+    @fl.federated_computation(fl.FederatedType(arranged.type_signature, fl.CLIENTS))
+    def count_all(clients: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(count, clients))
+
+    with pytest.raises(
+        errors.ValueMismatchError,
+        match=r"10000 `epochs` of the client 0 to take at most 65536 bytes, found"
+        r" 360000: lower `epochs`\. Raise `workers\.client_bytes`",
+    ):
+        context.invoke(count_all, arranged)
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_clients_without_rows_have_any_number_of_epochs(size: int | None) -> None:
+    data = of_sizes(0).epochs(10**12).batch(size)
+
+    assert rows_of(data) == rows_of(data.shuffle()) == [[]]
 
 
 def test_order_is_anew_in_each_call_epoch_and_client_and_that_of_the_seed() -> None:
