@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import federated_language as fl
 import numpy as np
 
 from ray_fed.data.client_rows import ClientRows
+from ray_fed.data.held_values import hold_values, weigh_values
 from ray_fed.data.laid_source import LaidSource
 from ray_fed.data.sqlite_source import SqliteSource
 from ray_fed.data.table_source import (
@@ -22,9 +23,7 @@ from ray_fed.files.laying import ClientTable
 from ray_fed.files.parquet_rows import ParquetRows
 from ray_fed.files.sqlite_rows import SqliteRows
 from ray_fed.files.table_rows import TableRows
-from ray_fed.values import plain_values
 from ray_fed.values.client_sources import FunctionSource, HeldSource
-from ray_fed.values.columnar_sequence import ColumnarSequence
 
 COPY_BYTES = 4 * 2**30
 """The most bytes of disk that a machine lays a table's rows in, unless told."""
@@ -64,7 +63,8 @@ class ClientData(ClientRows):
                 elements of its sequences.
 
         Raises:
-            ValueMismatchError: a value is not of the type.
+            ValueMismatchError: a value is not of the type, or an iterable has more than
+                `data.sequence_bytes` of the context that is installed.
             ConfigError: there are more or fewer weights than clients, one is not such a
                 number, or ids cannot be hashed or are not distinct.
         """
@@ -74,15 +74,8 @@ class ClientData(ClientRows):
         else:
             ids, given = list(range(len(clients))), list(clients)
         member = fl.to_type(type_spec)
-        held = [
-            plain_values.to_plain(
-                value, member, f"what the client with the id {client!r} has"
-            )
-            for client, value in zip(ids, given, strict=True)
-        ]
-        if weights is None:
-            counts = [_count_elements(value) for value in held]
-            weights = None if None in counts else cast("list[float]", counts)
+        held = hold_values(ids, given, member)
+        weights = weigh_values(held) if weights is None else weights
         return cls._of(HeldSource(held), member, ids, weights)
 
     @classmethod
@@ -285,13 +278,3 @@ class ClientData(ClientRows):
         member = fl.SequenceType(features.element)
         sizes = index.sizes.astype(np.float64)
         return cls._of(source, member, ids, sizes).batch(batch_size)
-
-
-def _count_elements(value: Any) -> float | None:
-    """Return how many elements the sequences of a plain value have; None without."""
-    if isinstance(value, ColumnarSequence):
-        return float(max([value.length, *(len(c.rows) for c in value.columns)]))
-    if not isinstance(value, tuple):
-        return None
-    counts = [_count_elements(member) for member in cast("tuple[Any, ...]", value)]
-    return sum(known) if (known := [c for c in counts if c is not None]) else None

@@ -1,6 +1,7 @@
 """Sequences at the edge: datasets and iterables, read in bounded steps to columns."""
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -91,6 +92,8 @@ def _read_elements(
     runs: list[list[columnar_sequence.Column]] = []
     length = 0
     while step := list(itertools.islice(elements, size)):
+        if _is_endless(value):
+            raise _endless(label, f"itertools.{type(value).__name__}")
         alike = lay_alike(step, element)
         runs.append(alike or _lay(step, element, label, length, to_plain))
         length += len(step)
@@ -157,11 +160,22 @@ def _length_of(dataset: Any, label: str) -> int:
     """Return how many elements a dataset says it has; negative: it does not know."""
     length = int(dataset.cardinality()) if hasattr(dataset, "cardinality") else -2
     if length == _INFINITE:
-        raise errors.ValueMismatchError(
-            f"Expected {label} to be a dataset that ends, found one without end: take"
-            " as many elements of it as the client has."
-        )
+        raise _endless(label, "a dataset")
     return length
+
+
+def _endless(label: str, found: str) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f"Expected {label} to end, found {found} without end: take as many elements of"
+        " it as the client has."
+    )
+
+
+def _is_endless(value: object) -> bool:
+    """Return whether an iterable that has elements is known to have no end."""
+    if isinstance(value, itertools.repeat):
+        return operator.length_hint(cast("Any", value), _INFINITE) == _INFINITE
+    return isinstance(value, itertools.count | itertools.cycle)
 
 
 def _step_size(specs: Sequence[tuple[fl.TensorType, Any]], length: int) -> int:

@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import itertools
 import os
 import pathlib
 import sys
@@ -19,7 +20,7 @@ import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.program import ClientData
+from ray_fed.program import ClientData, RayFederatedContext
 from ray_fed.values.client_references import ClientRun
 from ray_fed.worker import stacks
 from ray_fed.worker.client_store import ClientStore
@@ -379,6 +380,38 @@ def test_references_tell_ids_and_weights() -> None:
 def test_bad_input_is_refused(build: Callable[[], Any], message: str) -> None:
     with pytest.raises(errors.UserError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [itertools.repeat(1.0), itertools.count(1.0), itertools.cycle([1.0])],
+    ids=["repeat", "count", "cycle"],
+)
+def test_values_without_end_are_refused_at_once(values: Any) -> None:
+    with pytest.raises(
+        errors.ValueMismatchError, match=r"id 'a' has to end, found itertools\.\w+ with"
+    ):
+        ClientData.from_values({"a": values}, fl.SequenceType(np.float32))
+
+
+@pytest.mark.parametrize("is_federated", [False, True], ids=["execution", "federated"])
+def test_values_have_the_bound_of_the_installed_context(
+    local_contexts: ContextFactory, is_federated: bool
+) -> None:
+    context: Any = local_contexts(data={"sequence_bytes": 4000})
+    if is_federated:
+        context = RayFederatedContext(context)
+    floats = fl.SequenceType(np.float32)
+
+    with fl.framework.get_context_stack().install(context):
+        data = ClientData.from_values({"a": itertools.repeat(1.0, 1000)}, floats)
+        with pytest.raises(
+            errors.ValueMismatchError, match=r"4000 bytes.*`data\.sequence_bytes`"
+        ):
+            ClientData.from_values({"a": itertools.repeat(1.0, 1001)}, floats)
+
+    assert data.weights is not None
+    assert data.weights.tolist() == [1000.0]
 
 
 @pytest.mark.ray

@@ -159,11 +159,13 @@ def test_other_endless_sequences_end_too(endless: Callable[[], Any]) -> None:
 
 
 def test_elements_without_tensors_end_at_the_bound() -> None:
+    given = (() for _ in itertools.count())
+
     with (
         read_limits.limited(LIMITS),
         pytest.raises(errors.ValueMismatchError, match="20000 bytes"),
     ):
-        plain_values.to_plain(itertools.repeat(()), fl.SequenceType(fl.StructType([])))
+        plain_values.to_plain(given, fl.SequenceType(fl.StructType([])))
 
 
 def test_lists_are_not_held_to_the_bound() -> None:
