@@ -12,6 +12,7 @@ import pathlib
 import sqlite3
 import urllib.parse
 from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,14 +68,21 @@ class SqliteRows:
 
         Raises:
             MissingFileError: the file is not there.
-            ValueMismatchError: it cannot be read, or has another number of examples
-                for the client than it says.
+            ValueMismatchError: it cannot be read, has what are no bytes, or has another
+                number of examples for the client than it says.
         """
         with self._connect() as connection:
             if self._row_ids is None:
-                found = self._search(connection, self.ids[position])
+                found: list[Any] = self._search(connection, self.ids[position])
             else:
                 found = self._pick(connection, self._row_ids[position])
+        wrong = [row for row in found if not isinstance(row, bytes)]
+        if wrong:
+            raise errors.ValueMismatchError(
+                f"Expected bytes as each `serialized_example_proto` of the client"
+                f" {self.ids[position]!r} in {self.label}, found"
+                f" {errors.describe(wrong[0])}: write or copy the file anew."
+            )
         if len(found) != self.sizes[position]:
             raise errors.ValueMismatchError(
                 f"Expected {self.sizes[position]} examples of the client"
@@ -160,13 +168,10 @@ class SqliteRows:
 
     def _search(self, connection: sqlite3.Connection, client: object) -> list[bytes]:
         rows = connection.execute(self._client_query, self._arguments(client))
-        return [bytes(row) for (row,) in rows]
+        return [row for (row,) in rows]
 
     def _pick(
         self, connection: sqlite3.Connection, row_ids: NDArray[np.int64]
     ) -> list[bytes]:
         query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
-        return [
-            bytes(connection.execute(query, (int(row),)).fetchone()[0])
-            for row in row_ids
-        ]
+        return [connection.execute(query, (int(row),)).fetchone()[0] for row in row_ids]

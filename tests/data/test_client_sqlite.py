@@ -1,5 +1,6 @@
 """Clients out of SQLite files in the schema of TensorFlow Federated's client data."""
 
+import contextlib
 import pathlib
 import sqlite3
 from typing import Any
@@ -97,6 +98,26 @@ def test_feature_that_an_example_lacks_is_named(tmp_path: pathlib.Path) -> None:
 
     with pytest.raises(errors.ValueMismatchError, match=r"'size'.*'anna'"):
         data[0].read()
+
+
+@pytest.mark.parametrize("is_indexed", [True, False], ids=["index", "no index"])
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xffjunk", b"junk", "text", None, 7], ids=repr
+)
+def test_damaged_example_is_named(
+    tmp_path: pathlib.Path, damage: Any, is_indexed: bool
+) -> None:
+    path = write(tmp_path / "c.sqlite", is_indexed=is_indexed)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        query = "UPDATE examples SET serialized_example_proto = ? WHERE rowid = 1"
+        connection.execute(query, (damage,))
+        connection.commit()
+
+    data = ClientData.from_sqlite(path, features=FEATURES, split="train")
+
+    with pytest.raises(errors.ValueMismatchError, match=r"client 'anna' in .*\.sqlite"):
+        data[0].read()
+    assert len(data[1].read()) == 1
 
 
 def test_what_is_no_such_file_is_refused(tmp_path: pathlib.Path) -> None:

@@ -62,11 +62,19 @@ def parse(
             )
             columns = [_column(parsed[name], features[name]) for name in features]
     except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
-        raise errors.ValueMismatchError(
-            f"Expected examples with the features {list(features)} in {label}, found"
-            f" otherwise ({error.message})."
-        ) from error
+        raise _mismatch(features, label, str(error.message)) from error
+    except UnicodeDecodeError as error:  # TensorFlow's message quotes the bytes
+        raise _mismatch(features, label, "bytes that are no example") from error
     return ColumnarSequence(tuple(columns), len(serialised))
+
+
+def _mismatch(
+    features: Mapping[str, fl.TensorType], label: str, found: str
+) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f"Expected examples with the features {list(features)} in {label}, found"
+        f" otherwise ({found})."
+    )
 
 
 def _feature(name: str, tensor: fl.TensorType) -> Any:
