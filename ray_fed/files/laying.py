@@ -176,8 +176,8 @@ class _Positions:
     def __init__(self, table: ClientTable) -> None:
         self._table = table
         ids = np.array(table.ids, object)
-        are_numbers = all(type(client) is int for client in table.ids)
-        self._numbers = ids.astype(np.int64) if are_numbers else None
+        are_small = all(type(i) is int and i < 2**63 for i in table.ids)
+        self._numbers = ids.astype(np.int64) if are_small else None
         self._named = {client: index for index, client in enumerate(table.ids)}
 
     def find(self, column: Any) -> NDArray[np.int64]:

@@ -238,7 +238,7 @@ def test_nulls_that_are_kept_need_a_dtype_with_nan() -> None:
 
 def _building(table: Any, folder: pathlib.Path, route: str) -> Any:
     """Return a function that makes data of a table, by one of the routes."""
-    path = write(table, folder / "t.parquet")
+    path = write(pa.table(table), folder / "t.parquet")
 
     def build(**options: Any) -> ClientData:
         if route == "memory":
@@ -296,6 +296,19 @@ def test_bad_columns_are_named(options: dict[str, Any], message: str) -> None:
 
     with pytest.raises(errors.UserError, match=message):
         ClientData.from_table(pa.table(columns | {"t": times}), **given)
+
+
+@pytest.mark.parametrize("ids", [[2**63 + 5, 7, 2**63 + 5], [2**64 - 1] * 3])
+@pytest.mark.parametrize("route", ["memory", "file", "laid"])
+def test_ids_may_be_as_large_as_unsigned_ones(
+    tmp_path: pathlib.Path, ids: list[int], route: str
+) -> None:
+    table = {"who": pa.array(ids, pa.uint64()), "x": [1, 2, 3]}
+
+    data = _building(table, tmp_path, route)(x="x")
+
+    wanted = {i: [[n] for n, j in enumerate(ids, 1) if i == j] for i in sorted(ids)}
+    assert tables.read(data) == wanted
 
 
 def test_rows_without_a_client_are_refused() -> None:
