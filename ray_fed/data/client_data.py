@@ -7,6 +7,7 @@ from typing import Any, Self
 import federated_language as fl
 import numpy as np
 
+import ray_fed.errors as errors
 from ray_fed.data.client_rows import ClientRows
 from ray_fed.data.held_values import hold_values, weigh_values
 from ray_fed.data.laid_source import LaidSource
@@ -148,6 +149,10 @@ class ClientData(ClientRows):
                 between files, or a row has no client.
         """
         given = [path] if isinstance(path, str | os.PathLike) else path
+        if not given:
+            raise errors.ConfigError(
+                "Expected a file or a folder, or several, as `path`, found none."
+            )
         uris = [os.fspath(uri) for uri in given]
         columns = [client, *columns_of(x), *columns_of(y)]
         rows = ParquetRows(uris, columns)

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
-from ray_fed.files.features import missing_column
+from ray_fed.files.features import check_columns
 from ray_fed.files.parquet_rows import take_rows
 from ray_fed.files.row_index import IdCoder
 from ray_fed.files.table_rows import TableRows
@@ -24,7 +24,7 @@ class ArrowRows(TableRows):
 
     Raises:
         ValueMismatchError: it is no table, or arrow has no type for a column.
-        ConfigError: a column is not there.
+        ConfigError: a column is not there, or there twice.
     """
 
     label = "the table"
@@ -32,9 +32,7 @@ class ArrowRows(TableRows):
     def __init__(self, table: object, columns: Sequence[str]) -> None:
         names = list(dict.fromkeys(columns))
         found = _column_names(table)
-        for name in names:
-            if name not in found:
-                raise missing_column(name, found, self.label)
+        check_columns(names, found, self.label)
         self._table = _to_arrow(table, names)
         self.schema = self._table.schema
 

@@ -185,6 +185,22 @@ class _Columns:
         return dtype if dtype.kind == "O" else cast, shape
 
 
+def check_columns(names: Sequence[str], found: Sequence[str], table: str) -> None:
+    """Raise unless a table has columns of some names, each once.
+
+    Raises:
+        ConfigError: a column is not there, or there twice.
+    """
+    for name in names:
+        if name not in found:
+            raise missing_column(name, found, table)
+        if (count := list(found).count(name)) > 1:
+            raise errors.ConfigError(
+                f"Expected one column `{name}` in {table}, found {count} of that name:"
+                " rename all but one."
+            )
+
+
 def missing_column(name: str, found: Sequence[str], table: str) -> errors.ConfigError:
     """Return the error that a table has no column of a name."""
     near = difflib.get_close_matches(name, found, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
-from ray_fed.files.features import missing_column
+from ray_fed.files.features import check_columns, missing_column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ def list_files(
     """Return the schema of a table, and its files in the order of their paths.
 
     Args:
-        uris: of files and folders, in one file system.
+        uris: of files and folders, at least one, in one file system.
         columns: that must be there, and of one type in all files.
         label: what the table is called in an error.
 
@@ -59,20 +59,18 @@ def list_files(
             between files.
         ConfigError: a column is not there.
     """
-    datasets = _open_datasets(uris, label)
+    datasets = [found for found in _open_datasets(uris, label) if found.files]
+    if not datasets:
+        raise errors.MissingFileError(
+            f"Expected parquet files at {label}, found an empty folder."
+        )
     schema = datasets[0].schema
-    for name in columns:
-        if name not in schema.names:
-            raise missing_column(name, schema.names, label)
+    check_columns(columns, schema.names, label)
     files = [
         file
         for dataset in datasets
         for file in _look_at_files(dataset, schema, columns, label)
     ]
-    if not files:
-        raise errors.MissingFileError(
-            f"Expected parquet files at {label}, found an empty folder."
-        )
     return schema, files
 
 
@@ -96,7 +94,16 @@ def _open_datasets(uris: Sequence[str], label: str) -> list[Any]:
             f" {opening.describe_executor()} ({error})."
         ) from error
     except (pyarrow.ArrowException, OSError) as error:
-        raise _damaged(label, error) from error
+        raise _unreadable(label, error) from error
+
+
+def _unreadable(label: str, error: Exception) -> errors.UserError:
+    if "duplicate field names" in str(error):
+        return errors.ConfigError(
+            f"Expected columns of different names in {label}, found some of one name:"
+            " rename all but one, and write the files anew."
+        )
+    return _damaged(label, error)
 
 
 def _damaged(path: str, error: Exception) -> errors.ValueMismatchError:

@@ -298,6 +298,29 @@ def test_bad_columns_are_named(options: dict[str, Any], message: str) -> None:
         ClientData.from_table(pa.table(columns | {"t": times}), **given)
 
 
+def test_empty_folders_have_no_columns_to_say(tmp_path: pathlib.Path) -> None:
+    path = write({"who": ["a"], "x": [1]}, tmp_path / "t.parquet")
+    (tmp_path / "empty").mkdir()
+
+    data = ClientData.from_parquet([tmp_path / "empty", path], client="who", x="x")
+
+    assert tables.read(data) == {"a": [[1]]}
+
+
+def test_column_that_is_there_twice_is_named(tmp_path: pathlib.Path) -> None:
+    arrays = [pa.array(["a", "b"]), pa.array([1.0, 2.0]), pa.array([3.0, 4.0])]
+    table = pa.Table.from_arrays(arrays, ["who", "d", "d"])
+    frame = pd.DataFrame([["a", 1, 2]], columns=["who", "d", "d"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    given: dict[str, Any] = {"client": "who", "x": "d"}
+
+    for found in (table, frame):
+        with pytest.raises(errors.ConfigError, match="one column `d` .* found 2 of"):
+            ClientData.from_table(found, **given)
+    with pytest.raises(errors.ConfigError, match="found some of one name"):
+        ClientData.from_parquet(tmp_path / "t.parquet", **given)
+
+
 @pytest.mark.parametrize("ids", [[2**63 + 5, 7, 2**63 + 5], [2**64 - 1] * 3])
 @pytest.mark.parametrize("route", ["memory", "file", "laid"])
 def test_ids_may_be_as_large_as_unsigned_ones(
@@ -342,8 +365,10 @@ def test_what_is_no_table_is_refused(tmp_path: pathlib.Path) -> None:
 
     with pytest.raises(errors.ValueMismatchError, match="whole parquet files"):
         ClientData.from_parquet(tmp_path / "t.parquet", client="who", x="a")
-    with pytest.raises(errors.UserError, match="empty"):
+    with pytest.raises(errors.MissingFileError, match="found an empty folder"):
         ClientData.from_parquet(tmp_path / "empty", client="who", x="a")
+    with pytest.raises(errors.ConfigError, match="as `path`, found none"):
+        ClientData.from_parquet([], client="who", x="a")
     with pytest.raises(errors.MissingFileError, match="found none"):
         ClientData.from_parquet(tmp_path / "none.parquet", client="who", x="a")
     with pytest.raises(errors.ValueMismatchError, match=r"Expected a pyarrow\.Table"):

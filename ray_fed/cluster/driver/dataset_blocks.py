@@ -12,7 +12,7 @@ from ray_fed.cluster import workers
 from ray_fed.cluster.driver import task_cpus
 from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.files import opening
-from ray_fed.files.features import missing_column
+from ray_fed.files.features import check_columns
 from ray_fed.files.parquet_rows import take_rows
 from ray_fed.files.row_index import IdCoder
 from ray_fed.files.table_rows import TableRows
@@ -56,9 +56,7 @@ class DatasetBlocks(TableRows):
 
     def _group(self, dataset: Any, client: str, names: list[str]) -> list[Any]:
         found: list[str] = list(dataset.columns() or ())
-        for name in names:
-            if name not in found:
-                raise missing_column(name, found, self.label)
+        check_columns(names, found, self.label)
         grouped = dataset.select_columns(names).sort(client).materialize()
         return grouped.to_arrow_refs()
 
