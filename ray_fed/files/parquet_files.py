@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import hashlib
+import platform
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
@@ -19,12 +21,48 @@ class ParquetFile:
         keys: what its folders say (hive).
         group_sizes: rows of each of its row groups.
         num_bytes: of all its columns, decompressed and as encoded.
+        footer: the digest of what the file says of itself; see `digest_footer`.
+        modified_ns: when it was changed last; None: its file system does not say.
+        host: the machine that looked.
     """
 
     path: str
     keys: dict[str, Any]
     group_sizes: tuple[int, ...]
     num_bytes: int
+    footer: bytes
+    modified_ns: int | None
+    host: str
+
+    def check(self, metadata: Any, modified_ns: int | None) -> None:
+        """Raise unless the file is the one that was looked at.
+
+        Times are compared on the machine that looked: other ones may have copies.
+
+        Args:
+            metadata: of what is at the path now.
+            modified_ns: when it was changed last.
+
+        Raises:
+            ValueMismatchError: another file is there.
+        """
+        is_here = self.host == platform.node()
+        is_changed = is_here and modified_ns != self.modified_ns
+        if is_changed or digest_footer(metadata) != self.footer:
+            raise errors.ValueMismatchError(
+                f"Expected the file that was at `{self.path}` when the data was named,"
+                f" found another one (read by {opening.describe_executor()}): name the"
+                " data again after files change, and have the same file on every"
+                " machine."
+            )
+
+
+def digest_footer(metadata: Any) -> bytes:
+    """Return a digest of a footer: of schema, sizes, places and statistics."""
+    pyarrow: Any = opening.import_extra("pyarrow")
+    with pyarrow.BufferOutputStream() as written:
+        metadata.write_metadata_file(written)
+        return hashlib.sha256(written.getvalue()).digest()
 
 
 def locate(uri: str) -> tuple[Any, str]:
@@ -129,7 +167,15 @@ def _look_at_files(
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         sizes = tuple(group.num_rows for group in groups)
         num_bytes = sum(group.total_byte_size for group in groups)
-        yield ParquetFile(fragment.path, keys, sizes, num_bytes)
+        yield ParquetFile(
+            fragment.path,
+            keys,
+            sizes,
+            num_bytes,
+            digest_footer(metadata),
+            dataset.filesystem.get_file_info(fragment.path).mtime_ns,
+            platform.node(),
+        )
 
 
 def _check_type(name: str, path: str, found: Any, schema: Any, label: str) -> None:

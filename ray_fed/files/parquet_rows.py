@@ -150,14 +150,17 @@ class ParquetRows(TableRows):
         parquet: Any = opening.import_extra("pyarrow.parquet")
         if self._filesystem is None:
             self._filesystem, _ = locate(self._uri)
-        with reading(self._files[number].path):
-            file = self._filesystem.open_input_file(self._files[number].path)
+        looked_at = self._files[number]
+        with reading(looked_at.path):
+            modified_ns = self._filesystem.get_file_info(looked_at.path).mtime_ns
+            file = self._filesystem.open_input_file(looked_at.path)
             opened = parquet.ParquetFile(
                 file,
                 page_checksum_verification=True,
                 pre_buffer=False,  # a row group may be the whole file
                 buffer_size=_READ_BYTES,
             )
+        looked_at.check(opened.metadata, modified_ns)
         self._opened[number] = opened
         if len(self._opened) > _HELD_FILES:
             _, oldest = self._opened.popitem(last=False)

@@ -3,6 +3,7 @@
 import itertools
 import pathlib
 import pickle
+import platform
 from typing import Any
 
 import fsspec
@@ -315,7 +316,7 @@ def test_column_that_is_there_twice_is_named(tmp_path: pathlib.Path) -> None:
     given: dict[str, Any] = {"client": "who", "x": "d"}
 
     for found in (table, frame):
-        with pytest.raises(errors.ConfigError, match="one column `d` .* found 2 of"):
+        with pytest.raises(errors.ConfigError, match=r"one column `d` .* found 2 of"):
             ClientData.from_table(found, **given)
     with pytest.raises(errors.ConfigError, match="found some of one name"):
         ClientData.from_parquet(tmp_path / "t.parquet", **given)
@@ -373,6 +374,43 @@ def test_what_is_no_table_is_refused(tmp_path: pathlib.Path) -> None:
         ClientData.from_parquet(tmp_path / "none.parquet", client="who", x="a")
     with pytest.raises(errors.ValueMismatchError, match=r"Expected a pyarrow\.Table"):
         ClientData.from_table(3, client="who", x="a")
+
+
+@pytest.mark.parametrize("copy_bytes", [0, 2**20], ids=["from files", "laid"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"who": [1, 1, 2], "a": [1.0, 2.0, 4.0]},
+        {"who": [1, 2, 2], "a": [1.0, 2.0, 3.0]},
+        {"who": [1, 1, 2], "a": [1.0, 2.0, 3.0], "b": [1, 2, 3]},
+    ],
+    ids=["values", "clients", "columns"],
+)
+def test_a_file_that_is_replaced_is_noticed(
+    tmp_path: pathlib.Path, changed: Any, copy_bytes: int
+) -> None:
+    path = write({"who": [1, 1, 2], "a": [1.0, 2.0, 3.0]}, tmp_path / "t.parquet")
+    named: dict[str, Any] = {"client": "who", "x": "a", "copy_bytes": copy_bytes}
+    data = ClientData.from_parquet(path, **named)
+
+    write(changed, path)
+
+    with pytest.raises(
+        errors.ValueMismatchError, match=r"\.parquet` when the data was"
+    ):
+        data[0].read()
+
+
+def test_copies_of_a_file_on_other_machines_are_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write({"who": [1, 2], "a": [1.0, 2.0]}, tmp_path / "t.parquet")
+    data = ClientData.from_parquet(path, client="who", x="a")
+
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    path.write_bytes(path.read_bytes())
+
+    assert tables.read(data) == {1: [[1.0]], 2: [[2.0]]}
 
 
 def test_a_file_that_changes_is_an_error_of_its_client(tmp_path: pathlib.Path) -> None:
