@@ -8,6 +8,12 @@ import federated_language as fl
 import numpy as np
 
 import ray_fed.errors as errors
+from ray_fed.data.arguments import (
+    check_callable,
+    check_number,
+    read_ids,
+    read_member_type,
+)
 from ray_fed.data.client_rows import ClientRows
 from ray_fed.data.held_values import hold_values, weigh_values
 from ray_fed.data.laid_source import LaidSource
@@ -74,7 +80,7 @@ class ClientData(ClientRows):
             ids, given = list(clients.keys()), list(clients.values())
         else:
             ids, given = list(range(len(clients))), list(clients)
-        member = fl.to_type(type_spec)
+        member = read_member_type(type_spec)
         held = hold_values(ids, given, member)
         weights = weigh_values(held) if weights is None else weights
         return cls._of(HeldSource(held), member, ids, weights)
@@ -99,9 +105,12 @@ class ClientData(ClientRows):
 
         Raises:
             ConfigError: there are more or fewer weights than clients, one is not such a
-                number, or ids cannot be hashed or are not distinct.
+                number, ids cannot be hashed or are not distinct, or `load` is no
+                function.
+            ValueMismatchError: clients cannot have values of the type.
         """
-        ids, member = list(ids), fl.to_type(type_spec)
+        ids, member = read_ids(ids), read_member_type(type_spec)
+        check_callable(load, "load")
         return cls._of(FunctionSource(load, ids, member), member, ids, weights)
 
     @classmethod
@@ -153,6 +162,7 @@ class ClientData(ClientRows):
             raise errors.ConfigError(
                 "Expected a file or a folder, or several, as `path`, found none."
             )
+        check_number(copy_bytes, "copy_bytes")
         uris = [os.fspath(uri) for uri in given]
         columns = [client, *columns_of(x), *columns_of(y)]
         rows = ParquetRows(uris, columns)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.data.arguments import check_callable, check_number, check_place
 from ray_fed.data.arrangement import ArrangedSource, Arrangement
 from ray_fed.data.mapped_source import MappedSource, map_rows
 from ray_fed.data.parts import Part, check_fraction, draw_held_out
@@ -65,6 +66,7 @@ class ClientRows(ClientRun):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.pick(range(len(self))[index])
+        check_place(index)
         weight = None if self.weights is None else float(self.weights[index])
         return ClientReference(
             self.source,
@@ -105,7 +107,12 @@ class ClientRows(ClientRun):
 
         Args:
             seed: >= 0; None: the seed of the configuration.
+
+        Raises:
+            ConfigError: it is no such number.
         """
+        if seed is not None:
+            check_number(seed, "seed")
         return self._arranged(shuffles=True, seed=seed)
 
     def epochs(self, count: int) -> Self:
@@ -139,9 +146,11 @@ class ClientRows(ClientRun):
             function: from a row, in the containers of its type, to another one.
 
         Raises:
+            ConfigError: it is no function.
             ValueMismatchError: a shape of a row, before or after, is not known.
             UnsupportedError: it draws random numbers.
         """
+        check_callable(function, "function")
         base, row, arrangement = self._rows()
         row_map = map_rows(function, row)
         mapped = MappedSource(base, self._by_position(self.ids), row_map)

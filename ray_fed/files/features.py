@@ -11,7 +11,7 @@ there, by column; what a cell lacks is refused where it is read, by column and c
 import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, Union
+from typing import Any, Literal, TypeAlias, Union, cast
 
 import federated_language as fl
 import numpy as np
@@ -95,6 +95,8 @@ class Features:
             raise errors.ConfigError(
                 f"Expected `missing` to be one of {list(MISSING)}, found {missing!r}."
             )
+        if cast("object", x) is None:
+            raise _no_columns(x)
         casts = {name: np.dtype(dtype) for name, dtype in (dtypes or {}).items()}
         found = _Columns(schema, casts, table)
         leaves: list[Leaf] = []
@@ -264,5 +266,14 @@ def columns_of(names: ColumnNames | None) -> Iterator[str]:
     elif isinstance(names, Mapping):
         for inside in names.values():
             yield from columns_of(inside)
-    else:
+    elif isinstance(cast("object", names), Sequence):
         yield from names or ()
+    elif names is not None:
+        raise _no_columns(names)
+
+
+def _no_columns(found: object) -> errors.ConfigError:
+    return errors.ConfigError(
+        "Expected a column, a list of columns or a dictionary of them as `x` and `y`,"
+        f" found {errors.describe(found)}."
+    )

@@ -61,6 +61,11 @@ def dirichlet(
         ConfigError: an argument is out of its range, or no draw of 100 gave every
             client its examples.
     """
+    if np.ndim(labels) != 1:
+        raise errors.ConfigError(
+            "Expected one label for each example as `labels`, found an array of the"
+            f" shape {list(np.shape(labels))}."
+        )
     _check(len(labels), num_clients, seed)
     _check_positive("alpha", alpha)
     generator = np.random.default_rng(seed)

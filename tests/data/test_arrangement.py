@@ -268,6 +268,10 @@ def add_noise(row: Any) -> Any:
     ("step", "argument", "message"),
     [
         ("take", 0, "`take` to be a whole number of at least 1"),
+        ("shuffle", "a", "`seed` to be a whole number of at least 0, found 'a'"),
+        ("shuffle", float("nan"), "`seed` to be a whole number of at least 0"),
+        ("shuffle", -1, "`seed` to be a whole number of at least 0"),
+        ("map", 3, "a function as `function`, found 3"),
         ("epochs", 1.5, "`epochs` to be a whole number"),
         ("hold_out_rows", 1.0, "`fraction` above 0 and below 1"),
         ("hold_out_clients", 0.5, "at least 2 clients"),

@@ -8,7 +8,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
@@ -370,6 +370,27 @@ def test_references_tell_ids_and_weights() -> None:
         (
             lambda: ClientData.from_function("abab", list, DATASET),
             "an id of its own for each client, found `'a'` .* 2 times",
+        ),
+        (
+            lambda: ClientData.from_function(cast("Any", None), list, DATASET),
+            "`ids`, one for each client, found None",
+        ),
+        (
+            lambda: ClientData.from_function([0], cast("Any", 3), DATASET),
+            "a function as `load`, found 3",
+        ),
+        *(
+            (
+                lambda type_spec=type_spec: ClientData.from_function(
+                    [0], list, type_spec
+                ),
+                "the type of what each client has, .* as `type_spec`, found",
+            )
+            for type_spec in (None, fl.FunctionType(None, np.float32), AT_CLIENTS)
+        ),
+        (
+            lambda: ClientData.from_values([[]], DATASET)["a"],
+            "the place of a client, or a slice, found 'a': `select` takes ids",
         ),
         (
             lambda: ClientData.from_values([[]], DATASET).select([3]),

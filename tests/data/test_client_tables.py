@@ -282,6 +282,8 @@ def test_missing_labels_never_reach_the_weights(
         ({"x": "aa"}, "a column `aa` in .* Did you mean `a`"),
         ({"client": "whom"}, "a column `whom`"),
         ({"x": ["a", "n"]}, "one dtype to stack.*`a` float32.*`n` int64"),
+        ({"x": None}, "a list of columns or a dictionary of them .*, found None"),
+        ({"x": 3}, "a list of columns or a dictionary of them .*, found 3"),
         ({"x": []}, "one dtype to stack.*found none"),
         ({"client": "a"}, "whole numbers or strings.*`a`.*found `float"),
         ({"missing": "ignore"}, "`missing` to be one of"),
@@ -370,6 +372,8 @@ def test_what_is_no_table_is_refused(tmp_path: pathlib.Path) -> None:
         ClientData.from_parquet(tmp_path / "empty", client="who", x="a")
     with pytest.raises(errors.ConfigError, match="as `path`, found none"):
         ClientData.from_parquet([], client="who", x="a")
+    with pytest.raises(errors.ConfigError, match=r"`copy_bytes` to be .* found -1"):
+        ClientData.from_parquet("t", client="who", x="a", copy_bytes=-1)
     with pytest.raises(errors.MissingFileError, match="found none"):
         ClientData.from_parquet(tmp_path / "none.parquet", client="who", x="a")
     with pytest.raises(errors.ValueMismatchError, match=r"Expected a pyarrow\.Table"):

@@ -82,6 +82,7 @@ def test_a_partition_is_drawn(tmp_path: pathlib.Path) -> None:
     ("build", "message"),
     [
         (lambda: partition.dirichlet(LABELS, 601, 1.0), "from 1 to 600"),
+        (lambda: partition.dirichlet(np.zeros((4, 3)), 2, 1.0), r"shape \[4, 3\]"),
         (lambda: partition.dirichlet(LABELS, 3, 0.0), "`alpha` above 0"),
         (lambda: partition.dirichlet(LABELS, 500, 0.01), "none such in 100 draws"),
         (lambda: partition.shards(LABELS, 3, 0), "found 0"),
