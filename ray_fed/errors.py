@@ -13,6 +13,7 @@
     │   ├── ComputationError             (RuntimeError) the user's computation raised
     │   │   └── WorkerMemoryError        and found no memory: retried on Ray
     │   ├── SavedStateError              (ValueError)  a file of saved state is damaged
+    │   │   ├── StateFormatError         or was written by another version of ray_fed
     │   │   └── StorageError             (OSError)     it cannot be read or written
     │   ├── CallbackError                (RuntimeError) a callback of a run raised
     │   ├── UpToMergeTypeError           (TypeError)   \
@@ -218,6 +219,13 @@ class WorkerMemoryError(ComputationError):
 
 class SavedStateError(UserError, ValueError):
     """A file of saved program state is damaged, or of another format."""
+
+
+class StateFormatError(SavedStateError):
+    """Saved state is of a format that this version of ray_fed does not know.
+
+    It is no damage: the version that wrote it reads it.
+    """
 
 
 class StorageError(SavedStateError, OSError):

@@ -127,7 +127,8 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         ValueMismatchError: inputs and labels of a batch, in a list, have different
             numbers of rows.
         StorageError: `storage_path` cannot be read or written.
-        SavedStateError: what is saved is damaged, or of a newer version.
+        StateFormatError: another version of ray_fed wrote what is saved.
+        SavedStateError: all that is saved is damaged.
         CallbackError: a callback raised.
         Exception: what a round or `evaluate` raised. A round counts clients by their
             place in the cohort; a note says which of `data` these are.

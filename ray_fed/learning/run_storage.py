@@ -95,7 +95,8 @@ class RunStorage:
         Raises:
             ConfigError: what is saved is of another run.
             StorageError: the place cannot be read or written.
-            SavedStateError: what is saved is damaged, or of a newer version.
+            StateFormatError: another version of ray_fed wrote what is saved.
+            SavedStateError: what is saved is damaged.
         """
         content, starts = await self._runs.load_latest("")
         first = first_number
@@ -138,7 +139,7 @@ class RunStorage:
                 f" ({error}): name another `storage_path`."
             ) from error
         if known != _FORMAT:
-            raise errors.SavedStateError(
+            raise errors.StateFormatError(
                 f"Expected a run of format {_FORMAT} in `{self._where}`, found format"
                 f" {errors.describe(known)}: resume it with the version of ray_fed that"
                 " wrote it."

@@ -65,8 +65,9 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
 
         Raises:
             ProgramStateNotFoundError: there is no such version.
-            SavedStateError: its file is damaged, or is no regular file.
+            StateFormatError: another version of ray_fed wrote it.
             StorageError: it cannot be read now.
+            SavedStateError: its file is damaged, or is no regular file.
             UnsupportedError: no version can be that.
             ValueMismatchError: what was saved has another structure.
         """
@@ -81,23 +82,25 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
 
     @override
     async def load_latest(self, structure: Any) -> tuple[Any, int]:
-        """Return the latest state that can be read, and its version.
+        """Return the latest state that is not damaged, and its version.
 
-        A version that cannot be read is passed over with a warning, for the one before:
-        its file is damaged, or something that is no regular file has its name.
+        A version whose file is damaged, or is no regular file, is passed over with a
+        warning, for the one before. What cannot be read now is no damage.
 
         Returns:
             (state, version); (None, 0) where nothing was saved.
 
         Raises:
-            SavedStateError: no version can be read, or the folder cannot.
+            StateFormatError: another version of ray_fed wrote the latest.
+            StorageError: the folder, or a version, cannot be read now.
+            SavedStateError: all versions are damaged.
             ValueMismatchError: what was saved has another structure.
         """
         damage: errors.SavedStateError | None = None
         for version in reversed(await self.get_versions() or []):
             try:
                 return await self.load(version, structure), version
-            except errors.StorageError:
+            except (errors.StorageError, errors.StateFormatError):
                 raise
             except errors.SavedStateError as error:
                 _logger.warning("Version %d is passed over. %s", version, error)
@@ -155,6 +158,8 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
             self._versions.read(version)
         except errors.StorageError:
             raise
+        except errors.StateFormatError:
+            return True  # for the version of ray_fed that wrote it
         except (FileNotFoundError, errors.SavedStateError):
             return False
         return True

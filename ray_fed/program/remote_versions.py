@@ -182,7 +182,8 @@ class _Manifest:
         """Return the manifest that JSON describes.
 
         Raises:
-            SavedStateError: it is cut, damaged, or of another format.
+            StateFormatError: another version of ray_fed wrote it.
+            SavedStateError: it is cut or damaged.
         """
         try:
             fields = dict(json.loads(content))

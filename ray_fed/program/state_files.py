@@ -85,7 +85,8 @@ def read_values(path: pathlib.Path) -> dict[str, Any]:
     """Return the values of a file by name; a `SavedObject` for each serialised object.
 
     Raises:
-        SavedStateError: the file is damaged, of another format, or no regular file.
+        StateFormatError: another version of ray_fed wrote it.
+        SavedStateError: the file is damaged, or no regular file.
         FileNotFoundError: there is no such file.
     """
     with _open(path) as file:
@@ -100,7 +101,8 @@ def read_archive(file: IO[bytes], where: str) -> dict[str, Any]:
         where: it is, as an error says it.
 
     Raises:
-        SavedStateError: the file is damaged, or of another format.
+        StateFormatError: another version of ray_fed wrote it.
+        SavedStateError: the file is damaged.
     """
     try:
         return _read(file, where)
@@ -161,10 +163,10 @@ def check_format(found: object, known: int, where: str) -> None:
     """Refuse what another version of ray_fed wrote.
 
     Raises:
-        SavedStateError: it is not of the format that is known.
+        StateFormatError: it is not of the format that is known.
     """
     if found != known:
-        raise errors.SavedStateError(
+        raise errors.StateFormatError(
             f"Expected saved state of format {known} in `{where}`, found format"
             f" {errors.describe(found)}: read it with the version of ray_fed that wrote"
             " it."

@@ -38,7 +38,8 @@ class Versions(Protocol):
         Raises:
             FileNotFoundError: there is no such version.
             StorageError: it cannot be read now.
-            SavedStateError: it is damaged, or of another format.
+            StateFormatError: another version of ray_fed wrote it.
+            SavedStateError: it is damaged.
         """
         ...
 

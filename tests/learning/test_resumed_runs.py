@@ -1,10 +1,12 @@
 """Runs that are saved: resumed to the same bits, or refused with what differs."""
 
 import asyncio
+import io
 import logging
 import pathlib
 import time
 import uuid
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -290,6 +292,26 @@ def test_run_of_a_newer_version_is_told(tmp_path: pathlib.Path) -> None:
 
     with pytest.raises(errors.SavedStateError, match="found format 9"):
         run(build_tally(), CLIENTS, num_rounds=1, storage_path=tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_checkpoint_of_a_newer_version_is_told_and_stays(
+    tmp_path: pathlib.Path, scheme: str
+) -> None:
+    place = f"{scheme}://{tmp_path}/run"
+    run(build_tally(), CLIENTS, num_rounds=4, storage_path=place)
+    files, root = fsspec.url_to_fs(place)
+    (path,) = [p for p in files.ls(root, False) if "round_4." in p and "part" not in p]
+    newer = io.BytesIO(b'{"format": 9}')
+    if scheme == "file":
+        with zipfile.ZipFile(newer, "w") as archive:
+            archive.writestr("manifest.json", '{"format": 9}')
+    files.pipe_file(path, newer.getvalue())
+
+    with pytest.raises(errors.StateFormatError, match="found format 9"):
+        run(build_tally(), CLIENTS, num_rounds=9, storage_path=place)
+
+    assert files.cat_file(path) == newer.getvalue()
 
 
 def test_place_that_cannot_be_written_to_is_told_before_the_first_round(

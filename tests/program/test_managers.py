@@ -627,8 +627,11 @@ def test_file_of_another_format_is_told(tmp_path: pathlib.Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("manifest.json", '{"format": 99, "values": []}')
 
-    with pytest.raises(errors.SavedStateError, match="found format 99"):
-        run(manager.load(2, CONTENT))
+    for use in (manager.load(2, CONTENT), manager.load_latest(CONTENT)):
+        with pytest.raises(errors.StateFormatError, match="found format 99"):
+            run(use)
+    with pytest.raises(fl.program.ProgramStateExistsError):
+        run(manager.save(CONTENT, 2))
 
 
 def test_pickles_are_not_read(tmp_path: pathlib.Path) -> None:

@@ -167,8 +167,9 @@ def test_manifest_of_a_newer_version_is_told() -> None:
     files, root = fsspec.url_to_fs(uri)
     files.pipe_file(f"{root}/program_state_2.json", b'{"format": 7, "parts": []}')
 
-    with pytest.raises(errors.SavedStateError, match="found format 7"):
-        run(manager.load(2, CONTENT))
+    for use in (manager.load(2, CONTENT), manager.load_latest(CONTENT)):
+        with pytest.raises(errors.StateFormatError, match="found format 7"):
+            run(use)
 
 
 def test_bucket_that_is_not_there_is_told(s3_server: str) -> None:
