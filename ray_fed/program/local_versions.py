@@ -40,6 +40,7 @@ class LocalVersions:
 
     def read(self, version: int) -> dict[str, Any]:
         """Return the values of a version, by name."""
+        self.find()  # says so where the folder is none
         return state_files.read_values(self._path(version))
 
     def write(self, version: int, values: Mapping[str, object]) -> None:

@@ -75,13 +75,8 @@ class RemoteVersions:
     def read(self, version: int) -> dict[str, Any]:
         """Return the values of a version, by name."""
         where = self.where(version)
-        try:
-            with version_names.telling_storage(where, Exception, verb="read"):
-                return self._read(version, where)
-        except errors.StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise error.__cause__ from None
-            raise
+        with version_names.telling_read(where, Exception):
+            return self._read(version, where)
 
     def _read(self, version: int, where: str) -> dict[str, Any]:
         manifest = _Manifest.parse(

@@ -8,6 +8,7 @@ not compressed, so reading takes no more memory than the file has bytes.
 """
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -24,6 +25,13 @@ from ray_fed.files import npy, opening
 TEMPORARY_SUFFIX = ".tmp"
 _FORMAT = 1
 _MANIFEST = "manifest.json"
+
+_NO_REGULAR_FILE = (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""What opening anything but a regular file fails with."""
+
+_NO_ARCHIVE = (None, errno.EINVAL)
+"""What reading a regular file that is no archive fails with: places in it that cannot
+be, and errors of decoders, which have no number."""
 
 
 def write_values(path: pathlib.Path, values: Mapping[str, object]) -> None:
@@ -86,10 +94,11 @@ def read_values(path: pathlib.Path) -> dict[str, Any]:
 
     Raises:
         StateFormatError: another version of ray_fed wrote it.
-        SavedStateError: the file is damaged, or no regular file.
+        StorageError: the file cannot be opened or read now.
+        SavedStateError: it is damaged, or no regular file.
         FileNotFoundError: there is no such file.
     """
-    with _open(path) as file:
+    with version_names.telling_read(str(path), OSError), _open(path) as file:
         return read_archive(file, str(path))
 
 
@@ -103,13 +112,25 @@ def read_archive(file: IO[bytes], where: str) -> dict[str, Any]:
     Raises:
         StateFormatError: another version of ray_fed wrote it.
         SavedStateError: the file is damaged.
+        OSError: it cannot be read now.
     """
     try:
         return _read(file, where)
     except errors.SavedStateError:
         raise
     except npy.DAMAGES as error:
+        failure = _find_failure(error)
+        if failure is not None:
+            raise failure from None
         raise damage(where, error) from error
+
+
+def _find_failure(error: Exception) -> OSError | None:
+    """Return the failure to read that an error is, or that zipfile took for damage."""
+    for each in (error, error.__context__):
+        if isinstance(each, OSError) and each.errno not in _NO_ARCHIVE:
+            return each
+    return None
 
 
 def _open(path: pathlib.Path) -> IO[bytes]:
@@ -120,9 +141,9 @@ def _open(path: pathlib.Path) -> IO[bytes]:
             raise damage(path, "a link to nothing") from error
         raise
     except OSError as error:
-        if error.errno in version_names.OF_THIS_PROCESS:
-            raise
-        raise damage(path, error.strerror) from error
+        if error.errno in _NO_REGULAR_FILE:
+            raise damage(path, error.strerror) from error
+        raise
 
 
 def damage(where: object, found: object) -> errors.SavedStateError:

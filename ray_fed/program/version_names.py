@@ -47,6 +47,28 @@ def telling_storage(
         raise _told(where, error, verb) from error
 
 
+@contextlib.contextmanager
+def telling_read(where: str, *kinds: type[Exception]) -> Generator[None]:
+    """Raise what reading raises as `telling_storage` does, but for what is not there.
+
+    Args:
+        where: state is read.
+        *kinds: of errors to tell so.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        StorageError: another error of one of the kinds came up.
+    """
+    absent: FileNotFoundError | None = None
+    with telling_storage(where, *kinds, verb="read"):
+        try:
+            yield
+        except FileNotFoundError as error:
+            absent = error
+    if absent is not None:
+        raise absent
+
+
 def _told(where: str, error: Exception, verb: str) -> errors.StorageError:
     found = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return errors.StorageError(

@@ -1,5 +1,6 @@
 """Storage that fails: before the first round where that can be known, and later."""
 
+import errno
 import pathlib
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
+from ray_fed.files import opening
 from ray_fed.learning import LearningProcess, run
 
 CLIENTS = [[1.0], [2.0]]
@@ -77,6 +79,26 @@ def test_bucket_that_is_not_there_is_told(s3_server: str) -> None:
     error = fails_before_the_first_round("s3://no-such-bucket/run")
 
     assert "no-such-bucket" in str(error)
+
+
+@pytest.mark.parametrize("name", ["round_4.zip", "run_0.zip"])
+def test_file_that_may_not_be_read_is_told_and_stays(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run(Growing().process, CLIENTS, num_rounds=4, storage_path=tmp_path)
+    open_regular = opening.open_regular
+
+    def refuse(path: pathlib.Path) -> Any:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return open_regular(path)
+
+    monkeypatch.setattr(opening, "open_regular", refuse)
+    error = fails_before_the_first_round(tmp_path)
+
+    assert name in str(error)
+    assert "Permission denied" in str(error)
+    assert (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("num_to_keep", [3, None], ids=["some", "all"])

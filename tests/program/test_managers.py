@@ -4,6 +4,7 @@ import asyncio
 import collections
 import errno
 import functools
+import io
 import json
 import logging
 import math
@@ -24,6 +25,7 @@ import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.files import opening
 from ray_fed.program import FileProgramStateManager, RayFederatedContext
 from ray_fed.tensorflow import computation
 
@@ -514,6 +516,44 @@ def test_reading_takes_no_more_memory_than_the_file_has(tmp_path: pathlib.Path) 
     tracemalloc.stop()
 
     assert most < 2**22
+
+
+class FailingFile(io.BytesIO):
+    @override
+    def read(self, *_: Any) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def refuse(_: Any) -> Any:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def fail_later(_: Any) -> FailingFile:
+    return FailingFile(bytes(100))
+
+
+@pytest.mark.parametrize(
+    "open_failing",
+    [
+        pytest.param(refuse, id="opening"),
+        pytest.param(fail_later, id="reading"),
+    ],
+)
+def test_file_that_cannot_be_read_now_is_no_damage(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, open_failing: Any
+) -> None:
+    manager, path = save_two(tmp_path)
+    before = path.read_bytes()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(opening, "open_regular", open_failing)
+        for use in (manager.load(2, CONTENT), manager.load_latest(CONTENT)):
+            with pytest.raises(errors.StorageError, match=r"denied|Input/output"):
+                run(use)
+        with pytest.raises(errors.StorageError, match="Expected to read"):
+            run(manager.save("other", 2))
+
+    assert path.read_bytes() == before
 
 
 def test_process_without_descriptors_is_no_damage(

@@ -192,6 +192,35 @@ def test_server_that_does_not_answer_is_no_damage(
             run(use)
 
 
+class Refusing:
+    """A file system that lists files, and does not let them be read."""
+
+    def __init__(self, files: Any, error: Exception) -> None:
+        self._files = files
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    def cat_file(self, *_: Any) -> bytes:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError("Forbidden"), TimeoutError("late"), OSError("reset by peer")],
+    ids=["right", "time", "connection"],
+)
+def test_version_that_cannot_be_read_now_is_not_passed_over(error: Exception) -> None:
+    manager: Any = FileProgramStateManager(f"memory://refused/{uuid.uuid4().hex}")
+    run(manager.save(CONTENT, 1))
+    run(manager.save(CONTENT, 2))
+    manager._versions._files = Refusing(manager._versions._files, error)
+
+    with pytest.raises(errors.StorageError, match=f"program_state_2.*{error}"):
+        run(manager.load_latest(CONTENT))
+
+
 class Unanswering:
     def invalidate_cache(self) -> None:
         pass
