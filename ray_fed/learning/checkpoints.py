@@ -7,7 +7,6 @@ A round that is done while another one is saved waits, and gives way to a later 
 resume wants the latest. So saving takes a bounded share of the time of short rounds.
 """
 
-import asyncio
 import concurrent.futures
 import dataclasses
 import logging
@@ -18,12 +17,16 @@ from typing import Any
 
 from ray_fed.learning.loop_thread import IoThread
 from ray_fed.learning.run_storage import Reached, RunStorage
+from ray_fed.program.daemon_calls import call_on_daemon
 
 _logger = logging.getLogger("ray_fed.learning.run")
 
 SPACING_S = 0.5
 """From the begin of a save to that of the next: a save costs some 10 ms of processor
 time, as much as a small round."""
+
+_POLL_S = 0.1
+"""How soon `finish` sees that there is less time."""
 
 
 class Checkpoints:
@@ -74,10 +77,15 @@ class Checkpoints:
             if self._saving is None:
                 self._saving = self._io.submit(self._save_all(self._storage))
 
-    def finish(self, reached: Reached, timeout_s: float | None) -> None:
+    def finish(
+        self, reached: Reached, find_time_left: Callable[[], float | None]
+    ) -> None:
         """Save the last state, and wait for it; log where it takes too long.
 
-        With a timeout, a state that waits gives way to this one.
+        Args:
+            reached: the last state.
+            find_time_left: returns for how many seconds to wait, None: as long as it
+                takes. Where there is a limit, a state that waits gives way to this one.
 
         Raises:
             StorageError: it cannot be saved.
@@ -87,20 +95,20 @@ class Checkpoints:
             return
         self._hurries.set()
         with self._changed:
-            self._keeps_all = self._keeps_all and timeout_s is None
+            while self._keeps_all and self._waiting is not None:
+                self._changed.wait(_POLL_S)
+                self._keeps_all = find_time_left() is None
             self._error = None  # the last state is tried in any case
         self.add(reached)
         with self._changed:
             saving = self._saving
-        if saving is not None:
-            _, late = concurrent.futures.wait([saving], timeout_s)
-            if late:
-                _logger.warning(
-                    "The state after %d rounds was not saved in time; the one of %d"
-                    " rounds is there.",
-                    reached.records[-1].round_index + 1,
-                    self._storage.saved_rounds,
-                )
+        if saving is not None and not _ends(saving, find_time_left):
+            _logger.warning(
+                "The state after %d rounds was not saved in time; the one of %d"
+                " rounds is there.",
+                reached.records[-1].round_index + 1,
+                self._storage.saved_rounds,
+            )
         with self._changed:
             self._raise_error()
 
@@ -120,7 +128,7 @@ class Checkpoints:
                     self._error = error
             if not self._keeps_all:
                 left = begun + SPACING_S - time.monotonic()
-                await asyncio.to_thread(self._hurries.wait, max(0.0, left))
+                await call_on_daemon(self._hurries.wait, max(0.0, left))
 
     def _take(self) -> Reached | None:
         with self._changed:
@@ -129,3 +137,15 @@ class Checkpoints:
                 self._saving = None
             self._changed.notify_all()
             return taken
+
+
+def _ends(
+    saving: concurrent.futures.Future[None], find_time_left: Callable[[], float | None]
+) -> bool:
+    """Wait for a save while there is time, and return whether it ended."""
+    while not saving.done():
+        left = find_time_left()
+        if left is not None and left <= 0:
+            return False
+        concurrent.futures.wait([saving], _POLL_S if left is None else left)
+    return True

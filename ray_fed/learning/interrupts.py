@@ -1,14 +1,19 @@
 """SIGINT and SIGTERM as a wish that a run sees: save and leave. A second one kills."""
 
+import concurrent.futures
 import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Generator
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+_T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_POLL_S = 0.1
+"""How soon `wait_for` sees a signal."""
 
 
 class StopNow(BaseException):
@@ -50,6 +55,35 @@ class Interrupts:
         self.since = time.monotonic()
         if self._breaks:
             raise StopNow
+
+    def wait_for(self, future: concurrent.futures.Future[_T], grace_s: float) -> _T:
+        """Return what a future returns; do not wait for it long once a signal came.
+
+        Args:
+            future: done on another thread.
+            grace_s: seconds that it has after the first signal.
+
+        Raises:
+            StopNow: they are over.
+            Exception: what the future raised.
+        """
+        while not concurrent.futures.wait([future], _POLL_S).done:
+            left = self.find_time_left(grace_s)
+            if left is not None and left <= 0:
+                raise StopNow
+        return future.result()
+
+    def find_time_left(self, limit_s: float) -> float | None:
+        """Return how much is left of a time that began with the first signal.
+
+        Args:
+            limit_s: that time.
+
+        Returns:
+            Seconds, below 0 once it is over; None where no signal came.
+        """
+        since = self.since
+        return None if since is None else since + limit_s - time.monotonic()
 
     @contextlib.contextmanager
     def breaking(self) -> Generator[None]:

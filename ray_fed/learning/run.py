@@ -8,6 +8,7 @@ What follows a round overlaps the next one. That one counts only if the run goes
 that timing decides nothing.
 """
 
+import concurrent.futures
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from ray_fed.learning.checkpoints import Checkpoints
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.cohorts import CohortSampler, PrivateCohorts
 from ray_fed.learning.history import History
-from ray_fed.learning.interrupts import Interrupts
+from ray_fed.learning.interrupts import Interrupts, StopNow
 from ray_fed.learning.loop_thread import IoThread
 from ray_fed.learning.metric_check import check_metrics
 from ray_fed.learning.noise_state import check_noise
@@ -35,6 +36,9 @@ from ray_fed.learning.saved_clients import SavedClientStates
 
 Dataset = Sequence[Any]
 """What one client has: its batches, each of the model's `batch_type`."""
+
+_OPEN_S = 5.0
+"""After a signal: how long storage has to tell what is saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +130,8 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             of `state` had other noise, or what is saved is of another run.
         ValueMismatchError: inputs and labels of a batch, in a list, have different
             numbers of rows.
-        StorageError: `storage_path` cannot be read or written.
+        StorageError: `storage_path` cannot be read or written, or does not answer in
+            time as a signal ends the run.
         StateFormatError: another version of ray_fed wrote what is saved.
         SavedStateError: all that is saved is damaged.
         CallbackError: a callback raised.
@@ -172,8 +177,10 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             initial = calls.initialize()
             saved = SavedRun()
             if storage is not None:
-                identity = describe_run(process, spec)
-                saved = io.run(storage.open(identity, initial, calls.first_number))
+                opening = storage.open(
+                    describe_run(process, spec), initial, calls.first_number
+                )
+                saved = _wait_for(io.submit(opening), interrupts, storage_path)
             if clients is not None and client_states is not None and not saved.records:
                 clients.fill_from(client_states)
             _begin(loop, calls, saved, initial if state is None else state, state)
@@ -236,6 +243,20 @@ def _begin_clients(
         return empty
     folder = f"{os.fspath(storage_path)}/clients"
     return SavedClientStates(initial, folder, memory_bytes=empty.max_memory_bytes)
+
+
+def _wait_for(
+    opening: concurrent.futures.Future[SavedRun], interrupts: Interrupts, where: object
+) -> SavedRun:
+    """Return what is saved, unless a signal came and storage does not answer."""
+    try:
+        return interrupts.wait_for(opening, _OPEN_S)
+    except StopNow:
+        raise errors.StorageError(
+            f"Expected to find what is saved in `{where}`, found no answer in"
+            f" {_OPEN_S:g} seconds after a signal: see that the place can be reached,"
+            " and run again. No round was run, and what is saved stays."
+        ) from None
 
 
 def _begin(

@@ -32,6 +32,9 @@ _POLL_S = 0.1
 _FOLLOW_S, _LEAVE_S = 5.0, 9.0
 """After a signal: how long what follows the last round may take, and all of it."""
 
+_SAVE_S = 0.5
+"""What the last save has at least, however long ago the signal was."""
+
 
 class RunLoop:
     """Runs the rounds that are left.
@@ -202,17 +205,13 @@ class RunLoop:
         """Give what follows the last round some time, once a signal came."""
         if following is None:
             return "interrupted"
-        left = max(0.0, _FOLLOW_S - self._since_signal())
-        ended, _ = concurrent.futures.wait([following], left)
+        left = self._interrupts.find_time_left(_FOLLOW_S) or 0.0
+        ended, _ = concurrent.futures.wait([following], max(0.0, left))
         with self._lock:
             self._is_left = True
         if ended and following.result():
             return "stopped early"
         return "interrupted"
-
-    def _since_signal(self) -> float:
-        since = self._interrupts.since
-        return 0.0 if since is None else time.monotonic() - since
 
     def _follow(
         self,
@@ -289,6 +288,12 @@ class RunLoop:
 
     def _save_last(self) -> None:
         """Save the last round that counts, within the time that a signal leaves."""
-        signalled = self._interrupts.since is not None
-        left_s = max(0.5, _LEAVE_S - self._since_signal()) if signalled else None
-        self._checkpoints.finish(self._done, left_s)
+        begun = time.monotonic()
+
+        def find_time_left() -> float | None:
+            left = self._interrupts.find_time_left(_LEAVE_S)
+            if left is None:
+                return None
+            return max(left, begun + _SAVE_S - time.monotonic())
+
+        self._checkpoints.finish(self._done, find_time_left)

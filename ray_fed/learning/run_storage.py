@@ -20,6 +20,7 @@ from ray_fed.learning.run_identity import check_same
 from ray_fed.learning.saved_clients import SavedClientStates
 from ray_fed.learning.saved_history import from_json, to_json
 from ray_fed.program import FileProgramStateManager
+from ray_fed.program.daemon_calls import call_on_daemon
 
 _FORMAT = 1
 
@@ -123,7 +124,7 @@ class RunStorage:
             self.saved_rounds = rounds
         if self._clients is not None:  # what was lost before a first save goes, too
             names = self._segments.get(str(rounds), ())
-            await asyncio.to_thread(self._clients.take_over, names)
+            await call_on_daemon(self._clients.take_over, names)
         noted = {"format": _FORMAT, "identity": identity, "first_number": first}
         next_start = starts + 1 if content is not None else 0
         await self._runs.save(json.dumps(noted), next_start)
@@ -172,11 +173,11 @@ class RunStorage:
             self.saved_rounds = rounds
             if self._clients is not None and self._num_to_keep is not None:
                 keep = {name for names in self._segments.values() for name in names}
-                await asyncio.to_thread(self._clients.collect, keep)
+                await call_on_daemon(self._clients.collect, keep)
 
     async def _save_clients(self, clients: FrozenRows, rounds: int) -> bytes:
         """Save what clients have; return what states name as theirs, as JSON."""
-        self._segments[str(rounds)] = await asyncio.to_thread(clients.write)
+        self._segments[str(rounds)] = await call_on_daemon(clients.write)
         # One more than the states: the oldest goes once the new one is there.
         for old in list(self._segments)[: -1 - (self._num_to_keep or 0)]:
             del self._segments[old]

@@ -1,6 +1,5 @@
 """Saved program state: one version after another, the last few kept."""
 
-import asyncio
 import logging
 import os
 from typing import Any, cast
@@ -15,6 +14,7 @@ import ray_fed.program.state_encoding as state_encoding
 import ray_fed.program.version_names as version_names
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import structs
+from ray_fed.program.daemon_calls import call_on_daemon
 from ray_fed.program.versions import open_versions
 
 _logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
     @override
     async def get_versions(self) -> list[int] | None:
         """Return the saved versions, ascending; None if there is none."""
-        return await asyncio.to_thread(self._versions.find) or None
+        return await call_on_daemon(self._versions.find) or None
 
     @override
     async def load(self, version: int, structure: Any) -> Any:
@@ -73,7 +73,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         """
         version = _check_version(version)
         try:
-            saved = await asyncio.to_thread(self._versions.read, version)
+            saved = await call_on_daemon(self._versions.read, version)
         except errors.StorageError:
             raise
         except FileNotFoundError as error:
@@ -127,7 +127,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
             Exception: the failure of a call that should have made one of the values.
         """
         version = _check_version(version)
-        if await asyncio.to_thread(self._is_whole, version):
+        if await call_on_daemon(self._is_whole, version):
             path = self._versions.where(version)
             raise fl.program.ProgramStateExistsError(version=version, path=path)
         named = _flatten(program_state)
@@ -139,12 +139,12 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
                 f" {structs.show(names)}: `/` parts the names of keys, leave it out."
             )
         content = dict(zip(names, materialised, strict=True))
-        await asyncio.to_thread(self._write, version, content)
+        await call_on_daemon(self._write, version, content)
 
     async def remove_all(self) -> None:
         """Remove all versions."""
-        versions = await asyncio.to_thread(self._versions.find)
-        await asyncio.to_thread(self._versions.remove, versions)
+        versions = await call_on_daemon(self._versions.find)
+        await call_on_daemon(self._versions.remove, versions)
 
     def _write(self, version: int, content: dict[str, Any]) -> None:
         self._versions.write(version, content)

@@ -38,6 +38,10 @@ class GatedStorage(RunStorage):
         self.saved.append(reached.state)
 
 
+def no_limit() -> None:
+    """Return for how long a save may take."""
+
+
 async def fetch(state: Any) -> Any:
     return f"read {state}"
 
@@ -64,7 +68,7 @@ def test_states_that_wait_give_way_to_the_latest(
     saver.add(Reached("b", RECORDS[:2]))
     saver.add(Reached("c", RECORDS[:3]))
     storage.gate.set()
-    saver.finish(Reached("d", RECORDS[:4]), None)
+    saver.finish(Reached("d", RECORDS[:4]), no_limit)
 
     assert storage.saved[0] == "read a"
     assert storage.saved[-1] == "read d"
@@ -79,7 +83,7 @@ def test_each_state_is_saved_where_all_are_kept(
 
     for count in range(1, 9):
         saver.add(Reached(count, RECORDS[:count]))
-    saver.finish(Reached(9, RECORDS), None)
+    saver.finish(Reached(9, RECORDS), no_limit)
 
     assert storage.saved[:8] == [f"read {count}" for count in range(1, 9)]
     assert storage.saved[-1] == "read 9"
@@ -108,7 +112,7 @@ def test_failure_of_the_last_state_is_raised(
     saver = Checkpoints(storage, io, fetch, keeps_all=False)
 
     with pytest.raises(errors.StorageError, match="no room"):
-        saver.finish(Reached("a", RECORDS[:1]), None)
+        saver.finish(Reached("a", RECORDS[:1]), no_limit)
 
 
 def test_last_state_that_takes_too_long_is_told(
@@ -116,7 +120,7 @@ def test_last_state_that_takes_too_long_is_told(
 ) -> None:
     saver = Checkpoints(storage, io, fetch, keeps_all=False)
 
-    saver.finish(Reached("a", RECORDS[:1]), 0.01)
+    saver.finish(Reached("a", RECORDS[:1]), lambda: 0.0)
 
     assert "state after 1 rounds was not saved in time" in caplog.text
     storage.gate.set()
@@ -129,7 +133,7 @@ def test_short_rounds_share_a_save(io: IoThread, tmp_path: pathlib.Path) -> None
 
     for count in range(1, 9):
         saver.add(Reached(count, RECORDS[:count]))
-    saver.finish(Reached(9, RECORDS), None)
+    saver.finish(Reached(9, RECORDS), no_limit)
 
     assert len(storage.saved) <= 3
     assert storage.saved[-1] == "read 9"
@@ -144,6 +148,6 @@ def test_nothing_is_read_to_be_saved_without_a_place(io: IoThread) -> None:
     saver = Checkpoints(None, io, note, keeps_all=True)
 
     saver.add(Reached("a", RECORDS[:1]))
-    saver.finish(Reached("b", RECORDS[:2]), None)
+    saver.finish(Reached("b", RECORDS[:2]), no_limit)
 
     assert read == []

@@ -1,14 +1,21 @@
 """Signals to a run on the main thread of this process."""
 
+import importlib
 import os
 import signal
 import threading
 import time
+import uuid
+from collections.abc import Iterator
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from typing_extensions import override
 
-from ray_fed.learning import LearningProcess, run
+import ray_fed.errors as errors
+from ray_fed.learning import LearningProcess, run, run_loop
 from ray_fed.learning.interrupts import Interrupts
 from tests.learning.counting import CLIENTS, build_tally
 
@@ -67,6 +74,80 @@ def test_evaluation_that_takes_too_long_is_left() -> None:
     assert [record.evaluation for record in result.history] == [{"n": 1}]
     assert result.state.round_index == 1
     assert seconds < 10
+
+
+class HangingFiles(MemoryFileSystem):
+    """A file system in memory that does not answer while it hangs."""
+
+    protocol = "hanging"
+    answers = threading.Event()
+
+    def _wait(self) -> None:
+        self.answers.wait()
+
+    @override
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        self._wait()
+        return super().ls(path, detail, **options)
+
+    @override
+    def cat_file(self, path: str, *places: Any, **options: Any) -> Any:
+        self._wait()
+        return super().cat_file(path, *places, **options)
+
+
+@pytest.fixture
+def hanging() -> Iterator[str]:
+    """The URI of a folder of `HangingFiles`, which answer as yet."""
+    fsspec.register_implementation("hanging", HangingFiles, clobber=True)
+    HangingFiles.answers.set()
+    yield f"hanging://runs/{uuid.uuid4().hex}"
+    HangingFiles.answers.set()
+
+
+def test_storage_that_hangs_as_a_run_begins_is_not_waited_for(
+    hanging: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("ray_fed.learning.run")  # not the function
+    monkeypatch.setattr(module, "_OPEN_S", 0.5)
+    HangingFiles.answers.clear()
+    threading.Timer(0.2, send, [signal.SIGTERM]).start()
+
+    with pytest.raises(errors.StorageError, match=r"no answer in [.0-9]+ seconds"):
+        run(build_tally(), CLIENTS, num_rounds=2, storage_path=hanging)
+
+
+@pytest.mark.parametrize("num_to_keep", [3, None], ids=["some", "all"])
+@pytest.mark.parametrize(
+    ("num_rounds", "reason"), [(90, "interrupted"), (4, "finished")]
+)
+def test_storage_that_hangs_in_a_run_is_not_waited_for(
+    hanging: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    num_to_keep: int | None,
+    num_rounds: int,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(run_loop, "_LEAVE_S", 1.0)
+    tally = build_tally()
+
+    def advance(state: Any, data: Any) -> Any:
+        if state.round_index == 3:
+            HangingFiles.answers.clear()
+            threading.Timer(0.5, send, [signal.SIGTERM]).start()
+        time.sleep(0.05)
+        return tally.next(state, data)
+
+    process = LearningProcess(tally.initialize, advance)
+    result = run(
+        process, CLIENTS, num_rounds=num_rounds, storage_path=hanging,
+        num_to_keep=num_to_keep,
+    )  # fmt: skip
+
+    assert result.reason == reason
+    assert len(result.history) >= 4
+    assert "was not saved in time" in caplog.text
 
 
 def test_second_signal_goes_to_the_former_handler() -> None:

@@ -4,6 +4,8 @@ import asyncio
 import itertools
 import logging
 import pathlib
+import subprocess
+import sys
 import uuid
 from typing import Any
 
@@ -219,6 +221,30 @@ def test_version_that_cannot_be_read_now_is_not_passed_over(error: Exception) ->
 
     with pytest.raises(errors.StorageError, match=f"program_state_2.*{error}"):
         run(manager.load_latest(CONTENT))
+
+
+HANGING_PROGRAM = """
+import asyncio, contextlib, fsspec, time
+from fsspec.implementations.memory import MemoryFileSystem
+from ray_fed.program import FileProgramStateManager
+
+class Hanging(MemoryFileSystem):
+    protocol = "hanging"
+
+    def ls(self, *args, **kwargs):
+        time.sleep(600)
+
+fsspec.register_implementation("hanging", Hanging)
+manager = FileProgramStateManager("hanging://a/b")
+with contextlib.suppress(TimeoutError):
+    asyncio.run(asyncio.wait_for(manager.load_latest(None), 0.1))
+"""
+
+
+def test_program_ends_while_its_storage_hangs() -> None:
+    command = [sys.executable, "-c", HANGING_PROGRAM]
+
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
 
 
 class Unanswering:
