@@ -79,6 +79,7 @@ class RunStorage:
         self._runs = FileProgramStateManager(path, "run_", 1)
         self._rounds = FileProgramStateManager(path, "round_", num_to_keep or 0)
         self._lock = asyncio.Lock()
+        self._note = "", 0  # what the run is, and the number of its start
         self._encoded: list[bytes] = []
         self.saved_rounds = -1
         """Rounds that the latest saved state has; -1: none was saved."""
@@ -127,7 +128,8 @@ class RunStorage:
             await call_on_daemon(self._clients.take_over, names)
         noted = {"format": _FORMAT, "identity": identity, "first_number": first}
         next_start = starts + 1 if content is not None else 0
-        await self._runs.save(json.dumps(noted), next_start)
+        self._note = json.dumps(noted), next_start
+        await self._runs.save(*self._note)
         return saved
 
     def _parse(self, content: Any) -> dict[str, Any]:
@@ -162,6 +164,7 @@ class RunStorage:
             rounds = records[-1].round_index + 1
             if rounds == self.saved_rounds:
                 return
+            await self._note_again()
             # Rounds are only ever added: each is encoded once.
             new = to_json(records[len(self._encoded) :])
             self._encoded += [json.dumps(record).encode() for record in new]
@@ -174,6 +177,21 @@ class RunStorage:
             if self._clients is not None and self._num_to_keep is not None:
                 keep = {name for names in self._segments.values() for name in names}
                 await call_on_daemon(self._clients.collect, keep)
+
+    async def _note_again(self) -> None:
+        """Say anew what the run is, where the folder was removed since it began.
+
+        Raises:
+            StorageError: what clients have kept was removed with it.
+        """
+        if await self._runs.get_versions():
+            return
+        if self._clients is not None:
+            raise errors.StorageError(
+                f"Expected what this run saved in `{self._where}`, found it removed,"
+                " and what clients kept with it: run again with another `storage_path`."
+            )
+        await self._runs.save(*self._note)
 
     async def _save_clients(self, clients: FrozenRows, rounds: int) -> bytes:
         """Save what clients have; return what states name as theirs, as JSON."""

@@ -11,7 +11,7 @@ import pytest
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
-from ray_fed.learning import LearningProcess, run
+from ray_fed.learning import LearningProcess, RoundRecord, run
 
 CLIENTS = [[1.0], [2.0]]
 
@@ -121,3 +121,47 @@ def test_disk_that_becomes_full_ends_the_run_and_keeps_what_was_saved(
     assert resumed.state.round_index == 5
     assert len(resumed.history) == 5
     np.testing.assert_array_equal(resumed.state.weights, np.full(8, 5.0))
+
+
+class Remove:
+    """Removes a folder after the first round."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+
+    def on_round(self, record: RoundRecord) -> None:
+        if record.round_index == 0:
+            shutil.rmtree(self._folder)
+
+
+def test_folder_that_is_removed_in_a_run_is_made_anew(tmp_path: pathlib.Path) -> None:
+    place = tmp_path / "run"
+    arguments: dict[str, Any] = {"storage_path": place, "checkpoint_every": 9}
+
+    run(
+        Growing().process, CLIENTS, num_rounds=3, callbacks=[Remove(place)], **arguments
+    )
+    resumed = run(Growing().process, CLIENTS, num_rounds=5, **arguments)
+
+    assert [record.round_index for record in resumed.history] == list(range(5))
+    assert resumed.state.round_index == 5
+
+
+def test_folder_that_is_removed_with_what_clients_keep_is_told(
+    tmp_path: pathlib.Path,
+) -> None:
+    place = tmp_path / "run"
+
+    def advance(state: int, kept: Any, _: Any) -> Any:
+        return state + 1, kept, {"loss": 1.0}
+
+    process = LearningProcess(lambda: 0, advance, initial_client_state=np.zeros(2))
+    with pytest.raises(errors.StorageError, match="found it removed"):
+        run(
+            process,
+            CLIENTS,
+            num_rounds=3,
+            storage_path=place,
+            checkpoint_every=9,
+            callbacks=[Remove(place)],
+        )
