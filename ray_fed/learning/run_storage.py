@@ -65,6 +65,7 @@ class RunStorage:
 
     Raises:
         UnsupportedError: it is none that fsspec can use here.
+        StorageError: it names an archive that cannot be opened.
     """
 
     def __init__(

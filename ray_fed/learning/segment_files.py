@@ -53,7 +53,8 @@ class SegmentFiles:
 
     def __init__(self, folder: str, row_bytes: int) -> None:
         self._where = folder
-        self._system, self._folder = import_fsspec().core.url_to_fs(folder)
+        with self._telling("open"):
+            self._system, self._folder = import_fsspec().core.url_to_fs(folder)
         self._row_bytes = row_bytes
 
     def names(self) -> set[str]:

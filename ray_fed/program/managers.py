@@ -37,6 +37,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         UnsupportedError: `root_dir` is neither a path nor a URI that fsspec can use
             here, or `prefix` no beginning of a name.
         ValueMismatchError: `keep_total` is no whole number.
+        StorageError: `root_dir` names an archive that cannot be opened.
     """
 
     def __init__(

@@ -47,6 +47,7 @@ class RemoteVersions:
 
     Raises:
         UnsupportedError: fsspec does not know the URI, or lacks a package for it.
+        StorageError: the archive that the URI names cannot be opened.
     """
 
     def __init__(self, uri: str, prefix: str) -> None:
@@ -205,11 +206,13 @@ def _copy(source: IO[bytes] | Any, target: IO[bytes] | Any) -> tuple[int, str]:
 
 def _locate(uri: str) -> tuple[Any, str]:
     fsspec = opening.import_extra("fsspec.core")
-    try:
-        files, root = fsspec.url_to_fs(uri)
-    except (ImportError, ValueError) as error:
-        raise errors.UnsupportedError(
-            f"Expected a path, or a URI that fsspec knows, found `{uri}` ({error}):"
-            " install what it names, such as `pip install 'ray-fed[s3]'` for s3://."
-        ) from error
+    # Only a chain, such as zip://a::b.zip, has a file opened at once.
+    with version_names.telling_storage(uri, Exception, verb="open"):
+        try:
+            files, root = fsspec.url_to_fs(uri)
+        except (ImportError, ValueError) as error:
+            raise errors.UnsupportedError(
+                f"Expected a path, or a URI that fsspec knows, found `{uri}` ({error}):"
+                " install what it names, such as `pip install 'ray-fed[s3]'` for s3://."
+            ) from error
     return files, root.rstrip("/")

@@ -67,6 +67,7 @@ def open_versions(root_dir: object, prefix: object) -> Versions:
     Raises:
         UnsupportedError: `root_dir` is neither, its protocol is unknown or needs a
             package that is missing, or `prefix` is no beginning of a name.
+        StorageError: it names an archive that cannot be opened.
     """
     beginning = _check_prefix(prefix)
     place = _check_place(root_dir)

@@ -266,6 +266,20 @@ def test_uri_that_fsspec_does_not_know_is_refused() -> None:
         FileProgramStateManager("nosuch://a/b")
 
 
+@pytest.mark.parametrize("content", [None, b"no archive"], ids=["none", "other"])
+def test_archive_that_cannot_be_opened_is_told(
+    tmp_path: pathlib.Path, content: bytes | None
+) -> None:
+    path = tmp_path / "a.zip"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(
+        errors.StorageError, match=r"Expected to open `zip://x::.*a\.zip"
+    ):
+        FileProgramStateManager(f"zip://x::{path}")
+
+
 def test_full_disk_is_told_and_costs_no_version(small_disk: pathlib.Path) -> None:
     manager = FileProgramStateManager(small_disk)
     run(manager.save({"model": np.zeros(1000)}, 1))
