@@ -82,6 +82,14 @@ def _check_regular(status: os.stat_result) -> None:
         raise OSError(errno.EINVAL, f"{kind}, not a regular file")
 
 
+def expand_home(path: str | os.PathLike[str]) -> str:
+    """Return a local path with `~` or `~name` at its begin as the folder of that user.
+
+    A name that no user has is left as it is.
+    """
+    return os.path.expanduser(os.fspath(path))  # noqa: PTH111 (pathlib refuses the name)
+
+
 _OPEN_PROTOCOLS = ("file", "local", "memory")
 """Those that may be read without a setting."""
 

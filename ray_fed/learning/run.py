@@ -98,7 +98,8 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             those that its guarantee assumes. Which ones they are depends on the seed
             and the round alone. The metrics of a process with noise have `epsilon`.
         seed: of the cohorts, >= 0.
-        storage_path: a path or a URI of fsspec, for this run alone; None saves nothing.
+        storage_path: a path, where `~` is the user's home, or a URI of fsspec, for this
+            run alone; None saves nothing.
         checkpoint_every: rounds between two saves, >= 1. Rounds that end while another
             one is saved, or within half a second, give way to the latest of them. The
             end is always saved.

@@ -28,8 +28,8 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
     then. A folder belongs to one program at a time.
 
     Args:
-        root_dir: the folder, as a path or as a URI such as `s3://bucket/runs/a`; made
-            when it is first needed, but never a bucket.
+        root_dir: the folder, as a path, where `~` is the user's home, or as a URI such
+            as `s3://bucket/runs/a`; made when it is first needed, but never a bucket.
         prefix: of file names.
         keep_total: versions to keep, the latest ones; 0 or less keeps all.
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import ray_fed.errors as errors
+from ray_fed.files.opening import expand_home
 from ray_fed.language import structs
 from ray_fed.program.local_versions import LocalVersions
 from ray_fed.program.remote_versions import RemoteVersions
@@ -75,7 +76,7 @@ def open_versions(root_dir: object, prefix: object) -> Versions:
         place = place.removeprefix(protocol)
     if "://" in place:
         return RemoteVersions(place, beginning)
-    return LocalVersions(pathlib.Path(place), beginning)
+    return LocalVersions(pathlib.Path(expand_home(place)), beginning)
 
 
 def _check_place(root_dir: object) -> str:

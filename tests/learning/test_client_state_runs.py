@@ -210,6 +210,28 @@ def test_files_of_a_run_that_was_killed_before_its_first_save_go(
     assert left.name != "lost"
 
 
+def test_tilde_is_the_home_of_the_user(
+    process: LearningProcess,
+    clients: list[Any],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home, working = tmp_path / "home", tmp_path / "working"
+    working.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(working)
+
+    run(
+        process, clients, 1, storage_path="~/run",
+        callbacks=[learning.callbacks.CSV("~/rounds.csv")],
+    )  # fmt: skip
+
+    assert sorted(path.name for path in home.iterdir()) == ["rounds.csv", "run"]
+    names = sorted(path.name for path in (home / "run").iterdir())
+    assert names == ["clients", "round_1.zip", "run_0.zip"]
+    assert list(working.iterdir()) == []
+
+
 def test_damaged_values_of_clients_end_a_resume(
     process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
 ) -> None:

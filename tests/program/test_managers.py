@@ -196,6 +196,21 @@ def test_value_that_would_need_pickle_is_refused(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"], ids=["path", "URI"])
+def test_tilde_is_the_home_of_the_user(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    home, working = tmp_path / "home", tmp_path / "working"
+    working.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(working)
+
+    run(FileProgramStateManager(f"{scheme}~/states").save(1, 1))
+
+    assert [path.name for path in home.iterdir()] == ["states"]
+    assert list(working.iterdir()) == []
+
+
 def test_nothing_saved(manager: FileProgramStateManager) -> None:
     assert run(manager.get_versions()) is None
     assert run(manager.load_latest({})) == (None, 0)

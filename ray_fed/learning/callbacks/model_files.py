@@ -8,6 +8,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.files.opening import expand_home
 from ray_fed.learning.callbacks.hooks import Callback
 from ray_fed.learning.history import History, RoundRecord
 from ray_fed.learning.models import Model
@@ -34,7 +35,7 @@ class ModelCheckpoint(Callback):
         metric: str = "loss",
         mode: Literal["auto", "min", "max"] = "auto",
     ) -> None:
-        self._path = pathlib.Path(path)
+        self._path = pathlib.Path(expand_home(path))
         if self._path.suffix != ".keras":
             raise errors.ConfigError(
                 f"Expected a name that ends with .keras, found `{self._path}`."

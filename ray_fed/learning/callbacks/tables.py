@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.files.opening import expand_home
 from ray_fed.learning.callbacks.hooks import Callback
 from ray_fed.learning.history import History, RoundRecord, row_of
 
@@ -30,7 +31,7 @@ class CSV(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = pathlib.Path(path)
+        self._path = pathlib.Path(expand_home(path))
         self._records: list[RoundRecord] = []
         self._columns: list[str] = []
 
@@ -69,7 +70,7 @@ class JSONLines(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = pathlib.Path(path)
+        self._path = pathlib.Path(expand_home(path))
 
     @override
     def on_start(self, history: History) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from ray_fed.files.opening import expand_home
 from ray_fed.learning.callbacks.hooks import Callback
 from ray_fed.learning.extras import import_extra
 from ray_fed.learning.history import History, RoundRecord
@@ -32,7 +33,7 @@ class TensorBoard(Callback):
         self._summaries: Any = import_extra(
             "tensorboard.compat.proto.summary_pb2", *extra
         )
-        self._log_dir = os.fspath(log_dir)
+        self._log_dir = expand_home(log_dir)
         self._writer: Any = None
 
     @override
