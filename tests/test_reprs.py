@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ray_fed
-from ray_fed import learning
+from ray_fed import learning, program
 from ray_fed.observability.report import RoundReport, SubroundReport
 from ray_fed.program import ClientData, RayFederatedContext
 
@@ -49,17 +49,31 @@ def build_process() -> learning.LearningProcess:
     return learning.build_fed_avg(MODEL, keras.optimizers.SGD(0.1))
 
 
+CLIENTS = ClientData.from_values({f"client {n}": n for n in range(3000)}, np.int32)
+SOURCE = program.ClientDataSource(CLIENTS, program.WeightedSampler([1.0] * 3000))
+
+
 MAKE: dict[str, Callable[[], Any]] = {
+    "CSV": lambda: learning.callbacks.CSV("rounds.csv"),
+    "Callback": learning.callbacks.Callback,
+    "ClientData": lambda: CLIENTS,
+    "ClientDataIterator": SOURCE.iterator,
+    "ClientDataSource": lambda: SOURCE,
+    "ClientReference": lambda: CLIENTS[0],
     "ClientStates": lambda: learning.ClientStates([np.zeros(99)]),
     "CohortSampler": lambda: learning.CohortSampler(9, 3, 0),
     "Config": lambda: ray_fed.Config(backend="local", workers=2),
     "EarlyStopping": lambda: learning.EarlyStopping("loss"),
+    "FileProgramStateManager": lambda: program.FileProgramStateManager("a" * 999),
     "Guards": learning.Guards,
     "History": lambda: learning.History([RECORD] * 99),
+    "JSONLines": lambda: learning.callbacks.JSONLines("rounds.jsonl"),
     "LearningProcess": build_process,
     "Model": lambda: MODEL,
+    "ModelCheckpoint": lambda: learning.callbacks.ModelCheckpoint("a.keras", MODEL),
     "ModelWeights": lambda: build_state().weights,
     "Part": lambda: learning.Part(build_process().initialize, build_process().next),
+    "PoissonSampler": lambda: program.PoissonSampler(0.5),
     "Retry": lambda: ray_fed.Retry(crash=1),
     "RoundRecord": lambda: RECORD,
     "RoundReport": lambda: RoundReport(
@@ -71,9 +85,11 @@ MAKE: dict[str, Callable[[], Any]] = {
     ),
     "ServerState": build_state,
     "Subrounds": lambda: ray_fed.Subrounds(count=3),
+    "TensorBoard": lambda: learning.callbacks.TensorBoard("logs"),
     "TrainingResult": lambda: learning.TrainingResult(
         learning.History([RECORD]), build_state(), "finished"
     ),
+    "UniformSampler": program.UniformSampler,
     "Workers": lambda: ray_fed.Workers(count=2),
 }
 
@@ -83,20 +99,31 @@ def draw(shown: Any) -> str:
     return shown._repr_html_()
 
 
+LOOKED_AT_ELSEWHERE = {
+    "AvailabilitySampler",  # has all its hours: a saved run compares the text
+    "ExecutionContext",
+    "MLflow",
+    "RayFederatedContext",
+    "RayValueReference",
+    "Sampler",
+    "WandB",
+    "WeightedSampler",  # has all its weights, likewise
+}
+
 SHOWN_AS_HTML = ("Config", "History", "RoundRecord", "RoundReport", "TrainingResult")
 
 
 def public_classes() -> list[str]:
     found = {
         name: getattr(module, name)
-        for module in (ray_fed, learning)
+        for module in (ray_fed, learning, learning.callbacks, program)
         for name in module.__all__
     }
     return sorted(name for name, each in found.items() if isinstance(each, type))
 
 
 def test_all_public_classes_are_looked_at() -> None:
-    assert {*MAKE, "ExecutionContext"} == set(public_classes())
+    assert {*MAKE, *LOOKED_AT_ELSEWHERE} == set(public_classes())
 
 
 @pytest.mark.parametrize("name", sorted(MAKE))
@@ -114,6 +141,38 @@ def test_html_is_a_table(name: str) -> None:
 
     assert drawn.count("<table>") == drawn.count("</table>") == 1
     assert drawn.count("<") == drawn.count(">")
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (
+            program.FileProgramStateManager("states"),
+            "<program state in states/program_state_*, the last 5 of its versions>",
+        ),
+        (
+            program.FileProgramStateManager("memory://a", "round_", keep_total=0),
+            "<program state in memory://a/round_*, all of its versions>",
+        ),
+        (learning.callbacks.CSV("rounds.csv"), "CSV('rounds.csv')"),
+        (learning.callbacks.Callback(), "<callback Callback>"),
+    ],
+    ids=["some versions", "all versions", "file", "hooks"],
+)
+def test_text_says_where_it_writes(shown: Any, text: str) -> None:
+    assert repr(shown) == text
+
+
+def test_trackers_show_their_run_and_no_password(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("mlflow_runs", "wandb_runs"):
+        path = f"ray_fed.learning.callbacks.{module}.import_extra"
+        monkeypatch.setattr(path, lambda *_: None)  # pyright: ignore[reportUnknownLambdaType]
+    mlflow = learning.callbacks.MLflow("a", tracking_uri="http://user:secret@host")
+
+    assert repr(mlflow) == "MLflow('a', experiment='Default')"
+    assert repr(learning.callbacks.WandB("a", "b")) == "WandB('a', run_id='b')"
 
 
 def test_settings_show_what_differs_from_the_defaults() -> None:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.data.client_data import ClientData
+from ray_fed.observability import reprs
 from ray_fed.program.samplers import Sampler, UniformSampler
 
 _FIELDS = {"round_index", "clients", "sampler"}
@@ -30,6 +31,11 @@ class ClientDataSource(fl.program.FederatedDataSource):
     def __init__(self, data: ClientData, sampler: Sampler | None = None) -> None:
         self.data = data
         self.sampler = UniformSampler() if sampler is None else sampler
+
+    @override
+    def __repr__(self) -> str:
+        drawn = reprs.shorten(repr(self.sampler))
+        return f"<source of {self.data!r}, drawn by {drawn}>"
 
     @property
     @override
@@ -89,6 +95,12 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
     def __init__(self, source: ClientDataSource | None, state: dict[str, Any]) -> None:
         self._source = source
         self._state = state
+
+    @override
+    def __repr__(self) -> str:
+        clients, sampler = self._state["clients"], self._state["sampler"]
+        text = f"round {self._state['round_index']} of {clients}, drawn by {sampler}"
+        return f"<iterator at {reprs.shorten(text)}>"
 
     @property
     def state(self) -> dict[str, Any]:

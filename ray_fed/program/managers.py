@@ -14,6 +14,7 @@ import ray_fed.program.state_encoding as state_encoding
 import ray_fed.program.version_names as version_names
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import structs
+from ray_fed.observability import reprs
 from ray_fed.program.daemon_calls import call_on_daemon
 from ray_fed.program.versions import open_versions
 
@@ -48,6 +49,14 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
     ) -> None:
         self._keep_total = _check_keep_total(keep_total)
         self._versions = open_versions(root_dir, prefix)
+        self._names = f"{os.fspath(root_dir)}/{prefix}*"
+
+    @override
+    def __repr__(self) -> str:
+        kept = f"the last {self._keep_total}" if self._keep_total > 0 else "all"
+        return (
+            f"<program state in {reprs.shorten(self._names)}, {kept} of its versions>"
+        )
 
     @override
     async def get_versions(self) -> list[int] | None:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
 from ray_fed.language.type_checks import check_assignable
 from ray_fed.values.stored import ClientSequence
@@ -113,7 +114,7 @@ class ClientMember:
         return self.source.read(self.position)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ClientReference(ClientMember):
     """One client of a source, as users meet it.
 
@@ -126,6 +127,11 @@ class ClientReference(ClientMember):
     type_signature: fl.Type
     id: Hashable
     weight: float | None
+
+    @override
+    def __repr__(self) -> str:
+        held = errors.describe(self.type_signature)
+        return f"<client {errors.describe(self.id)}: {held}>"
 
     def check_batches(self) -> None:
         """Raise unless each batch has one number of rows, in all that it holds.

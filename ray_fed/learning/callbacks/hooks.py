@@ -31,6 +31,10 @@ class Callback:
     runs. After a kill, rounds since the last saved one are told again.
     """
 
+    @override
+    def __repr__(self) -> str:
+        return f"<callback {type(self).__name__}>"
+
     def on_start(self, history: History) -> None:
         """Take the rounds before a resume; empty where a run begins."""
 

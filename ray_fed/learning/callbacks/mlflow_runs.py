@@ -37,6 +37,11 @@ class MLflow(Callback):
         self._run_id = ""
 
     @override
+    def __repr__(self) -> str:
+        # Without the URI, which may have a password.
+        return f"MLflow({self._run_name!r}, experiment={self._experiment!r})"
+
+    @override
     def on_start(self, history: History) -> None:
         self._client = self._mlflow.MlflowClient(self._tracking_uri)
         found = self._client.get_experiment_by_name(self._experiment)

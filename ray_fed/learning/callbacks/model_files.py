@@ -13,6 +13,7 @@ from ray_fed.learning.callbacks.hooks import Callback
 from ray_fed.learning.history import History, RoundRecord
 from ray_fed.learning.models import Model
 from ray_fed.learning.stopping import is_rising
+from ray_fed.observability import reprs
 
 
 class ModelCheckpoint(Callback):
@@ -44,6 +45,11 @@ class ModelCheckpoint(Callback):
         self.metric = metric
         self._is_rising = is_rising(metric, mode)
         self._history = History()
+
+    @override
+    def __repr__(self) -> str:
+        path = reprs.shorten(str(self._path))
+        return f"ModelCheckpoint({path!r}, metric={self.metric!r})"
 
     @override
     def on_start(self, history: History) -> None:

@@ -18,6 +18,7 @@ import ray_fed.errors as errors
 from ray_fed.files.opening import expand_home
 from ray_fed.learning.callbacks.hooks import Callback
 from ray_fed.learning.history import History, RoundRecord, row_of
+from ray_fed.observability import reprs
 
 
 class CSV(Callback):
@@ -34,6 +35,10 @@ class CSV(Callback):
         self._path = pathlib.Path(expand_home(path))
         self._records: list[RoundRecord] = []
         self._columns: list[str] = []
+
+    @override
+    def __repr__(self) -> str:
+        return f"CSV({reprs.shorten(str(self._path))!r})"
 
     @override
     def on_start(self, history: History) -> None:
@@ -71,6 +76,10 @@ class JSONLines(Callback):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = pathlib.Path(expand_home(path))
+
+    @override
+    def __repr__(self) -> str:
+        return f"JSONLines({reprs.shorten(str(self._path))!r})"
 
     @override
     def on_start(self, history: History) -> None:

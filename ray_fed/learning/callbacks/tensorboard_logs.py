@@ -10,6 +10,7 @@ from ray_fed.files.opening import expand_home
 from ray_fed.learning.callbacks.hooks import Callback
 from ray_fed.learning.extras import import_extra
 from ray_fed.learning.history import History, RoundRecord
+from ray_fed.observability import reprs
 
 
 class TensorBoard(Callback):
@@ -35,6 +36,10 @@ class TensorBoard(Callback):
         )
         self._log_dir = expand_home(log_dir)
         self._writer: Any = None
+
+    @override
+    def __repr__(self) -> str:
+        return f"TensorBoard({reprs.shorten(self._log_dir)!r})"
 
     @override
     def on_start(self, history: History) -> None:

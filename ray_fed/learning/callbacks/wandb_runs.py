@@ -40,6 +40,10 @@ class WandB(Callback):
         self._run: Any = None
 
     @override
+    def __repr__(self) -> str:
+        return f"WandB({self._options['project']!r}, run_id={self._options['id']!r})"
+
+    @override
     def on_start(self, history: History) -> None:
         self._run = self._wandb.init(resume="allow", **self._options)
         # A step that was logged before a kill is told again: by its own axis it counts.
