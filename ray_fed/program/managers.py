@@ -232,7 +232,7 @@ def _revive(value: Any, template: Any, name: str) -> Any:
         return value
     if value.class_name != state_encoding.class_name(type(template)):
         raise errors.ValueMismatchError(
-            f"Expected a `{value.class_name}` as `{name}` of the structure, found a"
-            f" `{state_encoding.class_name(type(template))}`."
+            f"Expected a `{value.class_name}` as {state_encoding.name_place(name)} in"
+            f" `structure`, found a `{state_encoding.class_name(type(template))}`."
         )
     return cast("fl.Serializable", template).from_bytes(value.content)

@@ -48,6 +48,11 @@ def class_name(cls: type[Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def name_place(name: str) -> str:
+    """Return what an error calls a value: a state that is one value has no name."""
+    return f"`{name}`" if name else "the whole state"
+
+
 def _check_digits(value: Any, label: str) -> Any:
     most = sys.get_int_max_str_digits()
     if isinstance(value, int) and most and value.bit_length() > 3 * most:

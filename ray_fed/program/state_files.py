@@ -72,7 +72,10 @@ def write_archive(file: IO[bytes], values: Mapping[str, object]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         encoder = state_encoding.Encoder(archive)
         described = [
-            {"name": name, "value": encoder.describe(value, f"`{name}`")}
+            {
+                "name": name,
+                "value": encoder.describe(value, state_encoding.name_place(name)),
+            }
             for name, value in values.items()
         ]
         manifest = {"format": _FORMAT, "values": described}

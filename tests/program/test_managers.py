@@ -211,6 +211,13 @@ def test_tilde_is_the_home_of_the_user(
     assert list(working.iterdir()) == []
 
 
+def test_whole_state_that_would_need_pickle_is_told_in_words(
+    manager: FileProgramStateManager,
+) -> None:
+    with pytest.raises(TypeError, match="found the whole state of Python type `obj"):
+        run(manager.save(object(), 1))
+
+
 def test_nothing_saved(manager: FileProgramStateManager) -> None:
     assert run(manager.get_versions()) is None
     assert run(manager.load_latest({})) == (None, 0)
