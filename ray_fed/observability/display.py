@@ -7,6 +7,7 @@
 In what is neither, such as a file, the last state alone is written, when it ends.
 """
 
+import datetime as dt
 import html
 import math
 import time
@@ -14,11 +15,14 @@ from typing import Any, Protocol, Self
 
 import rich.console
 import rich.progress
+import rich.table
+import rich.text
 from typing_extensions import override
 
 from ray_fed.observability import events
 
 _DRAWN_EVERY_S = 0.1
+_BAR_WIDTH = 20
 
 
 class ProgressView(Protocol):
@@ -46,6 +50,9 @@ class RoundProgress:
         num_rounds: of the run.
         console: where to draw; by default standard error.
         done: rounds of the run that are done before.
+
+    Attributes:
+        draws_waits: whether the line is drawn in a terminal, see `events.Sinks`.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class RoundProgress:
         done: int = 0,
     ) -> None:
         console = console or rich.console.Console(stderr=True)
+        self.draws_waits = console.is_terminal
         self._view: ProgressView = (
             NotebookView(num_rounds)
             if console.is_jupyter
@@ -123,6 +131,21 @@ class _Pace:
         return True
 
 
+class _DetailsColumn(rich.progress.ProgressColumn):
+    """The time, the numbers and the activity: cut where a terminal is narrow."""
+
+    @override
+    def render(self, task: rich.progress.Task) -> rich.text.Text:
+        elapsed_s = int((task.finished_time if task.finished else task.elapsed) or 0)
+        found = (
+            (str(dt.timedelta(seconds=elapsed_s)), "yellow"),
+            (task.fields["numbers"], "cyan"),
+            (task.fields["activity"], "dim"),
+        )
+        parts = [rich.text.Text(*each) for each in found if each[0]]
+        return rich.text.Text("  ", no_wrap=True, overflow="ellipsis").join(parts)
+
+
 class TerminalView(ProgressView):
     """Draws with rich, in place where the console is a terminal.
 
@@ -136,15 +159,16 @@ class TerminalView(ProgressView):
             rich.progress.TextColumn("rounds"),
             # Named colours: with 16 of them rich's own show a full bar as an empty one.
             rich.progress.BarColumn(
-                bar_width=20,
+                bar_width=None,
                 style="bright_black",
                 complete_style="cyan",
                 finished_style="green",
+                table_column=rich.table.Column(max_width=_BAR_WIDTH),
             ),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeElapsedColumn(),
-            rich.progress.TextColumn("[cyan]{task.fields[numbers]}"),
-            rich.progress.TextColumn("[dim]{task.fields[activity]}"),
+            rich.progress.MofNCompleteColumn(
+                table_column=rich.table.Column(no_wrap=True)
+            ),
+            _DetailsColumn(),
             console=console,
         )
         self._task = self._progress.add_task(

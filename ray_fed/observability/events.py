@@ -242,6 +242,10 @@ class EventSink(Protocol):
 class Sinks:
     """Passes events on to all who subscribed, in the order in which they did.
 
+    Some sinks draw `Waiting` in a terminal, and say so by an attribute `draws_waits`
+    that is true. A terminal has room for one such line: of these sinks, the last that
+    subscribed alone is told of waits.
+
     Args:
         sinks: the first of them.
     """
@@ -251,6 +255,8 @@ class Sinks:
 
     def add(self, sink: EventSink) -> None:
         """Pass later events on to a sink, too."""
+        if _draws_waits(sink):
+            self.on_event(Waiting(""))  # what another one drew goes away
         self._sinks.append(sink)
 
     def remove(self, sink: EventSink) -> None:
@@ -259,5 +265,13 @@ class Sinks:
 
     def on_event(self, event: Event) -> None:
         """Pass an event on."""
-        for sink in list(self._sinks):
+        sinks = list(self._sinks)
+        if isinstance(event, Waiting):
+            hidden = [sink for sink in sinks if _draws_waits(sink)][:-1]
+            sinks = [sink for sink in sinks if sink not in hidden]
+        for sink in sinks:
             sink.on_event(event)
+
+
+def _draws_waits(sink: EventSink) -> bool:
+    return getattr(sink, "draws_waits", False)

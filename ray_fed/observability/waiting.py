@@ -38,7 +38,12 @@ class WaitLine:
 
     Args:
         view: draws the line; None shows nothing.
+
+    Attributes:
+        draws_waits: true, see `events.Sinks`.
     """
+
+    draws_waits = True
 
     def __init__(self, view: LineView | None) -> None:
         self._view = view

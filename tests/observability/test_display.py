@@ -25,9 +25,9 @@ def finish_subround(attempts: int = 1) -> events.SubroundFinished:
     )
 
 
-def record(*, terminal: bool) -> rich.console.Console:
+def record(*, terminal: bool, width: int = 120) -> rich.console.Console:
     return rich.console.Console(
-        file=io.StringIO(), force_terminal=terminal, width=120, force_jupyter=False
+        file=io.StringIO(), force_terminal=terminal, width=width, force_jupyter=False
     )
 
 
@@ -96,6 +96,19 @@ def test_file_gets_the_last_line_alone() -> None:
     (line,) = text_of(console).strip().splitlines()
     assert "2/2" in line
     assert "loss 0.2500" in line
+
+
+def test_narrow_line_keeps_the_bar_and_the_count() -> None:
+    console = record(terminal=False, width=40)
+
+    with RoundProgress(100, console) as progress:
+        for _ in range(9):
+            progress.advance(loss=0.5, accuracy=0.25)
+
+    (line,) = text_of(console).strip().splitlines()
+    assert line.startswith("rounds ━")
+    assert " 9/100 0:00:00" in line
+    assert line.endswith("…")
 
 
 def test_nothing_is_left_where_nothing_was_done() -> None:

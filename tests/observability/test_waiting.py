@@ -8,6 +8,7 @@ import pytest
 import rich.console
 
 from ray_fed.observability import events
+from ray_fed.observability.display import RoundProgress
 from ray_fed.observability.waiting import WaitLine
 from tests.observability.test_display import finish_subround, record, text_of
 
@@ -116,3 +117,31 @@ def test_first_call_is_shown_until_something_is_done(end: events.Event) -> None:
     assert "1 of 2 workers ready" in shown
     assert TAKE_AWAY not in shown[shown.rindex("workers ready") :]
     assert TAKE_AWAY in text_of(console)[len(shown) :]
+
+
+def test_bar_takes_the_place_of_the_line_in_a_terminal() -> None:
+    console, bar_console = record(terminal=True), record(terminal=True)
+    sinks = events.Sinks([WaitLine.create("auto", console)])
+    sinks.on_event(events.Waiting("1 of 2 workers ready"))
+
+    with RoundProgress(4, bar_console) as progress:
+        sinks.add(progress)
+        sinks.on_event(events.Waiting("tracing and compiling"))
+        sinks.remove(progress)
+    sinks.on_event(events.Waiting("looking for room"))
+
+    drawn = text_of(console)
+    assert drawn.index(TAKE_AWAY) < drawn.index("looking for room")
+    assert "tracing" not in drawn
+    assert "tracing and compiling" in text_of(bar_console)
+
+
+def test_line_is_still_written_where_a_bar_is_not_drawn() -> None:
+    console = record(terminal=False)
+    sinks = events.Sinks([WaitLine.create("on", console)])
+
+    with RoundProgress(4, console) as progress:
+        sinks.add(progress)
+        sinks.on_event(events.Waiting("tracing and compiling"))
+
+    assert text_of(console).startswith("ray_fed: tracing and compiling\n")
