@@ -1,7 +1,6 @@
 """What a run did, a row a round: as a sequence, a table, a picture."""
 
 import dataclasses
-import html
 import json
 import os
 import pathlib
@@ -13,6 +12,8 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.extras import import_extra
+from ray_fed.learning.history_table import draw_rounds
+from ray_fed.learning.metric_values import is_number_type
 from ray_fed.observability import reprs, timeline
 from ray_fed.observability.curves import plot_curves
 
@@ -28,7 +29,8 @@ class RoundRecord:
         round_index: rounds of the run before this one.
         clients: of its cohort, by index, in order.
         training: metrics of the clients' training.
-        evaluation: what `evaluate` returned after the round; None where it was not due.
+        evaluation: what `evaluate` returned after the round, as plain values; None
+            where it was not due.
         seconds: from the call of the round to its metrics, without evaluation.
         retries: attempts of its subrounds beyond the first of each.
         dropped: clients of the cohort that the round went on without, by index.
@@ -90,8 +92,8 @@ def _flatten(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
             yield from _flatten(value, f"{path}/{name}" if path else str(name))
     elif isinstance(metrics, bool | int | float | np.generic | np.ndarray):
         array = np.asarray(metrics)
-        if not array.ndim and array.dtype.kind in "biufV":
-            yield path, float(array)
+        if array.size == 1 and is_number_type(array.dtype):
+            yield path, float(array.reshape(()))
 
 
 class History(Sequence[RoundRecord]):
@@ -161,8 +163,8 @@ class History(Sequence[RoundRecord]):
 
     def _check(self, name: str) -> str:
         names = self.names()
-        part = name.partition(".")[0]
-        has_part = any(known.startswith(part) for known in names)
+        is_training = name.startswith(_TRAINING)
+        has_part = any(is_training or r.evaluation is not None for r in self)
         if name not in names and has_part:
             raise errors.ConfigError(
                 f"Expected one of the metrics {names}, or what follows the dot, found"
@@ -237,39 +239,8 @@ class History(Sequence[RoundRecord]):
             ) from error
 
     def _repr_html_(self) -> str:
-        rows = [_shown_row(record) for record in self[-_SHOWN_ROWS:]]
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        names.sort(key=_is_cost)  # numbers first: a page may be narrow
-        head = "".join(f"<th>{_break(html.escape(name))}</th>" for name in names)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{_show(row.get(name))}</td>" for name in names)
-            for row in rows
-        )
-        hidden = len(self) - len(rows)
-        above = f", the last {len(rows)} of them" if hidden else ""
-        return (
-            "<div style='overflow-x:auto'><table>"
-            f"<caption style='text-align:left'>{len(self)} rounds{above}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        )
-
-
-def _shown_row(record: RoundRecord) -> dict[str, Any]:
-    """Return a round as a notebook shows it: bytes by the million."""
-    shown: dict[str, Any] = {}
-    for name, value in row_of(record).items():
-        way = name.removeprefix("bytes_")
-        shown |= {name: value} if way == name else {f"MB {way}": value / 1e6}
-    return shown
-
-
-def _is_cost(name: str) -> bool:
-    return name != "round" and not name.startswith((_TRAINING, _EVALUATION))
-
-
-def _break(name: str) -> str:
-    """Return a heading that may go on in a second line, behind its first word."""
-    return name.replace(".", ".<wbr>", 1)
+        rows = [row_of(record) for record in self[-_SHOWN_ROWS:]]
+        return draw_rounds(rows, len(self))
 
 
 def row_of(record: RoundRecord) -> dict[str, Any]:
@@ -285,14 +256,6 @@ def row_of(record: RoundRecord) -> dict[str, Any]:
         "bytes_read": record.bytes_read,
         **record.numbers(),
     }
-
-
-def _show(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float) and not value.is_integer():
-        return f"{value:.4g}"
-    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
 
 
 def _show_numbers(record: RoundRecord) -> str:

@@ -105,8 +105,9 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             end is always saved.
         num_to_keep: saved states to keep, >= 1; None keeps all, and rounds wait until
             each that is due is saved.
-        evaluate: called with the state, returns metrics. On ray_fed's contexts the
-            state holds references, which computations take as they are, and numpy
+        evaluate: called with the state, returns metrics by name: numbers, arrays,
+            tensors, text, or mappings, lists and tuples of these. On ray_fed's contexts
+            the state holds references, which computations take as they are, and numpy
             reads.
         evaluate_every: rounds between two calls of `evaluate`, >= 1.
         callbacks: objects with `on_round(record)`, see `callbacks.Callback`; release
@@ -130,7 +131,7 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             process does not have, the process is for another number of clients, rounds
             of `state` had other noise, or what is saved is of another run.
         ValueMismatchError: inputs and labels of a batch, in a list, have different
-            numbers of rows.
+            numbers of rows, or a metric is of a kind that a history does not keep.
         StorageError: `storage_path` cannot be read or written, or does not answer in
             time as a signal ends the run.
         StateFormatError: another version of ray_fed wrote what is saved.

@@ -18,6 +18,7 @@ from ray_fed.learning.cohorts import say_who
 from ray_fed.learning.history import History, RoundRecord
 from ray_fed.learning.interrupts import Interrupts, StopNow
 from ray_fed.learning.loop_thread import WorkThread
+from ray_fed.learning.metric_values import read_evaluation, read_metrics
 from ray_fed.learning.process_calls import GoingRound, ProcessCalls
 from ray_fed.learning.run_clients import RunClients
 from ray_fed.learning.run_progress import Progress, open_progress
@@ -253,12 +254,12 @@ class RunLoop:
         evaluation = None
         evaluate = self._spec.evaluate
         if evaluate is not None and (index + 1) % self._spec.evaluate_every == 0:
-            evaluation = evaluate(going.state)
+            evaluation = read_evaluation(evaluate(going.state))
         training = self._spec.add_epsilon(going.metrics.result(), index)
         record = RoundRecord(
             index,
             tuple(cohort),
-            training,
+            read_metrics(training, "training"),
             evaluation,
             seconds,
             bytes_read=self._count_read(),

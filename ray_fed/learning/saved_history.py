@@ -7,20 +7,18 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport]  # numpy learns bfloat16
 import numpy as np
 
-import ray_fed.errors as errors
 from ray_fed.learning.history import RoundRecord
 
 
 def to_json(records: Sequence[RoundRecord]) -> list[Any]:
     """Return records as what `json` writes.
 
-    Raises:
-        ValueMismatchError: a metric is neither a number, text, bytes, an array, nor a
-            structure of these.
+    Args:
+        records: with metrics as `read_metrics` returns them.
     """
     return [
         {
-            field.name: _encode(getattr(record, field.name), field.name)
+            field.name: _encode(getattr(record, field.name))
             for field in dataclasses.fields(record)
         }
         for record in records
@@ -35,32 +33,21 @@ def from_json(content: Sequence[Any]) -> list[RoundRecord]:
     ]
 
 
-def _encode(value: Any, label: str) -> Any:
+def _encode(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, np.generic | np.ndarray):
-        return _encode_array(value, label)
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
+        return _encode_array(value)
     if isinstance(value, Mapping):
-        pairs = [[str(k), _encode(v, f"{label}.{k}")] for k, v in value.items()]
-        return {"dict": pairs}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(member, label) for member in value]}
-    raise errors.ValueMismatchError(
-        "Expected numbers, text, bytes, arrays, or dicts, lists and tuples of these as"
-        f" metrics of a run with a `storage_path`, found a `{type(value).__name__}` as"
-        f" `{label}`: convert it in `evaluate`."
-    )
+        return {"dict": [[name, _encode(member)] for name, member in value.items()]}
+    kind = "list" if isinstance(value, list) else "tuple"
+    return {kind: [_encode(member) for member in value]}
 
 
-def _encode_array(value: Any, label: str) -> Any:
+def _encode_array(value: Any) -> dict[str, Any]:
     array = np.asarray(value)
-    if array.dtype.kind not in "biufV" or array.dtype.names:
-        return _encode(array.tolist(), label)
     return {
         "dtype": array.dtype.name,
         "shape": list(array.shape),

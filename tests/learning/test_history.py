@@ -2,13 +2,17 @@
 
 import json
 import re
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.learning import EarlyStopping, History, RoundRecord
+from ray_fed.learning.metric_values import read_metrics
 from ray_fed.learning.saved_history import from_json, to_json
 from tests.learning.test_callbacks import RECORDS
 
@@ -85,9 +89,43 @@ def test_metrics_come_back_from_json_as_they_were() -> None:
     assert after.training["bfloat16"].dtype == ml_dtypes.bfloat16
 
 
-def test_metric_that_cannot_be_saved_is_told() -> None:
+class Pair(NamedTuple):
+    loss: Any
+    names: Any
+
+
+def test_metrics_are_read_as_they_come_back_from_json() -> None:
+    inner = OrderedDict(count=np.arange(2), number=tf.constant(0.5))
+    found = Pair(inner, np.array(["a", "b"]))
+
+    metrics = read_metrics(found, "training")
+
+    before = RoundRecord(0, (), metrics, None, 0.1)
+    (after,) = from_json(json.loads(json.dumps(to_json([before]))))
+    assert repr(after.training) == repr(metrics)
+    assert type(metrics["loss"]) is dict
+    assert metrics["loss"]["number"] == np.float32(0.5)
+    assert metrics["names"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), 1j, np.array([object()]), tf.ragged.constant([[1], []])],
+    ids=["object", "complex", "objects", "ragged"],
+)
+def test_metric_that_cannot_be_kept_is_told(value: Any) -> None:
     with pytest.raises(errors.ValueMismatchError, match=r"`training\.model`"):
-        to_json([RoundRecord(0, (), {"model": object()}, None, 0.1)])
+        read_metrics({"model": value}, "training")
+
+
+def test_array_of_one_number_is_a_number() -> None:
+    metrics = {"loss": np.array([0.5]), "counts": np.arange(2), "text": "a"}
+
+    history = History([RoundRecord(0, (), metrics, metrics, 0.1)])
+
+    assert history.names() == ["training.loss", "evaluation.loss"]
+    with pytest.raises(errors.ConfigError, match=r"found `training\.text`"):
+        history.values("training.text")
 
 
 @pytest.mark.parametrize(

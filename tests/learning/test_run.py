@@ -7,6 +7,7 @@ import federated_language as fl
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.learning import (
@@ -83,6 +84,40 @@ def test_rounds_are_evaluated_and_told() -> None:
     assert found == [None, {"rounds": 2}, None, {"rounds": 4}]
     assert told.records == list(result.history)
     assert result.reason == "finished"
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["saved", "in memory"])
+@pytest.mark.parametrize(
+    "returned",
+    [3.0, [("loss", 3.0)], {"loss": object()}],
+    ids=["a number", "a list", "an object"],
+)
+def test_evaluation_that_is_no_metrics_by_name_is_told(
+    tmp_path: pathlib.Path, returned: Any, saves: bool
+) -> None:
+    with pytest.raises(errors.ValueMismatchError, match=r"Expected .*metrics"):
+        run(
+            build_tally(),
+            CLIENTS,
+            num_rounds=2,
+            evaluate=lambda _: returned,
+            storage_path=tmp_path if saves else None,
+        )
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["saved", "in memory"])
+def test_metric_may_be_a_tensor(tmp_path: pathlib.Path, saves: bool) -> None:
+    result = run(
+        build_tally(),
+        CLIENTS,
+        num_rounds=8,
+        evaluate=lambda _: {"loss": tf.constant(0.5)},
+        storage_path=tmp_path if saves else None,
+        stop=EarlyStopping("evaluation.loss"),
+    )
+
+    assert result.reason == "stopped early"
+    assert result.history.values("loss") == [0.5, 0.5]
 
 
 def test_run_stops_early_with_the_state_of_its_last_round() -> None:
