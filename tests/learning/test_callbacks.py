@@ -139,6 +139,16 @@ steps = {m.step: m.value for m in history}
 print(found.info.status, sorted(steps.items()))
 """
 
+_NO_MLFLOW = """
+import sys
+import ray_fed.errors as errors
+from ray_fed.learning import callbacks
+try:
+    callbacks.MLflow("digits", "tests", sys.argv[1])
+except errors.ConfigError as error:
+    print(error)
+"""
+
 _WANDB = """
 import sys
 from ray_fed.learning import callbacks
@@ -161,13 +171,32 @@ def run_code(code: str, argument: str, **variables: str) -> str:
 
 
 @pytest.mark.slow
-def test_mlflow_goes_on_in_the_run_of_its_name(tmp_path: pathlib.Path) -> None:
-    out = run_code(
-        _MLFLOW, (tmp_path / "runs").as_uri(), MLFLOW_ALLOW_FILE_STORE="true"
-    )
+@pytest.mark.parametrize(
+    ("place", "variables"),
+    [
+        ("sqlite:///{}/runs.db", {}),
+        ("file://{}/runs", {"MLFLOW_ALLOW_FILE_STORE": "true"}),
+    ],
+    ids=["file", "folder"],
+)
+def test_mlflow_goes_on_in_the_run_of_its_name(
+    tmp_path: pathlib.Path, place: str, variables: dict[str, str]
+) -> None:
+    out = run_code(_MLFLOW, place.format(tmp_path), **variables)
 
     expected = "FINISHED [(0, 3.0), (1, 2.0), (2, 1.5), (3, 1.0)]"
     assert out.splitlines()[-1] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["file://{}/runs", "what://{}"])
+def test_place_that_mlflow_cannot_use_is_told(
+    tmp_path: pathlib.Path, place: str
+) -> None:
+    out = run_code(_NO_MLFLOW, place.format(tmp_path), MLFLOW_ALLOW_FILE_STORE="false")
+
+    assert f"found `{place.format(tmp_path)}`" in out
+    assert "MLFLOW_ALLOW_FILE_STORE=true" in out
 
 
 @pytest.mark.slow

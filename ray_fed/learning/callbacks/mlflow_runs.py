@@ -4,6 +4,7 @@ from typing import Any
 
 from typing_extensions import override
 
+import ray_fed.errors as errors
 from ray_fed.learning.callbacks.hooks import Callback
 from ray_fed.learning.extras import import_extra
 from ray_fed.learning.history import History, RoundRecord
@@ -17,10 +18,15 @@ class MLflow(Callback):
     Args:
         run_name: of the run there.
         experiment: made if it is not there.
-        tracking_uri: of the server or store; None: as MLflow is configured.
+        tracking_uri: of a server, as "http://localhost:5000", or of a file, as
+            "sqlite:///mlflow.db"; None: as MLflow is configured, by default that file.
+            A folder, "file:///runs", takes MLFLOW_ALLOW_FILE_STORE=true in the
+            environment.
 
     Raises:
-        UserError: mlflow is not installed; mlflow-skinny is enough.
+        UserError: mlflow is not installed; mlflow-skinny with alembic and sqlalchemy,
+            as the extra brings them, is enough.
+        ConfigError: MLflow cannot keep runs at `tracking_uri`.
     """
 
     def __init__(
@@ -29,11 +35,10 @@ class MLflow(Callback):
         experiment: str = "Default",
         tracking_uri: str | None = None,
     ) -> None:
-        self._mlflow = import_extra("mlflow", "mlflow", "callbacks.MLflow")
+        mlflow = import_extra("mlflow", "mlflow", "callbacks.MLflow")
+        self._client = _open(mlflow, tracking_uri)
         self._run_name = run_name
         self._experiment = experiment
-        self._tracking_uri = tracking_uri
-        self._client: Any = None
         self._run_id = ""
 
     @override
@@ -43,7 +48,6 @@ class MLflow(Callback):
 
     @override
     def on_start(self, history: History) -> None:
-        self._client = self._mlflow.MlflowClient(self._tracking_uri)
         found = self._client.get_experiment_by_name(self._experiment)
         if found is None:
             experiment_id = self._client.create_experiment(self._experiment)
@@ -71,3 +75,18 @@ class MLflow(Callback):
         self._client.set_tag(self._run_id, "ray_fed.reason", reason)
         ends = {"finished": "FINISHED", "stopped early": "FINISHED", "failed": "FAILED"}
         self._client.set_terminated(self._run_id, ends.get(reason, "KILLED"))
+
+
+def _open(mlflow: Any, tracking_uri: str | None) -> Any:
+    """Return a client of a place for runs."""
+    try:
+        return mlflow.MlflowClient(tracking_uri)
+    except mlflow.MlflowException as error:
+        where = mlflow.get_tracking_uri() if tracking_uri is None else tracking_uri
+        raise errors.ConfigError(
+            f"Expected a place where MLflow can keep runs, found `{where}`"
+            f" ({errors.describe(str(error))}): pass the `tracking_uri` of a server,"
+            ' such as "http://localhost:5000", or "sqlite:///mlflow.db", which takes'
+            ' pip install "ray-fed[mlflow]"; a folder takes'
+            " MLFLOW_ALLOW_FILE_STORE=true in the environment."
+        ) from error
