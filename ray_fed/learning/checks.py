@@ -83,3 +83,32 @@ def check_epochs(epochs: int) -> int:
     """
     check_whole("epochs", epochs, 1)
     return epochs
+
+
+def read_whole(name: str, value: Any, least: int) -> int:
+    """Return a whole number.
+
+    Args:
+        name: of the argument.
+        value: what it is.
+        least: that it may be.
+
+    Raises:
+        ConfigError: it is no whole number, or less.
+    """
+    check_whole(name, value, least)
+    return int(value)
+
+
+def read_whole_or_none(name: str, value: Any, least: int) -> int | None:
+    """Return what `read_whole` does, or None for None."""
+    return None if value is None else read_whole(name, value, least)
+
+
+def expect_name(metric: object) -> None:
+    """Raise ConfigError unless a metric is given by its name."""
+    if not isinstance(metric, str):
+        raise errors.ConfigError(
+            "Expected a metric by its name, such as `training.loss`, found"
+            f" {errors.describe(metric)}."
+        )

@@ -11,6 +11,7 @@ import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.learning.checks import expect_name
 from ray_fed.learning.extras import import_extra
 from ray_fed.learning.history_table import draw_rounds
 from ray_fed.learning.metric_values import is_number_type
@@ -147,28 +148,26 @@ class History(Sequence[RoundRecord]):
                 a run that evaluates, else that of training.
 
         Raises:
-            ConfigError: rounds have metrics, but not this one.
+            ConfigError: it is no name, or rounds have metrics, but not this one.
         """
+        expect_name(metric)
         name = self._full_name(metric)
         return [record.numbers().get(name) for record in self]
 
     def _full_name(self, metric: str) -> str:
-        if metric.startswith((_TRAINING, _EVALUATION)):
-            return self._check(metric)
         names = self.names()
         evaluated = any(record.evaluation is not None for record in self)
-        if _EVALUATION + metric in names or (self._evaluates and not evaluated):
-            return _EVALUATION + metric
-        return self._check(_TRAINING + metric)
-
-    def _check(self, name: str) -> str:
-        names = self.names()
-        is_training = name.startswith(_TRAINING)
-        has_part = any(is_training or r.evaluation is not None for r in self)
+        if metric.startswith((_TRAINING, _EVALUATION)):
+            name = metric
+        elif _EVALUATION + metric in names or (self._evaluates and not evaluated):
+            name = _EVALUATION + metric
+        else:
+            name = _TRAINING + metric
+        has_part = len(self) > 0 if name.startswith(_TRAINING) else evaluated
         if name not in names and has_part:
             raise errors.ConfigError(
                 f"Expected one of the metrics {names}, or what follows the dot, found"
-                f" `{name}`."
+                f" `{metric}`."
             )
         return name
 

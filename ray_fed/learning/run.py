@@ -17,6 +17,7 @@ from typing import Any, Literal
 import ray_fed.errors as errors
 from ray_fed.learning.callbacks.hooks import Callbacks
 from ray_fed.learning.checkpoints import Checkpoints
+from ray_fed.learning.checks import read_whole, read_whole_or_none
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.cohorts import CohortSampler, PrivateCohorts
 from ray_fed.learning.history import History
@@ -27,6 +28,7 @@ from ray_fed.learning.noise_state import check_noise
 from ray_fed.learning.process_calls import ProcessCalls
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.referenced_calls import open_calls
+from ray_fed.learning.run_checks import check_kinds, check_process
 from ray_fed.learning.run_clients import RunClients
 from ray_fed.learning.run_identity import describe_run
 from ray_fed.learning.run_loop import Reason, RunLoop
@@ -127,9 +129,10 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         The history, the last state, and why the run ended.
 
     Raises:
-        ConfigError: an argument is out of its range, a metric is asked for that the
-            process does not have, the process is for another number of clients, rounds
-            of `state` had other noise, or what is saved is of another run.
+        ConfigError: an argument is of another kind or out of its range, a metric is
+            asked for that the process does not have, the process is for another number
+            of clients, rounds of `state` had other noise, or what is saved is of
+            another run.
         ValueMismatchError: inputs and labels of a batch, in a list, have different
             numbers of rows, or a metric is of a kind that a history does not keep.
         StorageError: `storage_path` cannot be read or written, or does not answer in
@@ -140,35 +143,40 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         Exception: what a round or `evaluate` raised. A round counts clients by their
             place in the cohort; a note says which of `data` these are.
     """
-    for name, value, least in (
-        ("num_rounds", num_rounds, 0),
-        ("checkpoint_every", checkpoint_every, 1),
-        ("evaluate_every", evaluate_every, 1),
-        ("num_to_keep", 1 if num_to_keep is None else num_to_keep, 1),
-    ):
-        _check(name, value, least)
-    if on_error not in ("raise", "log"):
-        raise errors.ConfigError(
-            f'Expected "raise" or "log" as `on_error`, found'
-            f" {errors.describe(on_error)}."
-        )
+    check_process(process)
+    check_kinds(
+        {
+            "data": data,
+            "storage_path": storage_path,
+            "evaluate": evaluate,
+            "callbacks": callbacks,
+            "on_error": on_error,
+            "stop": stop,
+            "progress": progress,
+        }
+    )
+    seed = read_whole("seed", seed, 0)
+    cohort_size = read_whole_or_none("cohort_size", cohort_size, 1)
+    num_to_keep = read_whole_or_none("num_to_keep", num_to_keep, 1)
     check_metrics([stop, *callbacks], process, evaluates=evaluate is not None)
     spec = RunSpec(
         data=data,
         sampler=_choose_sampler(process, len(data), cohort_size, seed, state),
-        num_rounds=num_rounds,
-        checkpoint_every=checkpoint_every,
+        num_rounds=read_whole("num_rounds", num_rounds, 0),
+        checkpoint_every=read_whole("checkpoint_every", checkpoint_every, 1),
         evaluate=evaluate,
-        evaluate_every=evaluate_every,
+        evaluate_every=read_whole("evaluate_every", evaluate_every, 1),
         stop=stop,
         shows_progress=progress,
     )
     told = Callbacks(callbacks, logs=on_error == "log")
     clients = _begin_clients(process, storage_path, client_states, state)
     saved_clients = clients if isinstance(clients, SavedClientStates) else None
-    storage = None
-    if storage_path is not None:
-        storage = RunStorage(storage_path, num_to_keep, saved_clients)
+    storage = (
+        None
+        if storage_path is None
+        else RunStorage(storage_path, num_to_keep, saved_clients)
+    )
     with IoThread() as io, Interrupts() as interrupts:
         calls = open_calls(process, io, interrupts)
         checkpoints = Checkpoints(
@@ -271,11 +279,3 @@ def _begin(
         loop.begin(saved.state, saved.records, saved.records[-1].round_index + 1)
     else:
         loop.begin(initial, (), int(getattr(given, "round_index", 0)))
-
-
-def _check(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise errors.ConfigError(
-            f"Expected a whole number of at least {least} as `{name}`, found"
-            f" {errors.describe(value)}."
-        )

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+import numbers
 from typing import Literal
 
 import ray_fed.errors as errors
+from ray_fed.learning.checks import expect_name, read_whole
 from ray_fed.learning.history import History
 
 _RISING = ("accuracy", "auc", "precision", "recall", "f1_score")
@@ -33,13 +35,11 @@ class EarlyStopping:
     mode: Literal["auto", "min", "max"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.patience < 1:
+        read_whole("patience", self.patience, 1)
+        if not isinstance(self.min_delta, numbers.Real) or not self.min_delta >= 0:
             raise errors.ConfigError(
-                f"Expected `patience` of at least 1, found {self.patience}."
-            )
-        if not self.min_delta >= 0:
-            raise errors.ConfigError(
-                f"Expected `min_delta` of at least 0, found {self.min_delta}."
+                "Expected a number of at least 0 as `min_delta`, found"
+                f" {errors.describe(self.min_delta)}."
             )
         is_rising(self.metric, self.mode)
 
@@ -60,8 +60,9 @@ def is_rising(metric: str, mode: str) -> bool:
     """Return whether more of a metric is better.
 
     Raises:
-        ConfigError: the mode is none.
+        ConfigError: the mode is none, or the metric no name.
     """
+    expect_name(metric)
     if mode not in ("auto", "min", "max"):
         raise errors.ConfigError(
             f'Expected "auto", "min" or "max" as `mode`, found {errors.describe(mode)}.'

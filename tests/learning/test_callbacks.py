@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,26 +78,35 @@ def test_json_lines_have_an_object_a_round(tmp_path: pathlib.Path) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", [callbacks.CSV, callbacks.JSONLines])
+@pytest.mark.parametrize(
+    "kind", [callbacks.CSV, callbacks.JSONLines, callbacks.ModelCheckpoint]
+)
+@pytest.mark.parametrize("place", ["file/rounds.keras", "folder.keras"])
 def test_file_that_cannot_be_written_is_told_before_the_first_round(
-    tmp_path: pathlib.Path, kind: Any
+    tmp_path: pathlib.Path, linear_model: Model, kind: Any, place: str
 ) -> None:
     (tmp_path / "file").write_text("in the way")
+    (tmp_path / "folder.keras" / "full").mkdir(parents=True)
+    path = tmp_path / place
+    takes_model = kind is callbacks.ModelCheckpoint
+    callback = kind(path, linear_model) if takes_model else kind(path)
     seen: list[int] = []
 
     def evaluate(state: Any) -> dict[str, int]:
         seen.append(state.round_index)
         return {}
 
-    with pytest.raises(errors.CallbackError, match=kind.__name__):
+    with pytest.raises(errors.CallbackError, match=kind.__name__) as told:
         run(
             build_tally(),
             CLIENTS,
             num_rounds=1,
             evaluate=evaluate,
-            callbacks=[kind(tmp_path / "file" / "rounds")],
+            callbacks=[callback],
         )
     assert seen == []
+    assert f"StorageError: Expected to write the file `{path}`" in str(told.value)
+    assert re.search(r"\.\.|\.tmp", str(told.value)) is None
 
 
 # What reads it imports TensorFlow's stand-ins, and pkg_resources.

@@ -24,8 +24,22 @@ def test_values_go_by_full_and_bare_names() -> None:
     assert HISTORY.values("loss") == [3.0, 2.0, 1.5, 1.0]
     assert HISTORY.values("accuracy") == [None, 0.25, None, 0.75]
     assert HISTORY[1:].values("training.loss") == [2.0, 1.5, 1.0]
-    with pytest.raises(errors.ConfigError, match=r"found `training\.los`"):
-        HISTORY.values("los")
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"),
+    [
+        ("los", "found `los`"),
+        ("training.los", r"found `training\.los`"),
+        ("evaluation.loss", r"found `evaluation\.loss`"),
+        (3, "found 3"),
+    ],
+)
+def test_metric_that_no_round_has_is_told_as_it_was_named(
+    metric: Any, told: str
+) -> None:
+    with pytest.raises(errors.ConfigError, match=told):
+        HISTORY.values(metric)
 
 
 def test_bare_name_is_of_evaluation_where_there_will_be_one() -> None:
@@ -146,8 +160,17 @@ def test_early_stopping_knows_better_from_worse(
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"patience": 0}, {"min_delta": -1.0}, {"mode": "up"}]
+    "arguments",
+    [
+        {"patience": 0},
+        {"patience": 1.5},
+        {"min_delta": -1.0},
+        {"min_delta": "a"},
+        {"mode": "up"},
+        {"metric": 3},
+    ],
+    ids=str,
 )
 def test_early_stopping_refuses_what_cannot_be(arguments: dict[str, object]) -> None:
     with pytest.raises(errors.ConfigError, match="Expected"):
-        EarlyStopping("loss", **arguments)  # pyright: ignore[reportArgumentType]
+        EarlyStopping(**{"metric": "loss", **arguments})  # pyright: ignore[reportArgumentType]

@@ -17,6 +17,7 @@ from ray_fed.learning import (
     Model,
     RoundRecord,
     build_fed_avg,
+    build_fed_eval,
     run,
 )
 from tests.learning.counting import CLIENTS, Counter, build_counter, build_tally
@@ -203,12 +204,40 @@ def test_release_managers_are_callbacks() -> None:
         ({"on_error": "ignore"}, "`on_error`"),
         ({"callbacks": [3]}, "`callbacks`"),
         ({"cohort_size": 0}, "`cohort_size`"),
+        ({"cohort_size": 2.0}, "`cohort_size`"),
+        ({"seed": "a"}, "`seed`"),
+        ({"seed": -1}, "`seed`"),
+        ({"callbacks": Told()}, "a list of callbacks.*`callbacks`"),
+        ({"callbacks": None}, "`callbacks`"),
+        ({"evaluate": 3}, "`evaluate`"),
+        ({"stop": 3}, "`stop`"),
+        ({"storage_path": 3}, "`storage_path`"),
+        ({"progress": "yes"}, "`progress`"),
+        ({"data": None}, "`data`"),
+        ({"process": 3}, "`process`"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_argument_out_of_range_is_told(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(errors.ConfigError, match=told):
-        run(build_counter(), CLIENTS, **cast("Any", {"num_rounds": 1, **arguments}))
+        run(
+            **cast(
+                "Any",
+                {
+                    "process": build_counter(),
+                    "data": CLIENTS,
+                    "num_rounds": 1,
+                    **arguments,
+                },
+            )
+        )
+
+
+def test_evaluation_is_no_process_to_run(linear_model: Model) -> None:
+    training = build_fed_avg(linear_model, keras.optimizers.SGD(0.01))
+
+    with pytest.raises(errors.ConfigError, match="passed as `evaluate`"):
+        run(build_fed_eval(linear_model, training), CLIENTS, num_rounds=1)
 
 
 def test_no_rounds_return_the_initial_state() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import uuid
 from typing import Any, Literal
 
 from typing_extensions import override
@@ -10,6 +9,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.files.opening import expand_home
 from ray_fed.learning.callbacks.hooks import Callback
+from ray_fed.learning.callbacks.whole_files import check_place, replacing
 from ray_fed.learning.history import History, RoundRecord
 from ray_fed.learning.models import Model
 from ray_fed.learning.stopping import is_rising
@@ -53,6 +53,7 @@ class ModelCheckpoint(Callback):
 
     @override
     def on_start(self, history: History) -> None:
+        check_place(self._path)
         self._history = history
 
     @override
@@ -71,11 +72,5 @@ class ModelCheckpoint(Callback):
 
     @override
     def on_state(self, record: RoundRecord, state: Any) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        stem = self._path.stem
-        temporary = self._path.with_name(f".{stem}.{uuid.uuid4().hex}.keras")
-        try:
+        with replacing(self._path) as temporary:
             self._model.to_keras(state).save(temporary)
-            temporary.replace(self._path)
-        finally:
-            temporary.unlink(missing_ok=True)

@@ -9,14 +9,13 @@ import io
 import json
 import os
 import pathlib
-import uuid
 from collections.abc import Sequence
 
 from typing_extensions import override
 
-import ray_fed.errors as errors
 from ray_fed.files.opening import expand_home
 from ray_fed.learning.callbacks.hooks import Callback
+from ray_fed.learning.callbacks.whole_files import replacing, telling
 from ray_fed.learning.history import History, RoundRecord, row_of
 from ray_fed.observability import reprs
 
@@ -95,20 +94,10 @@ def _lines(records: Sequence[RoundRecord]) -> list[str]:
 
 
 def _append(path: pathlib.Path, text: str) -> None:
-    with path.open("a", encoding="utf-8", newline="") as file:
+    with telling(path), path.open("a", encoding="utf-8", newline="") as file:
         file.write(text)
 
 
 def _replace(path: pathlib.Path, text: str) -> None:
-    """Write a file that is there whole, with the former or the new text."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise errors.StorageError(
-            f"Expected to write the file `{path}`, found {type(error).__name__}"
-            f" ({error.strerror}): name another one."
-        ) from error
