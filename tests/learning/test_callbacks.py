@@ -78,6 +78,19 @@ def test_json_lines_have_an_object_a_round(tmp_path: pathlib.Path) -> None:
     }
 
 
+@pytest.mark.parametrize("loss", [math.nan, -math.inf])
+def test_number_that_json_lacks_is_null(tmp_path: pathlib.Path, loss: float) -> None:
+    path = tmp_path / "rounds.jsonl"
+    callback = callbacks.JSONLines(path)
+    callback.on_start(History([record(0, loss)]))
+
+    callback.on_round(record(1, loss))
+
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["training.loss"] for row in rows] == [None, None]
+    assert "NaN" not in path.read_text()
+
+
 @pytest.mark.parametrize(
     "kind", [callbacks.CSV, callbacks.JSONLines, callbacks.ModelCheckpoint]
 )

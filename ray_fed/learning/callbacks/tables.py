@@ -7,9 +7,11 @@ there once, also after a kill between a row and a saved state.
 import csv
 import io
 import json
+import math
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from typing_extensions import override
 
@@ -69,6 +71,9 @@ class CSV(Callback):
 class JSONLines(Callback):
     """Writes a JSON object a round, on a line of its own.
 
+    The names are those of `History.rows()`. A number that is not finite, such as a loss
+    over no examples, is null: JSON has no such numbers.
+
     Args:
         path: of the file; its folder is made.
     """
@@ -90,7 +95,12 @@ class JSONLines(Callback):
 
 
 def _lines(records: Sequence[RoundRecord]) -> list[str]:
-    return [json.dumps(row_of(record)) + "\n" for record in records]
+    rows = ({k: _finite(v) for k, v in row_of(r).items()} for r in records)
+    return [json.dumps(row, allow_nan=False) + "\n" for row in rows]
+
+
+def _finite(value: Any) -> Any:
+    return value if math.isfinite(value) else None
 
 
 def _append(path: pathlib.Path, text: str) -> None:
