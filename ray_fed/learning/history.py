@@ -14,7 +14,7 @@ import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_name
 from ray_fed.learning.extras import import_extra
 from ray_fed.learning.history_table import draw_rounds
-from ray_fed.learning.metric_values import is_number_type
+from ray_fed.learning.metric_values import is_number_type, is_same
 from ray_fed.observability import reprs, timeline
 from ray_fed.observability.curves import plot_curves
 
@@ -58,6 +58,16 @@ class RoundRecord:
     spans: tuple[tuple[Any, ...], ...] = ()
 
     @override
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RoundRecord):
+            return NotImplemented
+        return is_same(vars(self), vars(other))
+
+    @override
+    def __hash__(self) -> int:
+        return hash((self.round_index, self.clients))
+
+    @override
     def __repr__(self) -> str:
         cost = f"{len(self.clients)} clients, {self.seconds:.3f} s"
         return f"<round {self.round_index}: {cost}, {_show_numbers(self)}>"
@@ -98,7 +108,7 @@ def _flatten(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
 
 
 class History(Sequence[RoundRecord]):
-    """The rounds of a run, in order.
+    """The rounds of a run, in order; equal to one of equal rounds.
 
     Args:
         records: one a round, from the first one on.
@@ -125,6 +135,16 @@ class History(Sequence[RoundRecord]):
     @override
     def __len__(self) -> int:
         return len(self._records)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, History):
+            return NotImplemented
+        return self._records == other._records
+
+    @override
+    def __hash__(self) -> int:
+        return hash(tuple(record.round_index for record in self))
 
     def with_round(self, record: RoundRecord) -> "History":
         """Return this history and one more round."""

@@ -81,3 +81,26 @@ def _read_array(found: Any, label: str) -> Any:
 def is_number_type(dtype: np.dtype[Any]) -> bool:
     """Return whether the elements of arrays of a dtype are numbers."""
     return dtype.kind in NUMBERS and not dtype.names
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether plain values are equal; one that is not a number equals another.
+
+    Args:
+        one: as `read_metrics` returns it.
+        other: likewise.
+    """
+    match one, other:
+        case dict(), dict():
+            mine, its = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+            return mine.keys() == its.keys() and all(
+                is_same(value, its[name]) for name, value in mine.items()
+            )
+        case (list(), list()) | (tuple(), tuple()):
+            members, found = cast("list[Any]", one), cast("list[Any]", other)
+            return len(members) == len(found) and all(map(is_same, members, found))
+        case (float() | np.generic() | np.ndarray(), _):
+            equal = (one == other) | ((one != one) & (other != other))  # noqa: PLR0124
+            return np.shape(one) == np.shape(other) and bool(np.all(equal))
+        case _:
+            return one == other

@@ -1,6 +1,7 @@
 """The history of a run as values, a table, a picture, and JSON."""
 
 import json
+import math
 import re
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -99,6 +100,8 @@ def test_metrics_come_back_from_json_as_they_were() -> None:
     (after,) = from_json(json.loads(json.dumps(to_json([before]))))
 
     assert repr(after) == repr(before)
+    assert after == before
+    assert History([after]) == History([before])
     assert isinstance(after.training["counts"], np.ndarray)
     assert after.training["bfloat16"].dtype == ml_dtypes.bfloat16
 
@@ -120,6 +123,25 @@ def test_metrics_are_read_as_they_come_back_from_json() -> None:
     assert type(metrics["loss"]) is dict
     assert metrics["loss"]["number"] == np.float32(0.5)
     assert metrics["names"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"loss": np.float32(2.0)},
+        {"loss": [1.0]},
+        {"loss": np.array([1.0, 1.0])},
+        {"loss": math.nan},
+        {"other": 1.0},
+    ],
+    ids=str,
+)
+def test_history_of_other_metrics_is_another(metrics: dict[str, Any]) -> None:
+    history = History([RoundRecord(0, (), {"loss": 1.0}, None, 0.1)])
+
+    assert history != History([RoundRecord(0, (), metrics, None, 0.1)])
+    assert history != History()
+    assert history != list(history)
 
 
 @pytest.mark.parametrize(

@@ -346,6 +346,7 @@ def test_state_that_is_given_gives_way_to_a_saved_one(tmp_path: pathlib.Path) ->
     )
 
     assert again.state == first.state
+    assert again.history == first.history
 
 
 def test_metric_that_training_lacks_is_told_before_the_first_round() -> None:
