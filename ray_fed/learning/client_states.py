@@ -125,7 +125,12 @@ class ClientStates:
 
         Args:
             initial: its clients' initial value.
+
+        Raises:
+            ValueMismatchError: it is of another structure, dtype or shape than those of
+                these clients.
         """
+        self._pack(initial)
         return ClientStates(initial, self._path, memory_bytes=self.max_memory_bytes)
 
     def fill_from(self, other: "ClientStates") -> None:

@@ -29,7 +29,7 @@ from ray_fed.learning.process_calls import ProcessCalls
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.referenced_calls import open_calls
 from ray_fed.learning.run_checks import check_kinds, check_process
-from ray_fed.learning.run_clients import RunClients
+from ray_fed.learning.run_clients import RunClients, check_client_states
 from ray_fed.learning.run_identity import describe_run
 from ray_fed.learning.run_loop import Reason, RunLoop
 from ray_fed.learning.run_spec import RunSpec
@@ -134,7 +134,8 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             of clients, rounds of `state` had other noise, or what is saved is of
             another run.
         ValueMismatchError: inputs and labels of a batch, in a list, have different
-            numbers of rows, or a metric is of a kind that a history does not keep.
+            numbers of rows; a metric is of a kind that a history does not keep; or
+            `client_states` are of another process or of clients that `data` lacks.
         StorageError: `storage_path` cannot be read or written, or does not answer in
             time as a signal ends the run.
         StateFormatError: another version of ray_fed wrote what is saved.
@@ -170,7 +171,7 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         shows_progress=progress,
     )
     told = Callbacks(callbacks, logs=on_error == "log")
-    clients = _begin_clients(process, storage_path, client_states, state)
+    clients = _begin_clients(process, len(data), storage_path, client_states, state)
     saved_clients = clients if isinstance(clients, SavedClientStates) else None
     storage = (
         None
@@ -230,6 +231,7 @@ def _choose_sampler(
 
 def _begin_clients(
     process: LearningProcess,
+    num_clients: int,
     storage_path: str | os.PathLike[str] | None,
     given: ClientStates | None,
     state: Any,
@@ -248,6 +250,8 @@ def _begin_clients(
             "Expected `client_states` beside `state`, found none: clients of this"
             " process go on from what they kept, as the server does."
         )
+    if given is not None:
+        check_client_states(given, initial, num_clients)
     empty = ClientStates(initial) if given is None else given.emptied(initial)
     if storage_path is None:
         return empty

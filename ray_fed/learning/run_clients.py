@@ -5,9 +5,49 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import ray_fed.errors as errors
 from ray_fed.learning.client_rows import FrozenRows
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.saved_clients import SavedClientStates
+
+_MAX_NAMED = 10
+
+
+def check_client_states(given: object, initial: Any, num_clients: int) -> None:
+    """Raise unless a run can begin with values of clients.
+
+    Args:
+        given: `client_states` of `learning.run`, not None.
+        initial: of a client of its process that has put none.
+        num_clients: in its `data`.
+
+    Raises:
+        ValueMismatchError: they are of another process, or of other clients.
+    """
+    if not isinstance(given, ClientStates):
+        raise errors.ValueMismatchError(
+            "Expected a `ClientStates` as `client_states`, found"
+            f" {errors.describe(given)}."
+        )
+    try:
+        given.emptied(initial)
+    except errors.ValueMismatchError as error:
+        cause = str(error).rstrip(".")
+        raise errors.ValueMismatchError(
+            "Expected `client_states` of a run of this process, found those of another"
+            f" one ({cause}): pass those of a result of this one."
+        ) from error
+    known = range(num_clients)
+    unknown = [each for each in given.ids if isinstance(each, str) or each not in known]
+    if unknown:
+        shown = ", ".join(map(repr, unknown[:_MAX_NAMED]))
+        others = f" and {len(unknown) - _MAX_NAMED} others" * (
+            len(unknown) > _MAX_NAMED
+        )
+        raise errors.ValueMismatchError(
+            f"Expected `client_states` by index in `data`, from 0 to {num_clients - 1},"
+            f" found values of {shown}{others}: pass those of a run of these clients."
+        )
 
 
 @dataclasses.dataclass(frozen=True)

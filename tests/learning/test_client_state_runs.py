@@ -261,6 +261,32 @@ def test_states_of_clients_that_keep_nothing_are_refused(
         run(fed_avg, clients, client_states=ClientStates(np.zeros(1)))
 
 
+def test_states_are_told_from_other_objects(
+    process: LearningProcess, clients: list[Any]
+) -> None:
+    with pytest.raises(errors.ValueMismatchError, match="found 3"):
+        run(process, clients, client_states=3)
+
+
+def test_states_of_another_process_are_refused_though_they_are_empty(
+    process: LearningProcess, clients: list[Any]
+) -> None:
+    for other in (np.zeros(1), {"a": np.zeros(1)}):
+        with pytest.raises(errors.ValueMismatchError, match="those of another one"):
+            run(process, clients, client_states=ClientStates(other))
+
+
+def test_states_of_clients_that_data_lacks_are_refused(
+    process: LearningProcess, clients: list[Any]
+) -> None:
+    initial = process.initial_client_state
+    states = ClientStates(initial)
+    states.put([0, 77, "x", -1], [initial] * 4)
+
+    with pytest.raises(errors.ValueMismatchError, match="values of 77, 'x', -1: pass"):
+        run(process, clients, client_states=states)
+
+
 @pytest.mark.ray
 def test_run_on_ray_has_the_bits_of_threads(
     process: LearningProcess,
