@@ -49,6 +49,22 @@ def check_batches(clients: Mapping[int, Any]) -> None:
                 )
 
 
+def count_rows(batches: Any) -> Any:
+    """Return what a client has, by sizes: nothing is read for it.
+
+    Args:
+        batches: of a client.
+
+    Returns:
+        Of a list, the number of rows of each batch, by its first array; None for one
+        without. Of another sequence, its length; None where it has none.
+    """
+    if not isinstance(batches, list):
+        return len(batches) if hasattr(batches, "__len__") else None
+    counts = (_counts(batch, "") for batch in cast("list[Any]", batches))
+    return [found[0][1] if found else None for found in counts]
+
+
 def _has_nan(batch: Any) -> bool:
     """Return whether labels, in arrays, are not a number."""
     labels = cast("Any", batch).get("y") if isinstance(batch, Mapping) else None

@@ -9,13 +9,14 @@ import federated_language as fl
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
+from ray_fed.learning.batches import count_rows
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.run_spec import RunSpec
 from ray_fed.program import RayFederatedContext
 
 _MEANINGS = {
     "num_clients": "the number of clients",
-    "clients": "the clients, by their ids or their numbers of elements",
+    "clients": "the clients, by their ids, or their numbers of elements and of rows",
     "cohort_size": "`cohort_size`",
     "seed": "`seed`",
     "state_type": "the type of the process's state",
@@ -69,8 +70,7 @@ def _content_of(comp: Any) -> str | None:
 def _digest_clients(data: Sequence[Any]) -> str:
     ids = getattr(data, "ids", None)
     if ids is None:
-        sizes = [len(client) if hasattr(client, "__len__") else None for client in data]
-        ids = tuple(sizes)
+        ids = tuple(count_rows(client) for client in data)
     return hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
 
 

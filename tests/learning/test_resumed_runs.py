@@ -256,6 +256,20 @@ def test_resume_with_other_clients_is_refused(tmp_path: pathlib.Path) -> None:
             )
 
 
+def test_resume_with_half_the_rows_is_refused(
+    tmp_path: pathlib.Path,
+    linear_model: Model,
+    make_batches: Callable[..., list[Any]],
+) -> None:
+    process = build_fed_avg(linear_model, keras.optimizers.SGD(0.05))
+    clients = [make_batches([4, 2], seed) for seed in range(2)]
+    run(process, clients, num_rounds=1, storage_path=tmp_path)
+    halved = [make_batches([2, 1], seed) for seed in range(2)]
+
+    with pytest.raises(errors.ConfigError, match="elements and of rows"):
+        run(process, halved, num_rounds=2, storage_path=tmp_path)
+
+
 def test_resume_with_another_process_is_refused(
     tmp_path: pathlib.Path,
     linear_model: Model,
