@@ -10,6 +10,7 @@ that timing decides nothing.
 
 import concurrent.futures
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -35,6 +36,8 @@ from ray_fed.learning.run_loop import Reason, RunLoop
 from ray_fed.learning.run_spec import RunSpec
 from ray_fed.learning.run_storage import RunStorage, SavedRun
 from ray_fed.learning.saved_clients import SavedClientStates
+
+_logger = logging.getLogger("ray_fed.learning.run")
 
 Dataset = Sequence[Any]
 """What one client has: its batches, each of the model's `batch_type`."""
@@ -95,7 +98,8 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
     Args:
         process: such as `build_fed_avg` returns.
         data: each client's batches; only those of a cohort are read.
-        num_rounds: of the whole run, those before a resume included; >= 0.
+        num_rounds: of the whole run, those before a resume included; >= 0. A run that
+            has more behind it runs none and returns all it has, with a warning.
         cohort_size: clients a round; None: all of them, or, for a process with noise,
             those that its guarantee assumes. Which ones they are depends on the seed
             and the round alone. The metrics of a process with noise have `epsilon`.
@@ -194,7 +198,14 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
                 saved = _wait_for(io.submit(opening), interrupts, storage_path)
             if clients is not None and client_states is not None and not saved.records:
                 clients.fill_from(client_states)
-            _begin(loop, calls, saved, initial if state is None else state, state)
+            _begin(
+                loop,
+                calls,
+                saved,
+                initial if state is None else state,
+                state,
+                spec.num_rounds,
+            )
             reason = loop.run()
             loop.put_back()
             return TrainingResult(loop.history, loop.read_state(), reason, clients)
@@ -274,7 +285,12 @@ def _wait_for(
 
 
 def _begin(
-    loop: RunLoop, calls: ProcessCalls, saved: SavedRun, initial: Any, given: Any
+    loop: RunLoop,
+    calls: ProcessCalls,
+    saved: SavedRun,
+    initial: Any,
+    given: Any,
+    num_rounds: int,
 ) -> None:
     """Begin where the saved run was, else where the given state was."""
     if saved.first_number is not None:
@@ -283,3 +299,10 @@ def _begin(
         loop.begin(saved.state, saved.records, saved.records[-1].round_index + 1)
     else:
         loop.begin(initial, (), int(getattr(given, "round_index", 0)))
+    if loop.num_rounds > num_rounds:
+        _logger.warning(
+            "The run has %d rounds behind it, more than `num_rounds`, which is %d: it"
+            " runs no other, and returns what it has.",
+            loop.num_rounds,
+            num_rounds,
+        )

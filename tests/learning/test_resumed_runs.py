@@ -363,6 +363,19 @@ def test_state_that_is_given_gives_way_to_a_saved_one(tmp_path: pathlib.Path) ->
     assert again.history == first.history
 
 
+def test_run_with_more_rounds_behind_it_is_returned_with_a_warning(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = run(build_tally(), CLIENTS, num_rounds=3, storage_path=tmp_path)
+    caplog.clear()
+
+    again = run(build_tally(), CLIENTS, num_rounds=1, storage_path=tmp_path)
+
+    assert again.history == whole.history
+    (told,) = caplog.messages
+    assert "3 rounds behind it, more than `num_rounds`, which is 1" in told
+
+
 def test_metric_that_training_lacks_is_told_before_the_first_round() -> None:
     with pytest.raises(errors.ConfigError, match=r"\['norm'\].*found `los`"):
         run(build_noisy(), NUMBERS, num_rounds=1, stop=EarlyStopping("los"))
