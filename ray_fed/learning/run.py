@@ -20,17 +20,16 @@ from ray_fed.learning.callbacks.hooks import Callbacks
 from ray_fed.learning.checkpoints import Checkpoints
 from ray_fed.learning.checks import read_whole, read_whole_or_none
 from ray_fed.learning.client_states import ClientStates
-from ray_fed.learning.cohorts import CohortSampler, PrivateCohorts
 from ray_fed.learning.history import History
 from ray_fed.learning.interrupts import Interrupts, StopNow
 from ray_fed.learning.loop_thread import IoThread
 from ray_fed.learning.metric_check import check_metrics
-from ray_fed.learning.noise_state import check_noise
 from ray_fed.learning.process_calls import ProcessCalls
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.referenced_calls import open_calls
+from ray_fed.learning.run_beginning import begin_clients, choose_sampler
 from ray_fed.learning.run_checks import check_kinds, check_process
-from ray_fed.learning.run_clients import RunClients, check_client_states
+from ray_fed.learning.run_clients import RunClients
 from ray_fed.learning.run_identity import describe_run
 from ray_fed.learning.run_loop import Reason, RunLoop
 from ray_fed.learning.run_spec import RunSpec
@@ -166,7 +165,7 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
     check_metrics([stop, *callbacks], process, evaluates=evaluate is not None)
     spec = RunSpec(
         data=data,
-        sampler=_choose_sampler(process, len(data), cohort_size, seed, state),
+        sampler=choose_sampler(process, len(data), cohort_size, seed, state),
         num_rounds=read_whole("num_rounds", num_rounds, 0),
         checkpoint_every=read_whole("checkpoint_every", checkpoint_every, 1),
         evaluate=evaluate,
@@ -175,7 +174,7 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
         shows_progress=progress,
     )
     told = Callbacks(callbacks, logs=on_error == "log")
-    clients = _begin_clients(process, len(data), storage_path, client_states, state)
+    clients = begin_clients(process, len(data), storage_path, client_states, state)
     saved_clients = clients if isinstance(clients, SavedClientStates) else None
     storage = (
         None
@@ -211,63 +210,6 @@ def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
             return TrainingResult(loop.history, loop.read_state(), reason, clients)
         finally:
             calls.close(loop.num_rounds)
-
-
-def _choose_sampler(
-    process: LearningProcess,
-    num_clients: int,
-    cohort_size: int | None,
-    seed: int,
-    state: Any,
-) -> CohortSampler | PrivateCohorts:
-    wanted = getattr(process, "num_clients", None)
-    if wanted is not None and wanted != num_clients:
-        raise errors.ConfigError(
-            f"Expected data of {wanted} clients, which the process was built for"
-            f" (`num_clients`), found {num_clients}: its steps or its noise would be of"
-            " another size. Build it for these."
-        )
-    privacy = getattr(process, "privacy", None)
-    check_noise(privacy, state)
-    if privacy is None:
-        size = num_clients if cohort_size is None else cohort_size
-        return CohortSampler(num_clients, size, seed)
-    if cohort_size is not None:
-        raise errors.ConfigError(
-            f"Expected no `cohort_size` for a process with noise, found {cohort_size}:"
-            f" its cohorts are drawn as its guarantee assumes, {privacy}."
-        )
-    return PrivateCohorts(num_clients, privacy, seed)
-
-
-def _begin_clients(
-    process: LearningProcess,
-    num_clients: int,
-    storage_path: str | os.PathLike[str] | None,
-    given: ClientStates | None,
-    state: Any,
-) -> ClientStates | None:
-    """Return what holds the values of clients of a run, none yet."""
-    initial = getattr(process, "initial_client_state", None)
-    if initial is None:
-        if given is not None:
-            raise errors.ConfigError(
-                "Expected no `client_states`, found some for a process whose clients"
-                " keep nothing between rounds."
-            )
-        return None
-    if state is not None and given is None:
-        raise errors.ConfigError(
-            "Expected `client_states` beside `state`, found none: clients of this"
-            " process go on from what they kept, as the server does."
-        )
-    if given is not None:
-        check_client_states(given, initial, num_clients)
-    empty = ClientStates(initial) if given is None else given.emptied(initial)
-    if storage_path is None:
-        return empty
-    folder = f"{os.fspath(storage_path)}/clients"
-    return SavedClientStates(initial, folder, memory_bytes=empty.max_memory_bytes)
 
 
 def _wait_for(

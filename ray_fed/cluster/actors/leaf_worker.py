@@ -262,8 +262,7 @@ class LeafWorker:
         Args:
             scope: open while that runs; freeing it ends the run.
             work: see `object_store.Packed`; a subround in it has a kernel.
-            num_sources: how many short lists of references to sources and kernels come
-                first.
+            num_sources: how many short lists of `Packed.sources` come first.
             *held: these, and what the other references name.
 
         Returns:
@@ -274,14 +273,11 @@ class LeafWorker:
         sources = object_store.gathered(held[:num_sources])
         comp, taken = object_store.unpack_resolved(work, held[num_sources:], sources)
         comp = self._kernels.in_plan(comp)
-
         executors = Executors.of_device(self._executor, comp.clients_per_leaf)
         with random_keys.using(comp.draw), diagnostics.noting() as noted:
-            if isinstance(comp, plans.Subround):
-                running = evaluation.fold(comp, taken, executors)
-            else:
-                running = evaluation.evaluate_plan(comp, taken, executors)
-            ran: Any = self._run(running, scope)
+            folds = isinstance(comp, plans.Subround)
+            run = evaluation.fold if folds else evaluation.evaluate_plan
+            ran: Any = self._run(run(comp, taken, executors), scope)
         self._scopes.end(scope)
         gc.collect(_YOUNG)
         return object_store.pack_result(ran, list(noted))
