@@ -15,10 +15,12 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed.tensorflow.front.equality import TracedGraph
 
+_TensorFlow: Any = tf.__internal__  # no public name
 _EAGER: Any = next(
-    cls for cls in type(tf.constant(0)).__mro__ if "__tf_tensor__" in vars(cls)
+    cls for cls in _TensorFlow.EagerTensor.__mro__ if "__tf_tensor__" in vars(cls)
 )
-"""The class of eager tensors that converts them."""
+"""The class of eager tensors that converts them: found without making a tensor, which
+would fix TensorFlow's threads."""
 
 _lock = threading.Lock()
 _open_blocks = 0

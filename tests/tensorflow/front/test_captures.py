@@ -2,6 +2,9 @@
 
 # pyright: reportUnknownLambdaType=false
 
+import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import federated_language as fl
@@ -78,6 +81,30 @@ def test_dataset_made_outside_is_refused() -> None:
         @rtf.computation(np.int64)
         def total(x: Any) -> Any:
             return dataset.reduce(x, lambda so_far, n: so_far + n)
+
+
+TRACE = """
+import numpy as np
+from ray_fed import tensorflow as rtf
+from ray_fed.tensorflow.tensors import devices
+
+@rtf.computation(np.float32)
+def add_one(x):
+    return x + 1
+
+print(devices.set_threads(1))
+"""
+
+
+def test_tracing_leaves_threads_to_be_set(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "trace.py"
+    script.write_text(TRACE)
+
+    found = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True
+    )
+
+    assert found.stdout == "True\n"
 
 
 def test_eager_tensors_are_as_before_once_a_function_is_traced() -> None:
