@@ -1,6 +1,7 @@
 """How public objects show themselves: in a line, and as HTML where there is more."""
 
 import dataclasses
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -168,7 +169,7 @@ def test_trackers_show_their_run_and_no_password(
 ) -> None:
     for module in ("mlflow_runs", "wandb_runs"):
         path = f"ray_fed.learning.callbacks.{module}.import_extra"
-        monkeypatch.setattr(path, lambda *_: None)  # pyright: ignore[reportUnknownLambdaType]
+        monkeypatch.setattr(path, unittest.mock.MagicMock())
     mlflow = learning.callbacks.MLflow("a", tracking_uri="http://user:secret@host")
 
     assert repr(mlflow) == "MLflow('a', experiment='Default')"

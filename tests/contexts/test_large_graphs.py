@@ -1,5 +1,6 @@
 """Graphs with large constants on a real Ray: they travel once, not with each call."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -73,6 +74,22 @@ def test_large_constants_travel_once(
     assert isinstance(kernels.pop(), StoredKernel)
     assert context.last_report is not None
     assert context.last_report.kernel_leaves == len(VALUES)
+
+
+def test_store_is_empty_once_nobody_has_the_kernel(
+    ray_contexts: ContextFactory, ray_memory: Any
+) -> None:
+    context = ray_contexts(**SETTINGS)
+    gc.collect()
+    before = ray_memory.settle(ray_memory.stored_bytes, 0)
+
+    context.invoke(mean_of_projections, VALUES)
+
+    assert ray_memory.stored_bytes() > before + BASE.nbytes
+    ray_contexts(**SETTINGS)  # closes the other one
+    del context
+    gc.collect()
+    assert ray_memory.settle(ray_memory.stored_bytes, before) <= before
 
 
 def test_bits_are_those_of_threads_and_of_a_new_worker(

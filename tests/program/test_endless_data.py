@@ -60,8 +60,7 @@ def context(request: pytest.FixtureRequest) -> ExecutionContext:
 
 
 def _endless(client: int) -> Any:
-    del client
-    return itertools.count()
+    return (index + client for index in itertools.count())
 
 
 def _endless_dataset(client: int) -> Any:

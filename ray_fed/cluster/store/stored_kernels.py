@@ -13,8 +13,9 @@ from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.plan import plans
 from ray_fed.values.lru_cache import LruCache
 
-INLINE_BYTES = 64 * 1024
-"""Smaller ones travel inside of a plan: a trip to the object store costs more."""
+INLINE_BYTES = 256 * 1024
+"""Smaller ones, with what they were fused of, travel with each call: what is in the
+object store stays there as long as the driver has the kernel."""
 
 _FETCHED_KERNELS = 16
 """Large kernels that one worker keeps, beside the graphs that it made of them."""
@@ -53,7 +54,7 @@ _stored: weakref.WeakKeyDictionary[plans.Kernel, _Held] = weakref.WeakKeyDiction
 def is_large(kernel: plans.Kernel, computation: bytes) -> bool:
     """Return whether a kernel and what it was fused of are to be stored."""
     functions = (kernel.server, kernel.work, kernel.accumulate, computation)
-    return max(map(len, functions)) >= INLINE_BYTES
+    return sum(map(len, functions)) >= INLINE_BYTES
 
 
 def store_kernel(kernel: plans.Kernel, computation: bytes) -> tuple[StoredKernel, Any]:
