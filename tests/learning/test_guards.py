@@ -126,8 +126,13 @@ def test_round_without_examples_is_an_error_where_asked(linear_model: Model) -> 
 
 @pytest.mark.parametrize(
     "aggregator",
-    [None, aggregators.mean(weighted=False), aggregators.clipped(1.0)],
-    ids=["mean", "unweighted", "clipped"],
+    [
+        pytest.param(None, id="mean"),
+        pytest.param(
+            aggregators.mean(weighted=False), marks=pytest.mark.slow, id="unweighted"
+        ),
+        pytest.param(aggregators.clipped(1.0), marks=pytest.mark.slow, id="clipped"),
+    ],
 )
 def test_round_without_clients_is_one_without_examples(
     linear_model: Model, make_batches: BatchMaker, aggregator: Any

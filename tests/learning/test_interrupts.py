@@ -117,6 +117,7 @@ def test_storage_that_hangs_as_a_run_begins_is_not_waited_for(
         run(build_tally(), CLIENTS, num_rounds=2, storage_path=hanging)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_to_keep", [3, None], ids=["some", "all"])
 @pytest.mark.parametrize(
     ("num_rounds", "reason"), [(90, "interrupted"), (4, "finished")]

@@ -62,6 +62,7 @@ def test_size_of_cohorts_with_noise_is_refused(
         learning.run(process, clients, num_rounds=1, cohort_size=4)
 
 
+@pytest.mark.slow
 def test_state_of_rounds_with_other_noise_is_refused(
     process: LearningProcess, clients: list[Any], linear_model: Model
 ) -> None:
