@@ -3,7 +3,6 @@
 # pyright: reportUnknownLambdaType=false
 
 import asyncio
-import itertools
 import pathlib
 import time
 from collections.abc import Iterator
@@ -189,7 +188,7 @@ def test_endless_sequence_ends_at_its_limit(on_ray: Any) -> None:
     with pytest.raises(
         errors.ValueMismatchError, match=rf"{SEQUENCE_BYTES} bytes.*sequence_bytes"
     ):
-        asyncio.run(on_ray[1].invoke(totals, [[1, 2], itertools.count()]))
+        asyncio.run(on_ray[1].invoke(totals, [[1, 2], iter(int, 1)]))
 
     assert asyncio.run(on_ray[1].invoke(totals, [[1, 2], [3]])) == [3, 3]
 

@@ -84,7 +84,7 @@ def head() -> Iterator[Head]:
     try:
         current = folder / "ray" / "ray_current_cluster"
         deadline = time.monotonic() + WAIT_S
-        while not current.exists():
+        while not (current.exists() and current.read_text().strip()):
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline, (folder / "log").read_text()
             time.sleep(0.1)
