@@ -208,7 +208,7 @@ def test_work_that_raised_holds_nothing(
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "num_rounds", [10, pytest.param(30, marks=pytest.mark.slow)], ids=str
+    "num_rounds", [5, pytest.param(30, marks=pytest.mark.slow)], ids=str
 )
 def test_subrounds_that_were_ended_leave_their_workers_at_work(
     ray_contexts: ContextFactory, ray_memory: Any, num_rounds: int

@@ -135,17 +135,19 @@ def test_labels_follow_the_output_for_a_loss_by_name() -> None:
     ("loss", "activation", "labels"),
     [
         ("mse", None, "real"),
-        ("mape", None, "real"),
-        ("cosine_similarity", None, "real"),
+        pytest.param("mape", None, "real", marks=pytest.mark.slow),
+        pytest.param("cosine_similarity", None, "real", marks=pytest.mark.slow),
         ("hinge", "tanh", "signs"),
-        ("squared_hinge", "tanh", "signs"),
-        ("categorical_hinge", "tanh", "signs"),
-        ("poisson", "softplus", "share"),
+        pytest.param("squared_hinge", "tanh", "signs", marks=pytest.mark.slow),
+        pytest.param("categorical_hinge", "tanh", "signs", marks=pytest.mark.slow),
+        pytest.param("poisson", "softplus", "share", marks=pytest.mark.slow),
         ("kl_divergence", "sigmoid", "share"),
-        ("dice", "sigmoid", "share"),
-        ("tversky", "sigmoid", "share"),
+        pytest.param("dice", "sigmoid", "share", marks=pytest.mark.slow),
+        pytest.param("tversky", "sigmoid", "share", marks=pytest.mark.slow),
         ("binary_crossentropy", "sigmoid", "share"),
-        ("binary_focal_crossentropy", "sigmoid", "share"),
+        pytest.param(
+            "binary_focal_crossentropy", "sigmoid", "share", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_loss_by_name_of_one_value_a_row_is_that_of_keras(
@@ -178,10 +180,14 @@ def _normalising() -> list[Any]:
     [
         pytest.param(_normalising, id="adapted"),
         pytest.param(
-            lambda: [keras.layers.Dense(2, activity_regularizer="l1")], id="activity"
+            lambda: [keras.layers.Dense(2, activity_regularizer="l1")],
+            id="activity",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            lambda: [keras.layers.Dense(2, kernel_regularizer="l2")], id="penalty"
+            lambda: [keras.layers.Dense(2, kernel_regularizer="l2")],
+            id="penalty",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             lambda: [keras.layers.Dense(2, kernel_constraint="non_neg")],
@@ -196,6 +202,7 @@ def _normalising() -> list[Any]:
                 )
             ],
             id="norm",
+            marks=pytest.mark.slow,
         ),
     ],
 )
