@@ -5,7 +5,6 @@ the server's state nor a client's update holds it. It is a constant of the graph
 use it, which reach a worker once.
 """
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -35,9 +34,10 @@ class FrozenWeights:
         frozen = {id(v) for v in _variables_of_frozen_layers(keras_model)}
         variables = list(enumerate(keras_model.non_trainable_variables))
         self._paths = {i: v.path for i, v in variables if id(v) in frozen}
-        self._values = {i: v.numpy() for i, v in variables if id(v) in frozen}
-        self._constants: weakref.WeakKeyDictionary[Any, dict[int, Any]]
-        self._constants = weakref.WeakKeyDictionary()
+        # Tensors: a graph that uses one has it as a constant, once.
+        self._values = {
+            i: tf.constant(v.numpy()) for i, v in variables if id(v) in frozen
+        }
         if self.num_bytes > _MAX_BYTES:
             raise errors.ValueMismatchError(
                 f"Expected layers that are not trained of up to {_MAX_BYTES} bytes,"
@@ -48,19 +48,24 @@ class FrozenWeights:
     @property
     def num_bytes(self) -> int:
         """Of all of them."""
-        return sum(value.nbytes for value in self._values.values())
+        return sum(value.numpy().nbytes for value in self._values.values())
 
     def others(self, variables: Sequence[Any]) -> list[Any]:
         """Return what is not frozen of one thing for each non-trainable variable."""
         return [v for i, v in enumerate(variables) if i not in self._values]
 
     def fill(self, others: Sequence[Any]) -> list[Any]:
-        """Return all non-trainable weights: the frozen ones as arrays in between."""
-        return self._fill(others, self._values)
+        """Return all non-trainable weights, the frozen ones in between."""
+        remaining = iter(others)
+        count = len(others) + len(self._values)
+        return [
+            self._values[index] if index in self._values else next(remaining)
+            for index in range(count)
+        ]
 
     def fill_traced(self, others: Sequence[Any]) -> list[Any]:
         """Return the same as tensors of the graph being traced."""
-        return self._fill(others, self._traced())
+        return [tf.convert_to_tensor(value) for value in self.fill(others)]
 
     def check_kept(self, given: Sequence[Any], returned: Sequence[Any]) -> None:
         """Refuse a layer that writes to its frozen weights: that would be lost.
@@ -83,26 +88,6 @@ class FrozenWeights:
                 f" they are, found that a batch changes {written}: train that layer, or"
                 " have it look at `self.trainable` before it writes."
             )
-
-    def _fill(self, others: Sequence[Any], frozen: dict[int, Any]) -> list[Any]:
-        remaining = iter(others)
-        count = len(others) + len(self._values)
-        return [
-            frozen[index] if index in frozen else next(remaining)
-            for index in range(count)
-        ]
-
-    def _traced(self) -> dict[int, Any]:
-        """Return tensors: one of each in the outermost graph, for all that it holds."""
-        with tf.init_scope():
-            graph = tf.compat.v1.get_default_graph()
-            if tf.executing_eagerly():
-                return {i: tf.constant(value) for i, value in self._values.items()}
-            found = self._constants.get(graph)
-            if found is None:
-                found = {i: tf.constant(value) for i, value in self._values.items()}
-                self._constants[graph] = found
-            return found
 
 
 def _variables_of_frozen_layers(layer: Any) -> Iterator[Any]:

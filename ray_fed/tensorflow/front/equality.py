@@ -6,13 +6,13 @@ two operators are replaced while a function is traced, for tensors of the graph 
 it is traced into; all other tensors keep TensorFlow's.
 """
 
-import contextlib
 import inspect
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+
+from ray_fed.tensorflow.front.replaced_methods import Method, ReplacedMethods
 
 
 class TracedGraph(tf.Graph):
@@ -31,56 +31,36 @@ class TracedGraph(tf.Graph):
         return self._constants[id(tensor)][1]
 
 
-_lock = threading.Lock()
-_open_blocks = 0
-_originals: dict[tuple[type[Any], str], Callable[[Any, Any], Any]] = {}
+def _comparing(operation: Method, *, when_none: bool) -> Callable[[Method], Method]:
+    """Return what makes a comparison of elements of one of identities."""
+
+    def make(original: Method) -> Method:
+        def compare(self: Any, other: Any) -> Any:
+            if not _is_traced(self) or _is_identity_meant():
+                return original(self, other)
+            if other is None:
+                return when_none
+            left = tf.convert_to_tensor(self)
+            right = tf.convert_to_tensor(other, dtype_hint=left.dtype)
+            return operation(x=left, y=right, incompatible_shape_error=False)
+
+        return compare
+
+    return make
 
 
-@contextlib.contextmanager
-def compared_by_element() -> Generator[None]:
-    """Compare tensors of every `TracedGraph` by element, in all threads."""
-    _enter()
-    try:
-        yield
-    finally:
-        _leave()
+_EQUAL = _comparing(tf.raw_ops.Equal, when_none=False)
+_NOT_EQUAL = _comparing(tf.raw_ops.NotEqual, when_none=True)
 
-
-def _enter() -> None:
-    global _open_blocks  # noqa: PLW0603 (TensorFlow's classes are global too)
-    with _lock:
-        if not _open_blocks:
-            for cls in (tf.Tensor, tf.Variable):
-                _replace(cls, "__eq__", tf.raw_ops.Equal, when_none=False)
-                _replace(cls, "__ne__", tf.raw_ops.NotEqual, when_none=True)
-        _open_blocks += 1
-
-
-def _leave() -> None:
-    global _open_blocks  # noqa: PLW0603
-    with _lock:
-        _open_blocks -= 1
-        if not _open_blocks:
-            for (cls, name), original in _originals.items():
-                setattr(cls, name, original)
-
-
-def _replace(
-    cls: type[Any], name: str, operation: Callable[..., Any], *, when_none: bool
-) -> None:
-    original = getattr(cls, name)
-
-    def compare(self: Any, other: Any) -> Any:
-        if not _is_traced(self) or _is_identity_meant():
-            return original(self, other)
-        if other is None:
-            return when_none
-        left = tf.convert_to_tensor(self)
-        right = tf.convert_to_tensor(other, dtype_hint=left.dtype)
-        return operation(x=left, y=right, incompatible_shape_error=False)
-
-    _originals[cls, name] = original
-    setattr(cls, name, compare)
+compared_by_element = ReplacedMethods(
+    {
+        (tf.Tensor, "__eq__"): _EQUAL,
+        (tf.Tensor, "__ne__"): _NOT_EQUAL,
+        (tf.Variable, "__eq__"): _EQUAL,
+        (tf.Variable, "__ne__"): _NOT_EQUAL,
+    }
+).replaced
+"""Has tensors of every `TracedGraph` compared by element inside a block."""
 
 
 def _is_identity_meant() -> bool:
