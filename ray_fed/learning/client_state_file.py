@@ -7,12 +7,16 @@ import contextlib
 import json
 import uuid
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import ray_fed.errors as errors
-from ray_fed.learning.segment_files import ClientId, Row, import_fsspec
-from ray_fed.program.version_names import telling_storage
+from ray_fed.learning.segment_files import (
+    ClientId,
+    Row,
+    import_fsspec,
+    telling_states,
+)
 
 _LENGTH_BYTES = 8
 _CHECK_BYTES = 4
@@ -35,7 +39,7 @@ def write_states(
     header = json.dumps({"clients": list(clients), "types": types}).encode()
     system, place = import_fsspec().core.url_to_fs(path)
     unfinished = f"{place}.{uuid.uuid4().hex}"
-    with _telling(path, "write"):
+    with telling_states(path, "write"):
         system.makedirs(place.rpartition("/")[0] or ".", exist_ok=True)
         try:
             with system.open(unfinished, "wb") as file:
@@ -65,7 +69,7 @@ def read_states(path: str, types: Sequence[Any], row_bytes: int) -> Iterator[Row
         SavedStateError: it is damaged, or of other values.
     """
     with (
-        _telling(path, "read"),
+        telling_states(path, "read"),
         import_fsspec().open(path, "rb") as file,
     ):
         content, header = _read_header(file, path)
@@ -101,10 +105,3 @@ def _read_header(file: Any, path: str) -> tuple[bytes, Any]:
             f"Expected a file that ClientStates saved, found `{path}`, whose header"
             " cannot be read."
         ) from error
-
-
-@contextlib.contextmanager
-def _telling(path: str, verb: str) -> Generator[None]:
-    # What fsspec raises has no base of its own.
-    with telling_storage(path, Exception, verb=f"{verb} client states in"):
-        yield

@@ -140,8 +140,7 @@ class SegmentFiles:
             yield file
 
     def _telling(self, verb: str) -> contextlib.AbstractContextManager[None]:
-        # What fsspec raises has no base of its own.
-        return telling_storage(self._where, Exception, verb=f"{verb} client states in")
+        return telling_states(self._where, verb)
 
     def _damage(self, name: str, what: str) -> errors.SavedStateError:
         return errors.SavedStateError(
@@ -165,6 +164,17 @@ class SegmentFiles:
 
 def _name_of(header: bytes) -> str:
     return hashlib.sha256(header).hexdigest()[:32]
+
+
+def telling_states(where: str, verb: str) -> contextlib.AbstractContextManager[None]:
+    """Tell what a file system raises as StorageError, see `telling_storage`.
+
+    Args:
+        where: client states are.
+        verb: what is done there, such as "read".
+    """
+    # What fsspec raises has no base of its own.
+    return telling_storage(where, Exception, verb=f"{verb} client states in")
 
 
 def import_fsspec() -> Any:

@@ -17,11 +17,11 @@ from typing import Any, TypeVar, cast
 import ray
 from ray import _raylet
 from ray._private import state as ray_state  # no public name for what actors hold
-from ray._private import worker as ray_worker  # nor for who started Ray
 from ray.core.generated import gcs_pb2
 
 import ray_fed.errors as errors
 from ray_fed.cluster.actors.leaf_worker import LeafWorker
+from ray_fed.cluster.driver import joining
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,10 @@ def read() -> TaskCpus:
             waiting += held
     left = sum(math.floor(amount + 1e-9) for amount in free.values()) - waiting
     return TaskCpus(
-        sum(totals.values()), num_workers, math.floor(left + 1e-9), not _started_here()
+        sum(totals.values()),
+        num_workers,
+        math.floor(left + 1e-9),
+        not joining.started_here(),
     )
 
 
@@ -90,11 +93,6 @@ def _read_workers() -> list[tuple[str, float]]:
         for actor in actors
         if actor.class_name == LeafWorker.__name__ and actor.state != table.DEAD
     ]
-
-
-def _started_here() -> bool:
-    node: Any = ray_worker.global_worker.node
-    return node is not None and node.is_head()
 
 
 def run_tasks(
