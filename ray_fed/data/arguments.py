@@ -62,16 +62,17 @@ def check_callable(given: object, name: str) -> None:
         )
 
 
-def check_number(given: Any, name: str) -> None:
-    """Raise unless an argument is a whole number of at least 0.
+def check_number(given: Any, name: str, least: int = 0) -> None:
+    """Raise unless an argument is a whole number of at least another.
 
     Raises:
         ConfigError: it is none.
     """
     is_whole = isinstance(given, int | np.integer) and not isinstance(given, bool)
-    if not is_whole or given < 0:
+    if not is_whole or given < least:
         raise errors.ConfigError(
-            f"Expected `{name}` to be a whole number of at least 0, found {given!r}."
+            f"Expected `{name}` to be a whole number of at least {least}, found"
+            f" {given!r}."
         )
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.data.arguments import check_number
 from ray_fed.data.parts import Part, seed_of
 from ray_fed.language.structs import Plain
 from ray_fed.plan import random_keys
@@ -60,11 +61,8 @@ class Arrangement:
     def __post_init__(self) -> None:
         for name in ("take", "epochs", "batch_size"):
             value = getattr(self, name)
-            if value is not None and not _is_count(value):
-                raise errors.ConfigError(
-                    f"Expected `{name}` to be a whole number of at least 1, found"
-                    f" {value!r}."
-                )
+            if value is not None:
+                check_number(value, name, 1)
 
     def element_type(self, row: fl.Type) -> fl.Type:
         """Return the type of an element, from that of a row.
@@ -87,11 +85,6 @@ class Arrangement:
         if self.take is not None:
             rows = np.minimum(rows, self.take)
         return rows * self.epochs
-
-
-def _is_count(value: object) -> bool:
-    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_whole and int(value) >= 1  # pyright: ignore[reportArgumentType]
 
 
 class ArrangedSource(ClientSource):

@@ -16,10 +16,10 @@ import logging
 from collections.abc import Generator
 from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.learning.checks import read_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,16 +67,12 @@ class Privacy(abc.ABC):
         Raises:
             ConfigError: `num_rounds` is below 0, or dp-accounting is not installed.
         """
-        if not isinstance(num_rounds, int | np.integer) or num_rounds < 0:
-            raise errors.ConfigError(
-                "Expected `num_rounds` as a whole number of at least 0, found"
-                f" {errors.describe(num_rounds)}."
-            )
+        num_rounds = read_whole("num_rounds", num_rounds, 0)
         if num_rounds == 0:
             return 0.0
         accounting = import_accounting()
         with _quiet_accountant():
-            return float(self._account(accounting, int(num_rounds)))
+            return float(self._account(accounting, num_rounds))
 
     @abc.abstractmethod
     def _account(self, accounting: Any, num_rounds: int) -> float: ...

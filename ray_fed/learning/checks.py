@@ -54,8 +54,8 @@ def check_positive(name: str, value: Any) -> None:
     check_number(name, value, lambda number: number > 0, "above 0 and finite")
 
 
-def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Raise unless a value is a whole number in a range.
+def read_whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return a value that is a whole number in a range.
 
     Args:
         name: of the argument.
@@ -73,6 +73,7 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> N
             f"Expected `{name}` as a whole number {within}, found"
             f" {errors.describe(value)}."
         )
+    return int(value)
 
 
 def check_epochs(epochs: int) -> int:
@@ -81,23 +82,7 @@ def check_epochs(epochs: int) -> int:
     Raises:
         ConfigError: it is below 1.
     """
-    check_whole("epochs", epochs, 1)
-    return epochs
-
-
-def read_whole(name: str, value: Any, least: int) -> int:
-    """Return a whole number.
-
-    Args:
-        name: of the argument.
-        value: what it is.
-        least: that it may be.
-
-    Raises:
-        ConfigError: it is no whole number, or less.
-    """
-    check_whole(name, value, least)
-    return int(value)
+    return read_whole("epochs", epochs, 1)
 
 
 def read_whole_or_none(name: str, value: Any, least: int) -> int | None:

@@ -26,7 +26,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
 from ray_fed.learning.aggregators.sums import mean, sum_of_updates
-from ray_fed.learning.checks import check_epochs, check_positive, check_whole
+from ray_fed.learning.checks import check_epochs, check_positive, read_whole
 from ray_fed.learning.composition import build_process, view_type
 from ray_fed.learning.guards import Guards
 from ray_fed.learning.local_training import (
@@ -96,7 +96,7 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
     """
     check_positive("client_learning_rate", client_learning_rate)
     check_positive("server_learning_rate", server_learning_rate)
-    check_whole("num_clients", num_clients, 1)
+    read_whole("num_clients", num_clients, 1)
     if any(model.constraints):
         raise errors.ConfigError(
             "Expected a model without constraints for SCAFFOLD, whose control variates"

@@ -22,7 +22,7 @@ from typing_extensions import override
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, joined
 from ray_fed.learning.aggregators.sums import mean
-from ray_fed.learning.checks import check_number, check_whole
+from ray_fed.learning.checks import check_number, read_whole
 from ray_fed.learning.processes import AggregationPart
 
 _Compress = Callable[[Any], tuple[Any, Any]]
@@ -100,7 +100,7 @@ def quantised(bits: int, inner: Aggregator | None = None) -> Aggregator:
     Raises:
         ConfigError: `bits` is out of its range.
     """
-    check_whole("bits", bits, 1, _MOST_BITS)
+    read_whole("bits", bits, 1, _MOST_BITS)
 
     def round_all(tensor: Any) -> Any:
         low, high = tf.reduce_min(tensor), tf.reduce_max(tensor)

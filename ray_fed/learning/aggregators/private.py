@@ -36,7 +36,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
-from ray_fed.learning.checks import check_number, check_positive, check_whole
+from ray_fed.learning.checks import check_number, check_positive, read_whole
 from ray_fed.learning.noise_state import NoiseState
 from ray_fed.learning.processes import AggregationPart
 
@@ -288,7 +288,7 @@ def _check_numbers(
     seed: Any,
 ) -> None:
     check_positive("noise_multiplier", noise_multiplier)
-    check_whole("num_clients", num_clients, 1)
-    check_whole("clients_per_round", clients_per_round, 1, num_clients)
-    check_whole("seed", seed, 0, 2**31 - 1)
+    read_whole("num_clients", num_clients, 1)
+    read_whole("clients_per_round", clients_per_round, 1, num_clients)
+    read_whole("seed", seed, 0, 2**31 - 1)
     check_number("delta", delta, lambda p: 0 < p < 1, "above 0 and below 1")

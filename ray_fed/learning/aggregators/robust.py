@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
-from ray_fed.learning.checks import check_number, check_whole
+from ray_fed.learning.checks import check_number, read_whole
 from ray_fed.learning.guards import require
 from ray_fed.learning.processes import AggregationPart
 
@@ -106,7 +106,7 @@ def median(*, max_clients: int) -> Aggregator:
     Raises:
         ConfigError: `max_clients` is below 1.
     """
-    return Ranked(_check_max(max_clients), None)
+    return Ranked(read_whole("max_clients", max_clients, 1), None)
 
 
 def trimmed_mean(trimmed_share: float, *, max_clients: int) -> Aggregator:
@@ -126,7 +126,7 @@ def trimmed_mean(trimmed_share: float, *, max_clients: int) -> Aggregator:
     check_number(
         "trimmed_share", trimmed_share, lambda s: 0 <= s < below, "from 0 to below 0.5"
     )
-    return Ranked(_check_max(max_clients), trimmed_share)
+    return Ranked(read_whole("max_clients", max_clients, 1), trimmed_share)
 
 
 class _Rows:
@@ -208,8 +208,3 @@ def _middle(rows: Any, cut: Any, count: Any) -> Any:
     kept = _as_column(tf.logical_and(index >= cut, index < count - cut), rows[0])
     total = tf.reduce_sum(tf.where(kept, ordered, tf.zeros_like(ordered)), axis=0)
     return tf.math.divide_no_nan(total, tf.cast(count - 2 * cut, total.dtype))
-
-
-def _check_max(max_clients: int) -> int:
-    check_whole("max_clients", max_clients, 1)
-    return max_clients

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
-from ray_fed.learning.checks import check_positive, check_whole
+from ray_fed.learning.checks import check_positive, read_whole
 from ray_fed.learning.processes import AggregationPart
 
 _MOST_BITS = 32
@@ -123,6 +123,6 @@ def secure_mean(
         ConfigError: an argument is out of its range.
     """
     check_positive("bound", bound)
-    check_whole("bits", bits, 2, _MOST_BITS)
-    check_whole("max_clients", max_clients, 1, 2**24)
+    read_whole("bits", bits, 2, _MOST_BITS)
+    read_whole("max_clients", max_clients, 1, 2**24)
     return SecureMean(bound, bits, max_clients)
