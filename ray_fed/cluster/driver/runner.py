@@ -113,7 +113,8 @@ class RayRunner(fl.framework.AsyncContext):
         terms = Terms(timeout_s, prefers=prefers, num_workers=comp.num_workers)
         if not stragglers.enabled:
             return terms
-        siblings = f"{self._prefix}-{comp.draw.invocation}-{hash(comp.computation)}"
+        # The same name by whichever runner: each sibling may have one of its own.
+        siblings = f"{comp.draw.invocation}-{hash(comp.computation)}"
         return dataclasses.replace(
             terms, siblings=siblings, spare_after_s=stragglers.min_s
         )
