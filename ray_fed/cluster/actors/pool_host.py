@@ -175,17 +175,19 @@ class PoolHost:
             scope: name of the lease.
             failure: of the worker.
             used_ago_s: how long ago a lease that was kept came to be used again: the
-                subround is not to blame where its worker was lost before.
+                subround is not to blame where its worker was lost before, and its times
+                count from then. Infinite: it is the first use, or not the first loss.
         """
         subround = scope.partition(FURTHER)[0]
         worker = self._leased.pop(scope, None)
-        if scope == subround and (
-            self._log.lost_at_s(subround) < time.monotonic() - used_ago_s
-        ):
+        used_s = time.monotonic() - used_ago_s
+        if scope == subround and self._log.lost_at_s(subround) < used_s:
             self._pool.forget(subround)
             self._log.forget(subround)
         elif worker is not None:
             await self._loop.lose(worker, failure)
+        if used_s > -math.inf:
+            self._log.count_loss_from(subround, used_s)
         others = [] if scope.endswith(COPY) else [subround, *self._further(subround)]
         for other in others:
             self._abandon(other, None)

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 import ray.exceptions
@@ -34,8 +34,7 @@ _TELL_S = 0.5
 class _Kept:
     name: str
     outcome: outcomes.Outcome  # of the plan that was given it
-    counted_from_s: float
-    until_s: float = 0.0
+    until_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,29 +44,10 @@ class Lent:
     Attributes:
         name: that the worker was leased under, which becomes the plan's.
         attempt: the plan's first one.
-        begun_s: now, by the monotonic clock.
-        counted_from_s: since when the pool counts the times of attempts, where it has
-            not been told of this one before it lost its worker.
     """
 
     name: str
     attempt: outcomes.Attempt
-    begun_s: float
-    counted_from_s: float
-
-    def count_from_begin(
-        self, lost: Sequence[outcomes.Attempt], now_s: float
-    ) -> tuple[outcomes.Attempt, ...]:
-        """Return attempts of the plan with times that count from its begin."""
-        first, *later = lost
-        if first.started_s + first.seconds <= now_s - self.begun_s:
-            return tuple(lost)
-        before_s = self.begun_s - self.counted_from_s
-        seconds = max(0.0, first.started_s + first.seconds - before_s)
-        return (
-            dataclasses.replace(first, started_s=0.0, seconds=seconds),
-            *(dataclasses.replace(a, started_s=a.started_s - before_s) for a in later),
-        )
 
 
 class KeptLeases:
@@ -83,7 +63,6 @@ class KeptLeases:
         self._num_workers = num_workers
         self._num_running = 0
         self._kept: collections.deque[_Kept] = collections.deque()
-        self._known: dict[str, _Kept] = {}  # kept, or lent to a plan
         self._untold: list[tuple[float, str, Terms | None]] = []  # None: the use ended
         self._is_awaited = False  # as the pool last told
         self._watch: asyncio.Task[None] | None = None
@@ -119,7 +98,7 @@ class KeptLeases:
         self._kept.remove(kept)
         if terms.num_workers > 1:  # it asks the pool for what is idle there
             self.give_back()
-        begun_s, found = time.monotonic(), kept.outcome
+        found = kept.outcome
         lent = Lent(
             kept.name,
             outcomes.Attempt(
@@ -129,10 +108,8 @@ class KeptLeases:
                 found.node,
                 fingerprint=found.fingerprint,
             ),
-            begun_s,
-            kept.counted_from_s,
         )
-        self._note(begun_s, kept.name, terms)
+        self._note(time.monotonic(), kept.name, terms)
         return lent
 
     def keep(self, name: str, terms: Terms, begun_s: float, driven: Driven) -> None:
@@ -159,12 +136,7 @@ class KeptLeases:
         if self._is_awaited or not is_whole or now_s + _KEPT_S + _TELL_S >= hangs_at_s:
             self._release(name, driven.scope)
             return
-        kept = self._known.get(name)
-        if kept is None or kept.outcome.worker != found.worker:
-            kept = _Kept(name, found, now_s - driven.seconds)
-            self._known[name] = kept
-        kept.until_s = now_s + _KEPT_S
-        self._kept.append(kept)
+        self._kept.append(_Kept(name, found, now_s + _KEPT_S))
         self._note(now_s, name, None)
         loop = asyncio.get_running_loop()
         loop.call_later(_KEPT_S, lambda: self.give_back(time.monotonic()))
@@ -193,13 +165,11 @@ class KeptLeases:
 
     def end(self, name: str) -> None:
         """Give back what a plan has that comes to nothing, whatever that still does."""
-        self._known.pop(name, None)
         self._tell()
         if not self._is_closed:
             self._pool.end.remote(name)
 
     def _release(self, name: str, scope: str) -> None:
-        self._known.pop(name, None)
         self._tell()
         if not self._is_closed:
             self._pool.release.remote(name, scope)
@@ -219,8 +189,6 @@ class KeptLeases:
                 uses.append(UseEnded(name, ago_s))
                 continue
             uses.append(UseBegan(name, ago_s, terms.timeout_s, terms.siblings))
-            if name in self._known:
-                self._known[name].counted_from_s = at_s
         self._untold.clear()
         if uses and not self._is_closed:
             self._pool.note_uses.remote(uses)

@@ -87,9 +87,6 @@ class RayRunner(fl.framework.AsyncContext):
         outcome = driven.outcome
         self._holders.note(clients, outcome.worker)
         self._kept.keep(name, terms, begun_s, driven)
-        if lent is not None and outcome.lost:
-            lost = lent.count_from_begin(outcome.lost, time.monotonic())
-            outcome = dataclasses.replace(outcome, lost=lost)
         if comp.components_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
         if comp.components_type is None and not isinstance(comp, plans.Subround):

@@ -55,6 +55,19 @@ class AttemptLog:
             again = dataclasses.replace(attempt, started_s=0.0)
             self._running[worker] = (subround, again)
 
+    def count_loss_from(self, subround: str, begun_s: float) -> None:
+        """Have the one loss of a subround count from a use that was not noted before.
+
+        Args:
+            subround: its name; one that lost nothing is ignored.
+            begun_s: when the use began in which it lost its worker.
+        """
+        found = self._subrounds.get(subround)
+        if found is not None and found.lost:
+            seconds = max(0.0, self.lost_at_s(subround) - begun_s)
+            again = dataclasses.replace(found.lost[-1], started_s=0.0, seconds=seconds)
+            found.asked_s, found.lost[-1] = begun_s, again
+
     def lost(self, worker: str, failure: Failure, now_s: float) -> None:
         """Note that a worker is gone; one that no subround has is ignored."""
         subround, attempt = self._running.pop(worker, ("", None))

@@ -227,7 +227,8 @@ async def report_memory(
     failure = actions.Failure(
         "memory", detail, error.location.client_index, error.cause_text
     )
-    await pool.lost.remote(lease.worker.scope, failure)
+    used_ago_s = time.monotonic() - lease.used_s
+    await pool.lost.remote(lease.worker.scope, failure, used_ago_s)
     return detail
 
 

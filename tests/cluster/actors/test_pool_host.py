@@ -222,6 +222,36 @@ def test_loss_at_the_second_use_of_a_lease_counts_from_its_begin() -> None:
     assert 0.05 <= lost.seconds < 0.15
 
 
+async def lose_before_it_is_told(
+    size: Size, *, host_hears_first: bool
+) -> outcomes.Attempt:
+    """Return how a use of a kept lease ended of which the pool was told afterwards."""
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
+    await host.begin_round()
+    _, worker, _ = await host.lease("first")
+    await asyncio.sleep(0.3)
+    if host_hears_first:
+        worker.ended.set()
+        await asyncio.sleep(0.05)
+    await host.lost("first", Failure("crash", "it died"), 0.2)
+    await host.note_uses([UseEnded("first", 0.25), UseBegan("first", 0.2, None, "")])
+    _, _, (lost,) = await host.lease("first")
+    return lost
+
+
+@pytest.mark.usefixtures("_nobody_dies")
+@pytest.mark.parametrize("host_hears_first", [False, True], ids=["driver", "host"])
+def test_loss_counts_from_a_use_that_the_pool_was_not_told_of(
+    host_hears_first: bool,
+) -> None:
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+
+    lost = asyncio.run(lose_before_it_is_told(size, host_hears_first=host_hears_first))
+
+    assert lost.started_s == 0.0
+    assert 0.1 <= lost.seconds < 0.29
+
+
 async def end_what_hangs(size: Size, *uses: UseBegan | UseEnded) -> bool:
     """Return whether a leased worker counts as hung after some uses."""
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))

@@ -234,7 +234,7 @@ def tell(num_plans: int, pause_s: float) -> FakePool:
             with kept.running():
                 lent = kept.take(terms)
                 assert lent is not None
-            kept.keep("a", terms, lent.begun_s, driven("worker 0", "a"))
+            kept.keep("a", terms, time.monotonic(), driven("worker 0", "a"))
         await asyncio.sleep(pause_s)
 
     asyncio.run(run())
@@ -267,29 +267,6 @@ def test_pool_is_told_before_a_plan_ends_without_a_result() -> None:
 
     assert [call for call, *_ in pool.calls] == ["note_uses", "end"]
     assert len(pool.uses) == 2
-
-
-def lost(started_s: float, seconds: float) -> outcomes.Attempt:
-    return outcomes.Attempt(1, "worker 0", 7, "", started_s, seconds, ended="crash")
-
-
-@pytest.mark.parametrize(
-    ("counted", "expected"),
-    [
-        pytest.param([(0.0, 3.0), (4.0, 2.0)], [(0.0, 3.0), (4.0, 2.0)], id="told"),
-        pytest.param(
-            [(1.0, 52.0), (54.0, 2.0)], [(0.0, 3.0), (4.0, 2.0)], id="not told"
-        ),
-    ],
-)
-def test_times_of_lost_attempts_count_from_the_begin_of_the_plan(
-    counted: list[tuple[float, float]], expected: list[tuple[float, float]]
-) -> None:
-    lent = Lent("a", lost(0.0, 0.0), begun_s=150.0, counted_from_s=100.0)
-
-    found = lent.count_from_begin([lost(*times) for times in counted], now_s=157.0)
-
-    assert [(one.started_s, one.seconds) for one in found] == expected
 
 
 @pytest.mark.parametrize(
