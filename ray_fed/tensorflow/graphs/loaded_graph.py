@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import ray_fed.error_texts as error_texts
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.graphs import callbacks, loader, randomness
+from ray_fed.tensorflow.graphs import callbacks, determinism, loader, randomness
 from ray_fed.tensorflow.graphs.protobufs import GraphDef
 
 
@@ -52,6 +52,7 @@ class LoadedGraph:
         source: Source,
     ) -> None:
         self._source = source
+        determinism.use_deterministic_ops(graph_def)
         self._states = randomness.key_random_ops(graph_def)
         loader.isolate(graph_def, initialize_op)
         self._function: Callable[[list[tf.Tensor]], list[tf.Tensor]]

@@ -15,7 +15,13 @@ import tensorflow as tf
 import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.graphs import graph_message, loader, random_states, randomness
+from ray_fed.tensorflow.graphs import (
+    determinism,
+    graph_message,
+    loader,
+    random_states,
+    randomness,
+)
 from ray_fed.tensorflow.graphs.protobufs import GraphDef
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.graph_values import GraphSequence, UnfitError
@@ -141,6 +147,7 @@ class Grafts:
             if is_composed:  # interpreted, it would draw through tf.data
                 raise UnfitError(f"{found[0]} in work on a sequence result")
             self.has_state = True
+        determinism.use_deterministic_ops(graph_def)
         states = randomness.key_random_ops(graph_def)
         if self._state_of is None and (states.names or states.unkeyed):
             raise UnfitError("random numbers in work without clients")
