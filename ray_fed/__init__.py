@@ -7,8 +7,11 @@
         ...                                     # call federated computations
 
 Importing this package loads neither TensorFlow nor a cluster. Import it before Keras or
-TensorFlow: it keeps their start-up lines off the screen.
+TensorFlow: it keeps their start-up lines off the screen, and has TensorFlow take memory
+of a GPU as it needs it (`TF_FORCE_GPU_ALLOW_GROWTH`, where you have not set that).
 """
+
+import os
 
 import ray_fed.errors as errors
 import ray_fed.quiet_imports as quiet_imports
@@ -18,6 +21,8 @@ from ray_fed.contexts.installation import create_context, init, shutdown
 from ray_fed.observability.report import RoundReport
 
 quiet_imports.install()
+# Else the first tensor of this process takes a whole card, and workers find none left.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 __all__ = [
     "Config",

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable
+from typing import Any
 
 import ray_fed.errors as errors
 from ray_fed.config import Config
@@ -80,9 +81,10 @@ def _local_backend(
 
     num_leaves = 1 if config.debug else _count_threads(config)
     devices.set_threads(max(1, int(config.workers.num_cpus)), num_leaves)
-    found = devices.read_fingerprint()
+    device = devices.cpu()
+    found = devices.read_fingerprint(device)
     make_runners = _debugging_runners if config.debug else _threaded_runners
-    runners = make_runners(config, found)
+    runners = make_runners(config, found, device)
 
     def close() -> None:
         for runner in runners:
@@ -91,12 +93,16 @@ def _local_backend(
     return Backend(runners, len(runners), close)
 
 
-def _threaded_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
+def _threaded_runners(
+    config: Config, fingerprint: Fingerprint, device: Any
+) -> list[LocalRunner]:
     limits = config.worker_limits
     num_threads, client_bytes = _count_threads(config), config.workers.client_bytes
     return [
         LocalRunner(stack, f"thread {index}", fingerprint, limits)
-        for index, stack in enumerate(stacks.threaded_stacks(num_threads, client_bytes))
+        for index, stack in enumerate(
+            stacks.threaded_stacks(num_threads, client_bytes, device)
+        )
     ]
 
 
@@ -111,7 +117,9 @@ def _count_threads(config: Config) -> int:
             return max(least, min(most, num_cpus))
 
 
-def _debugging_runners(config: Config, fingerprint: Fingerprint) -> list[LocalRunner]:
-    stack = stacks.device_stack(client_bytes=config.workers.client_bytes)
+def _debugging_runners(
+    config: Config, fingerprint: Fingerprint, device: Any
+) -> list[LocalRunner]:
+    stack = stacks.device_stack(device, config.workers.client_bytes)
     limits = config.worker_limits
     return [LocalRunner(stack, "calling thread", fingerprint, limits, stepwise=True)]

@@ -49,13 +49,13 @@ def device_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> Device
 
 
 def threaded_stacks(
-    num_threads: int, client_bytes: int = CLIENT_BYTES
+    num_threads: int, client_bytes: int = CLIENT_BYTES, device: Any = None
 ) -> list[ThreadedStack]:
-    """Return stacks of devices, each on a thread of its own; see `device_stack`."""
+    """Return stacks of one device, each on a thread of its own; see `device_stack`."""
     stacks: list[ThreadedStack] = []
     with contextlib.ExitStack() as failed:
         for index in range(num_threads):
-            stack = device_stack(None, client_bytes)
+            stack = device_stack(device, client_bytes)
             stacks.append(ThreadedStack(stack, f"ray_fed executor {index}"))
             failed.callback(stacks[-1].close)
         failed.pop_all()  # who asked for them closes them

@@ -376,7 +376,7 @@ def test_report_has_the_one_fingerprint_of_its_workers(
 
     report = context.last_report
     assert report is not None
-    assert report.fingerprints == (devices.read_fingerprint(),)
+    assert report.fingerprints == (devices.read_fingerprint(devices.cpu()),)
 
 
 def test_report_counts_clients_and_subrounds(context: ExecutionContext) -> None:

@@ -54,7 +54,7 @@ class RecordingRunner(LocalRunner):
     """Keeps what finishes were given beside partials."""
 
     def __init__(self) -> None:
-        fingerprint = devices.read_fingerprint()
+        fingerprint = devices.read_fingerprint(devices.cpu())
         super().__init__(stacks.device_stack(), "recording", fingerprint)
         self.before: list[Any] = []
 

@@ -57,7 +57,7 @@ class LeafWorker:
         self._missing = ""
         if gpu_fraction:
             self._missing = devices.describe_missing(_gpus(gpu_fraction))
-        self._fingerprint = devices.read_fingerprint()
+        self._fingerprint = devices.read_fingerprint(device)
         self._executor = stacks.device_stack(device, client_bytes)
         self._kernels = FetchedKernels()
         self._limits = limits or read_limits.Limits()

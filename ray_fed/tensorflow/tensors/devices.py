@@ -20,6 +20,9 @@ _logger = logging.getLogger(__name__)
 _FLAGS = ("flags", "Featu")
 """How the line of a processor's flags begins, on x86 and on Arm."""
 
+_LIBRARIES_MIB = 1024
+"""What CUDA and its libraries take of a card for a process, beside its tensors."""
+
 _CHOSEN_BY = ("avx", "fma", "amx", "sse4_2", "asimd", "sve", "bf16", "i8mm")
 """How flags begin that Eigen, XLA and oneDNN choose their kernels by."""
 
@@ -29,8 +32,9 @@ def configure(num_threads: int, gpu_fraction: float) -> Any:
 
     Args:
         num_threads: see `set_threads`.
-        gpu_fraction: of one card, as a memory limit; 0 hides every GPU; 1 and more
-            uses the whole first card.
+        gpu_fraction: of one card, as a memory limit: of tensors and what CUDA's
+            libraries take together; 0 hides every GPU; 1 and more uses the whole first
+            card.
 
     Returns:
         A `tf.config.LogicalDevice`.
@@ -39,14 +43,20 @@ def configure(num_threads: int, gpu_fraction: float) -> Any:
     gpus = tf.config.list_physical_devices("GPU")
     if not gpu_fraction or not gpus:
         tf.config.set_visible_devices([], "GPU")
-        return tf.config.list_logical_devices("CPU")[0]
+        return cpu()
     tf.config.set_visible_devices(gpus[:1], "GPU")
     tf.config.experimental.enable_op_determinism()
     if gpu_fraction < 1:
-        limit_mib = int(_total_memory_mib() * gpu_fraction)
+        share_mib = int(_total_memory_mib() * gpu_fraction)
+        limit_mib = share_mib - min(_LIBRARIES_MIB, share_mib // 2)
         limit = tf.config.LogicalDeviceConfiguration(memory_limit=limit_mib)
         tf.config.set_logical_device_configuration(gpus[0], [limit])
     return tf.config.list_logical_devices("GPU")[0]
+
+
+def cpu() -> Any:
+    """Return the logical device of a worker without a GPU, beside one or not."""
+    return tf.config.list_logical_devices("CPU")[0]
 
 
 def describe_missing(given: str) -> str:
@@ -74,22 +84,24 @@ def _name_devices() -> str:
     return ", ".join(device.name for device in tf.config.list_physical_devices())
 
 
-def read_fingerprint() -> Fingerprint:
-    """Return what decides the bits of results here, after `configure`."""
+def read_fingerprint(device: Any) -> Fingerprint:
+    """Return what decides the bits of results here, once threads are set.
+
+    Args:
+        device: a `tf.config.LogicalDevice`, where everything runs.
+    """
     return Fingerprint(
         tensorflow=tf.__version__,
-        device=_read_kind(),
+        device="CPU" if device.device_type == "CPU" else _read_card(),
         instruction_set=_read_instruction_set(),
         onednn=_pywrap_util_port.IsMklEnabled(),
         threads=tf.config.threading.get_intra_op_parallelism_threads(),
     )
 
 
-def _read_kind() -> str:
-    gpus = tf.config.get_visible_devices("GPU")
-    if not gpus:
-        return "CPU"
-    details = tf.config.experimental.get_device_details(gpus[0])
+def _read_card() -> str:
+    (card, *_) = tf.config.get_visible_devices("GPU")
+    details = tf.config.experimental.get_device_details(card)
     return str(details.get("device_name", "GPU"))
 
 

@@ -1,7 +1,9 @@
 """What an executor is given of a GPU: TensorFlow's own settings are played."""
 
 import dataclasses
+import os
 import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import tensorflow as tf
 from ray_fed.tensorflow.tensors import devices
 
 CARD_MIB = 40_000
+GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 
 
 @dataclasses.dataclass
@@ -63,9 +66,10 @@ def configure(
 
 
 @pytest.mark.parametrize(
-    ("fraction", "limits_mib"), [(0.5, [20_000]), (0.25, [10_000]), (1.0, [])]
+    ("fraction", "limits_mib"),
+    [(0.5, [18_976]), (0.25, [8_976]), (0.02, [400]), (1.0, [])],
 )
-def test_fraction_of_a_gpu_is_a_limit_of_its_memory(
+def test_fraction_of_a_gpu_is_a_limit_of_tensors_and_libraries(
     monkeypatch: pytest.MonkeyPatch, fraction: float, limits_mib: list[int]
 ) -> None:
     device, played = configure(monkeypatch, num_gpus=2, fraction=fraction)
@@ -95,3 +99,23 @@ def test_threads_that_are_fixed_to_others_are_told(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == is_told
     assert all("other threads than the 3 that workers have" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "true"), ({GROWTH: "false"}, "false")], ids=["", "set"]
+)
+def test_import_has_tensorflow_take_a_card_by_need_unless_told(
+    given: dict[str, str], found: str
+) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != GROWTH} | given
+    show = f"import os, ray_fed; print(os.environ[{GROWTH!r}])"
+
+    ran = subprocess.run(
+        [sys.executable, "-c", show],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert ran.stdout.split() == [found]
