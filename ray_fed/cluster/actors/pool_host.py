@@ -174,9 +174,8 @@ class PoolHost:
         Args:
             scope: name of the lease.
             failure: of the worker.
-            used_ago_s: how long ago a lease that was kept came to be used again: the
-                subround is not to blame where its worker was lost before, and its times
-                count from then. Infinite: it is the first use, or not the first loss.
+            used_ago_s: how long ago a kept lease came to be used again: a loss before
+                that is not the subround's, and its times count from then.
         """
         subround = scope.partition(FURTHER)[0]
         worker = self._leased.pop(scope, None)
