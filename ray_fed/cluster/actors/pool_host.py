@@ -165,7 +165,7 @@ class PoolHost:
         self._loop.act()
 
     async def lost(
-        self, scope: str, failure: Failure, used_ago_s: float = math.inf
+        self, scope: str, failure: Failure, used_ago_s: float = math.inf, use: int = 0
     ) -> None:
         """Take note that a worker of a subround died, or is to be replaced.
 
@@ -175,7 +175,8 @@ class PoolHost:
             scope: name of the lease.
             failure: of the worker.
             used_ago_s: how long ago a kept lease came to be used again: a loss before
-                that is not the subround's, and its times count from then.
+                that is not the subround's.
+            use: how many plans had the lease before.
         """
         subround = scope.partition(FURTHER)[0]
         worker = self._leased.pop(scope, None)
@@ -185,8 +186,7 @@ class PoolHost:
             self._log.forget(subround)
         elif worker is not None:
             await self._loop.lose(worker, failure)
-        if used_s > -math.inf:
-            self._log.count_loss_from(subround, used_s)
+        self._log.count_loss_from(subround, used_s, use)
         others = [] if scope.endswith(COPY) else [subround, *self._further(subround)]
         for other in others:
             self._abandon(other, None)

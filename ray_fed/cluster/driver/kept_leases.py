@@ -20,7 +20,7 @@ import ray.exceptions
 
 from ray_fed.cluster.pool.actions import UseBegan, UseEnded
 from ray_fed.cluster.task.driving import Driven
-from ray_fed.cluster.task.leases import Terms
+from ray_fed.cluster.task.leases import Given, Terms
 from ray_fed.plan import outcomes
 
 _KEPT_S = 0.5
@@ -35,6 +35,7 @@ class _Kept:
     name: str
     outcome: outcomes.Outcome  # of the plan that was given it
     until_s: float
+    uses: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +44,11 @@ class Lent:
 
     Attributes:
         name: that the worker was leased under, which becomes the plan's.
-        attempt: the plan's first one.
+        given: what the plan takes of it.
     """
 
     name: str
-    attempt: outcomes.Attempt
+    given: Given
 
 
 class KeptLeases:
@@ -99,20 +100,24 @@ class KeptLeases:
         if terms.num_workers > 1:  # it asks the pool for what is idle there
             self.give_back()
         found = kept.outcome
-        lent = Lent(
-            kept.name,
-            outcomes.Attempt(
-                1,
-                found.worker,
-                found.worker_pid,
-                found.node,
-                fingerprint=found.fingerprint,
-            ),
+        attempt = outcomes.Attempt(
+            1,
+            found.worker,
+            found.worker_pid,
+            found.node,
+            fingerprint=found.fingerprint,
         )
         self._note(time.monotonic(), kept.name, terms)
-        return lent
+        return Lent(kept.name, Given(attempt, kept.uses))
 
-    def keep(self, name: str, terms: Terms, begun_s: float, driven: Driven) -> None:
+    def keep(
+        self,
+        name: str,
+        terms: Terms,
+        begun_s: float,
+        driven: Driven,
+        given: Given | None = None,
+    ) -> None:
         """Keep the lease of a plan that is done, or give it back.
 
         It is given back where the pool might take the worker for one that hangs before
@@ -124,6 +129,7 @@ class KeptLeases:
             terms: of the plan.
             begun_s: when that was, or before, by the monotonic clock.
             driven: what came of it.
+            given: the lease, where it was kept before.
         """
         if self._watch is None or self._watch.done():
             self._watch = asyncio.ensure_future(self._follow_the_pool())
@@ -136,7 +142,8 @@ class KeptLeases:
         if self._is_awaited or not is_whole or now_s + _KEPT_S + _TELL_S >= hangs_at_s:
             self._release(name, driven.scope)
             return
-        self._kept.append(_Kept(name, found, now_s + _KEPT_S))
+        uses = 1 if given is None else given.use + 1
+        self._kept.append(_Kept(name, found, now_s + _KEPT_S, uses))
         self._note(now_s, name, None)
         loop = asyncio.get_running_loop()
         loop.call_later(_KEPT_S, lambda: self.give_back(time.monotonic()))

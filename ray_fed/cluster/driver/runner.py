@@ -77,7 +77,7 @@ class RayRunner(fl.framework.AsyncContext):
         with self._kept.running():
             lent = self._kept.take(terms)
             name = f"{self._prefix}-{next(self._names)}" if lent is None else lent.name
-            given = None if lent is None else lent.attempt
+            given = None if lent is None else lent.given
             try:
                 work = Work.of(name, terms, comp, arg, given)
                 driven, results = await self._dispatch(work, comp)
@@ -86,7 +86,7 @@ class RayRunner(fl.framework.AsyncContext):
                 raise failures.final_error(error) from None
         outcome = driven.outcome
         self._holders.note(clients, outcome.worker)
-        self._kept.keep(name, terms, begun_s, driven)
+        self._kept.keep(name, terms, begun_s, driven, given)
         if comp.components_type is not None:
             await _bring_home(results, self._config.subrounds.timeout_s)
         if comp.components_type is None and not isinstance(comp, plans.Subround):

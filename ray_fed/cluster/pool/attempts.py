@@ -15,6 +15,7 @@ class _Subround:
         default_factory=list[outcomes.Attempt]
     )
     last: Failure | None = None
+    uses: int = 0
 
 
 class AttemptLog:
@@ -52,18 +53,20 @@ class AttemptLog:
         found = self._subrounds.get(subround)
         if found is not None and attempt is not None:
             found.asked_s = begun_s
+            found.uses += 1
             again = dataclasses.replace(attempt, started_s=0.0)
             self._running[worker] = (subround, again)
 
-    def count_loss_from(self, subround: str, begun_s: float) -> None:
-        """Have the one loss of a subround count from a use that was not noted before.
+    def count_loss_from(self, subround: str, begun_s: float, use: int) -> None:
+        """Have the one loss of a subround count from its use, were that not noted yet.
 
         Args:
             subround: its name; one that lost nothing is ignored.
             begun_s: when the use began in which it lost its worker.
+            use: of the lease, counted from 0.
         """
         found = self._subrounds.get(subround)
-        if found is not None and found.lost:
+        if found is not None and found.lost and found.uses < use:
             seconds = max(0.0, self.lost_at_s(subround) - begun_s)
             again = dataclasses.replace(found.lost[-1], started_s=0.0, seconds=seconds)
             found.asked_s, found.lost[-1] = begun_s, again

@@ -12,7 +12,6 @@ there.
 
 import dataclasses
 import functools
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -122,8 +121,7 @@ async def _attempt(
         with diagnostics.noting() as noted:
             return await _evaluate([lease.worker for lease in team], work), noted
     except LostWorkerError as loss:
-        used_s = first.used_s if loss.scope == first.worker.scope else -math.inf
-        await leases.report(pool, loss, used_s)
+        await leases.report(pool, loss, first)
         raise errors.WorkerLost(loss.detail) from None
     except errors.WorkerMemoryError as error:
         full = next((held for held in team if held.worker.found_no_memory), first)

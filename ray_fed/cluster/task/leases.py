@@ -20,6 +20,19 @@ from ray_fed.values.lru_cache import LruCache
 
 
 @dataclasses.dataclass(frozen=True)
+class Given:
+    """A lease that the driver kept, and gives to a plan that begins.
+
+    Attributes:
+        attempt: the plan's first one.
+        use: how many plans had the lease before, >= 1.
+    """
+
+    attempt: outcomes.Attempt
+    use: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Lease:
     """A worker of one's own.
 
@@ -28,12 +41,14 @@ class Lease:
         attempt: that begins with the lease; its end is not known.
         lost: the attempts before, under the same name.
         used_s: since when, by the monotonic clock, where the lease was kept before.
+        use: how many plans had it before.
     """
 
     worker: Worker
     attempt: outcomes.Attempt
     lost: tuple[outcomes.Attempt, ...] = ()
     used_s: float = -math.inf
+    use: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,21 +96,22 @@ class Handles:
 
 
 async def resumed(
-    pool: Any, name: str, attempt: outcomes.Attempt | None, handles: Handles
+    pool: Any, name: str, given: Given | None, handles: Handles
 ) -> Lease | None:
     """Return a lease that the driver kept; None where the pool is to be asked for one.
 
     Args:
         pool: handle of the `PoolHost`.
         name: that the worker was leased under.
-        attempt: the one that begins, or None.
+        given: by the driver, or None.
         handles: of workers that were leased before, and of that one.
 
     Raises:
         ClusterError: the pool is gone.
     """
-    if attempt is None:
+    if given is None:
         return None
+    attempt = given.attempt
     handle = handles.of(pool).get(attempt.worker)
     if handle is None:
         handle = await _answer(pool.handle_of.remote(attempt.worker))
@@ -105,7 +121,7 @@ async def resumed(
         return None
     handles.keep(pool, attempt.worker, handle)
     worker = Worker(handle, name, attempt.worker, attempt.node)
-    return Lease(worker, attempt, used_s=time.monotonic())
+    return Lease(worker, attempt, used_s=time.monotonic(), use=given.use)
 
 
 async def lease(
@@ -203,16 +219,22 @@ async def _answer(reply: Any) -> Any:
         ) from error
 
 
-async def report(pool: Any, loss: LostWorkerError, used_s: float = -math.inf) -> None:
+async def report(pool: Any, loss: LostWorkerError, lease: Lease | None = None) -> None:
     """Tell the pool of the loss of a leased worker.
 
     Args:
         pool: handle of the `PoolHost`.
         loss: of the worker; its scope is the name of the lease.
-        used_s: see `Lease`.
+        lease: of a subround; None, or another's scope: it was never kept.
     """
     failure = actions.Failure(failures.classify(loss.error), loss.detail)
-    await pool.lost.remote(loss.scope, failure, time.monotonic() - used_s)
+    used = () if lease is None or lease.worker.scope != loss.scope else _used(lease)
+    await pool.lost.remote(loss.scope, failure, *used)
+
+
+def _used(lease: Lease) -> tuple[float, int]:
+    """Return how long ago the use of a lease began, and how many were before."""
+    return time.monotonic() - lease.used_s, lease.use
 
 
 async def report_memory(
@@ -227,8 +249,7 @@ async def report_memory(
     failure = actions.Failure(
         "memory", detail, error.location.client_index, error.cause_text
     )
-    used_ago_s = time.monotonic() - lease.used_s
-    await pool.lost.remote(lease.worker.scope, failure, used_ago_s)
+    await pool.lost.remote(lease.worker.scope, failure, *_used(lease))
     return detail
 
 

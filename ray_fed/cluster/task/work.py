@@ -8,7 +8,7 @@ from ray_fed.cluster.store import object_store, stored_kernels
 from ray_fed.cluster.store.stored_kernels import StoredKernel
 from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.cluster.task import leases
-from ray_fed.plan import outcomes, plans
+from ray_fed.plan import plans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Work:
             part of the plan; serialised, or in a list the reference to a large one.
         clients_per_leaf: of the cohort.
         num_clients: of a subround; None: a finish, which a worker runs in one call.
-        given: its first attempt, where the driver kept a lease of that name; None: the
-            pool is asked for a worker.
+        given: the lease of that name, where the driver kept it; None: the pool is asked
+            for a worker.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Work:
     computation: bytes | list[Any] | None
     clients_per_leaf: int
     num_clients: int | None
-    given: outcomes.Attempt | None = None
+    given: leases.Given | None = None
 
     @classmethod
     def of(
@@ -42,7 +42,7 @@ class Work:
         terms: leases.Terms,
         comp: Any,
         arg: Any,
-        given: outcomes.Attempt | None = None,
+        given: leases.Given | None = None,
     ) -> "Work":
         """Pack a `plans.Subround` or a `plans.Finish`.
 

@@ -222,10 +222,10 @@ def test_loss_at_the_second_use_of_a_lease_counts_from_its_begin() -> None:
     assert 0.05 <= lost.seconds < 0.15
 
 
-async def lose_before_it_is_told(
-    size: Size, *, host_hears_first: bool
+async def lose_a_kept_lease(
+    size: Size, *, host_hears_first: bool, is_told_first: bool
 ) -> outcomes.Attempt:
-    """Return how a use of a kept lease ended of which the pool was told afterwards."""
+    """Return how a use of a kept lease ended, 0.2 s long by those who tell of it."""
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
     await host.begin_round()
     _, worker, _ = await host.lease("first")
@@ -233,23 +233,34 @@ async def lose_before_it_is_told(
     if host_hears_first:
         worker.ended.set()
         await asyncio.sleep(0.05)
-    await host.lost("first", Failure("crash", "it died"), 0.2)
-    await host.note_uses([UseEnded("first", 0.25), UseBegan("first", 0.2, None, "")])
+    uses = UseEnded("first", 0.25), UseBegan("first", 0.2, None, "")
+    if is_told_first:
+        await host.note_uses(uses)
+    await host.lost("first", Failure("crash", "it died"), 0.1, use=1)
+    await host.note_uses(uses)
     _, _, (lost,) = await host.lease("first")
     return lost
 
 
 @pytest.mark.usefixtures("_nobody_dies")
-@pytest.mark.parametrize("host_hears_first", [False, True], ids=["driver", "host"])
-def test_loss_counts_from_a_use_that_the_pool_was_not_told_of(
-    host_hears_first: bool,
+@pytest.mark.parametrize(
+    ("host_hears_first", "is_told_first", "least_s"),
+    [(False, False, 0.1), (True, False, 0.04), (False, True, 0.2)],
+    ids=["driver", "host", "told before"],
+)
+def test_loss_counts_from_the_use_in_which_it_was(
+    host_hears_first: bool, is_told_first: bool, least_s: float
 ) -> None:
     size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
 
-    lost = asyncio.run(lose_before_it_is_told(size, host_hears_first=host_hears_first))
+    lost = asyncio.run(
+        lose_a_kept_lease(
+            size, host_hears_first=host_hears_first, is_told_first=is_told_first
+        )
+    )
 
     assert lost.started_s == 0.0
-    assert 0.1 <= lost.seconds < 0.29
+    assert least_s <= lost.seconds < least_s + 0.09
 
 
 async def end_what_hangs(size: Size, *uses: UseBegan | UseEnded) -> bool:
@@ -442,7 +453,8 @@ async def resume_what_is_gone(size: Size) -> tuple[bool, int, int]:
     kept, worker, _ = await host.lease("first")
     worker.ended.set()
     await asyncio.sleep(0.05)
-    found = await leases.resumed(_Remote(host), "first", kept, leases.Handles())
+    given = leases.Given(kept, use=1)
+    found = await leases.resumed(_Remote(host), "first", given, leases.Handles())
     again, _, lost = await host.lease("first")
     return found is not None, again.attempt, len(lost)
 

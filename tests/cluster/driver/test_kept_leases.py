@@ -105,7 +105,7 @@ def test_next_plan_has_the_lease_and_the_pool_is_not_asked() -> None:
     found = play(Terms(60.0, siblings="round 1", spare_after_s=10.0))
 
     assert found.lent is not None
-    assert (found.lent.name, found.lent.attempt.worker) == ("first", "worker 0")
+    assert (found.lent.name, found.lent.given.attempt.worker) == ("first", "worker 0")
     assert found.calls == []
 
 
@@ -293,4 +293,4 @@ def take(workers: Sequence[str], prefers: str, num_workers: int) -> str | None:
             return kept.take(Terms(prefers=prefers))
 
     lent = asyncio.run(run())
-    return None if lent is None else lent.attempt.worker
+    return None if lent is None else lent.given.attempt.worker
