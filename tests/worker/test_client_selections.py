@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
+from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.executors import interpretation
 from ray_fed.program import ClientData
@@ -123,6 +124,31 @@ def test_keys_that_clients_compute_have_the_bits_of_one_call_a_key(
     one_by_one, _ = context.invoke(by_clients, arguments())
 
     assert found.tobytes() == one_by_one.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.ray
+def test_keys_that_clients_compute_are_one_graph_on_ray_too(
+    ray_executors: RayExecutorFactory,
+    local_contexts: ContextFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work = run_by(gather, ELEMENT, computes_keys=True)
+    expected, _ = local_contexts(workers=1).invoke(work, arguments())
+    calls: list[Any] = []
+    call: Any = interpretation.call_at_server
+
+    async def note(*given: Any) -> Any:  # once for each key, where there is no graph
+        calls.append(given)
+        return await call(*given)
+
+    monkeypatch.setattr(interpretation, "call_at_server", note)
+    context = fl.framework.SyncExecutionContext(ray_executors)
+    with fl.framework.get_context_stack().install(context):
+        found, count = work(*arguments())
+
+    assert calls == []
+    assert count == 20
+    np.testing.assert_allclose(found, expected, 1e-6)
 
 
 async def no_graph(*_: Any) -> None:

@@ -148,10 +148,7 @@ class LeafWorker:
         arg: int | None,
         draw: DrawKey | None,
     ) -> list[Note]:
-        """Call a function of the scope; keep the result under a key.
-
-        Returns what ran without a key, as `map` and `reduce` do.
-        """
+        """Call a function; keep the result under a key; return what ran without one."""
         held = self._scopes.values(scope)
         argument = None if arg is None else held[arg]
         with random_keys.using(draw), diagnostics.noting() as noted:
@@ -172,6 +169,10 @@ class LeafWorker:
     def compute(self, scope: str, key: int) -> Any:
         """Return a value of the scope as a plain value."""
         return self._fetch(self._scopes.values(scope)[key])
+
+    def compute_fused(self, scope: str, key: int) -> Any:
+        """Return what the graph of fused work returned, as that says."""
+        return self._run(self._scopes.values(scope)[key].compute())
 
     def _fetch(self, value: Any) -> Any:
         computed = self._run(value.compute())
@@ -266,8 +267,7 @@ class LeafWorker:
             *held: these, and what the other references name.
 
         Returns:
-            What it came to, or why the kernel has no result; and notes: see
-            `object_store.pack_result`.
+            What it came to, or why the kernel has none; see `object_store.pack_result`.
         """
         self.begin(scope)
         sources = object_store.gathered(held[:num_sources])

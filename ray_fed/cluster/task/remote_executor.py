@@ -19,6 +19,7 @@ from ray_fed.cluster.task.connection import Worker, WorkerConnection, has_failed
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.plan import diagnostics, plans, random_keys
+from ray_fed.plan.fused import Arguments, KeySelection
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import plain_values
 from ray_fed.values.lru_cache import LruCache
@@ -105,6 +106,19 @@ class RemoteValue(flf.ExecutorValue):
         )
 
 
+class RemoteGraph(RemoteValue):
+    """The graph of fused work on the worker."""
+
+
+class RemoteFusedValue(RemoteValue):
+    """What the graph of fused work returned on the worker."""
+
+    @override
+    async def compute(self) -> Any:
+        """Return what the graph says."""
+        return await self.fetch("compute_fused")
+
+
 def _encoded(value: Any) -> Any:
     return value.reference if isinstance(value, Stored) else object_store.encode(value)
 
@@ -128,10 +142,12 @@ class RemoteExecutor(flf.Executor):
         """Return whether a value lives where this executor's do."""
         return isinstance(value, RemoteValue) and value.connection is self._connection
 
-    def derive(self, type_spec: fl.Type, make: Make) -> RemoteValue:
+    def derive(
+        self, type_spec: fl.Type, make: Make, kind: type[RemoteValue] = RemoteValue
+    ) -> RemoteValue:
         """Return a value that is made when it is first needed."""
         key = self._connection.new_key()
-        return RemoteValue(self._connection, key, type_spec, make)
+        return kind(self._connection, key, type_spec, make)
 
     def embed(self, value: Any, type_spec: fl.Type) -> RemoteValue:
         """Return a plain value, embedded when needed."""
@@ -150,7 +166,7 @@ class RemoteExecutor(flf.Executor):
         block = blocks.to_block(value)
         if block is not None:
             value = Function(blocks.serialise(block))
-        if isinstance(value, Function):
+        if isinstance(value, Function | KeySelection):
             return await self._embed_function(value)
         if type_spec is None:
             raise errors.UnsupportedError(
@@ -160,9 +176,9 @@ class RemoteExecutor(flf.Executor):
             return await self._share(
                 (value, type_spec), lambda: self._embed_stored(value, type_spec)
             )
-        return await self.embed(
-            plain_values.to_plain(value, type_spec), type_spec
-        ).ready()
+        if not isinstance(value, Arguments):
+            value = plain_values.to_plain(value, type_spec)
+        return await self.embed(value, type_spec).ready()
 
     def _embed_stored(
         self, value: Stored | StoredComponents, type_spec: fl.Type
@@ -179,18 +195,23 @@ class RemoteExecutor(flf.Executor):
 
         return self.derive(type_spec, make)
 
-    async def _embed_function(self, function: Function) -> RemoteValue:
-        if function.captured:
+    async def _embed_function(self, function: Function | KeySelection) -> RemoteValue:
+        if isinstance(function, KeySelection):
+            name = function.content
+        elif function.captured:
             return await self._derive_function(function).ready()
-        return await self._share(
-            function.computation, lambda: self._derive_function(function)
-        )
+        else:
+            name = function.computation
+        return await self._share(name, lambda: self._derive_function(function))
 
-    def _derive_function(self, function: Function) -> RemoteValue:
+    def _derive_function(self, function: Function | KeySelection) -> RemoteValue:
         async def make(worker: Worker, key: int) -> None:
             await worker.call("embed", key, function, None)
 
-        return self.derive(function.building_block().type_signature, make)
+        if isinstance(function, Function):
+            return self.derive(function.building_block().type_signature, make)
+        block = blocks.parse_block(function.function)
+        return self.derive(block.type_signature, make, RemoteGraph)
 
     async def _share(self, name: Any, build: Callable[[], RemoteValue]) -> RemoteValue:
         """Return the value that is shared under a name; build it if there is none."""
@@ -241,7 +262,8 @@ class RemoteExecutor(flf.Executor):
             keys = (key, await function.on(worker), argument_key)
             diagnostics.note(await worker.call("invoke", *keys, draw))
 
-        return await self.derive(type_spec.result, make).ready()
+        kind = RemoteFusedValue if isinstance(function, RemoteGraph) else RemoteValue
+        return await self.derive(type_spec.result, make, kind).ready()
 
     @override
     async def create_struct(self, elements: Any) -> RemoteValue:
