@@ -19,6 +19,7 @@ from ray_fed.worker.leaf_calls import FailedLeafError, LeafCalls, Partial
 from ray_fed.worker.merging import fetch, merge_subtrees
 
 if TYPE_CHECKING:
+    from ray_fed.tensorflow.kernels.client_tensors import LaidPart
     from ray_fed.tensorflow.kernels.laid_clients import LaidData
 
 flf = fl.framework
@@ -103,19 +104,36 @@ def _lay(
     """Return the data of clients as tensors, from the store where it was laid before.
 
     Only runs of clients can be in the store: their keys say which data they stand for.
+    Where all parts are runs, they are there as one, otherwise each by itself.
     """
-    with_shapes = calls.needs_shapes
+    graph, with_shapes = calls.graph, calls.needs_shapes
+    runs = {
+        part: members
+        for part, members in enumerate(data)
+        if isinstance(members, ClientRun) and not store.differs_by_call(members)
+    }
 
-    def make() -> "LaidData":
-        read = [store.read_all(members) for members in data]
-        return calls.graph.lay_values(read, with_shapes=with_shapes)
+    def lay_part(part: int) -> "LaidPart":
+        return graph.lay_part(part, store.read_all(data[part]))
 
-    runs = [members for members in data if isinstance(members, ClientRun)]
-    if not runs or len(runs) < len(data) or any(map(store.differs_by_call, runs)):
-        return make()
-    key = (kernel.content, with_shapes, *(run.key for run in runs))
-    tokens = frozenset(run.source.token for run in runs)
-    return store.keep(key, tokens, make, lambda laid: laid.count_bytes())
+    def find_part(part: int) -> "LaidPart":
+        if part not in runs or len(runs) == len(data):
+            return lay_part(part)
+        key = (kernel.content, "part", part, runs[part].key)
+        tokens = frozenset([runs[part].source.token])
+        return store.keep(
+            key, tokens, lambda: lay_part(part), lambda laid: laid.count_bytes()
+        )
+
+    def lay() -> "LaidData":
+        parts = list(map(find_part, range(len(data))))
+        return graph.join(parts, with_shapes=with_shapes)
+
+    if not runs or len(runs) < len(data):
+        return lay()
+    key = (kernel.content, with_shapes, *(run.key for run in runs.values()))
+    tokens = frozenset(run.source.token for run in runs.values())
+    return store.keep(key, tokens, lay, lambda laid: laid.count_bytes())
 
 
 def _groups(

@@ -16,10 +16,12 @@ from ray_fed.language import blocks
 from ray_fed.plan import diagnostics, plans, random_keys
 from ray_fed.plan.fused import ClientFold, PartialMerge
 from ray_fed.plan.random_keys import DrawKey
+from ray_fed.program import ClientData
 from ray_fed.tensorflow.kernels import client_work, fused_graphs
 from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
 from ray_fed.tensorflow.kernels.fused_graphs import FusedGraphs
 from ray_fed.values import read_limits
+from ray_fed.values.client_references import ClientRun
 from ray_fed.worker import client_fold, leaf_calls, stacks
 from ray_fed.worker.device_stack import DeviceStack
 from tests.stages import kernel_of, stage_of
@@ -56,6 +58,16 @@ def checked(data: Any) -> Any:
 @fl.federated_computation(AT_CLIENTS)
 def doubled(data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(double, data))
+
+
+@rtf.computation(np.int32, np.int32)
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@fl.federated_computation(AT_CLIENTS, AT_CLIENTS)
+def added(data: Any, more: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(add, (data, more)))
 
 
 def scaled(factor: int) -> plans.Kernel:
@@ -247,6 +259,29 @@ class TestRunKernel:
 
         assert found[0] == found[1] == found[2]
         assert found[0][0][0] >= 11111
+
+    def test_clients_that_are_kept_are_laid_once_beside_values_that_change(
+        self, leaf: DeviceStack, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        laid: list[int] = []
+        lay_part = ClientKernel.lay_part
+
+        def noting(kernel: ClientKernel, part: int, values: Any) -> Any:
+            laid.append(part)
+            return lay_part(kernel, part, values)
+
+        monkeypatch.setattr(ClientKernel, "lay_part", noting)
+        held = ClientData.from_values([np.int32(10**i) for i in range(4)], np.int32)
+        run = ClientRun(held.source, held.type_signature, held.positions)
+        work = subround(kernel_of(added), [range(2), range(2, 4)])
+
+        found = [
+            asyncio.run(self.run(leaf, work, [run, [np.int32(more)] * 4]))
+            for more in (1, 2)
+        ]
+
+        assert found == [[[1115]], [[1119]]]
+        assert laid == [0, 1, 1]
 
     @pytest.mark.parametrize("laid_bytes", [1, 8, 2**20], ids="{} bytes laid".format)
     def test_subtrees_are_merged_whatever_a_call_covers(

@@ -1,6 +1,7 @@
 """The work of many clients and its accumulation as one graph, with values in and out.
 
-    lay_values    plain data of clients  -> tensors, for any round     laid_clients
+    lay_part      plain data of clients  -> tensors, for any round     client_tensors
+    join          all parts of the data                                laid_clients
     lay           the random states of one round
     inputs        plain zeros, constants -> tensors
     run           tensors -> partials of subtrees                      leaf_loops
@@ -19,6 +20,7 @@ import tensorflow as tf
 
 from ray_fed.language.structs import Plain
 from ray_fed.plan import diagnostics, merge_tree, plans, random_keys
+from ray_fed.tensorflow.kernels.client_tensors import LaidPart
 from ray_fed.tensorflow.kernels.client_work import ClientWork, refuse_many
 from ray_fed.tensorflow.kernels.grafts import Grafts
 from ray_fed.tensorflow.kernels.graph_functions import as_tensors
@@ -107,17 +109,25 @@ class ClientKernel:
         """
         return self._shaped.refuse_shapes(leaf_size)
 
-    def lay_values(
-        self, data: Sequence[ClientValues], *, with_shapes: bool
-    ) -> LaidData:
-        """Return some clients' data as tensors, to be used in any round.
+    def lay_part(self, part: int, values: ClientValues) -> LaidPart:
+        """Return one part of some clients' data as tensors, to be used in any round.
 
         Args:
-            data: for each of `plans.Kernel.data` the clients' plain values, in order.
+            part: index in `plans.Kernel.data`.
+            values: the clients' plain values there, in order.
+        """
+        with tf.device(self._device):
+            return self._client.layout.lay_part(part, values)
+
+    def join(self, parts: Sequence[LaidPart], *, with_shapes: bool) -> LaidData:
+        """Return some clients' data, all of whose parts were laid.
+
+        Args:
+            parts: in the order of `plans.Kernel.data`.
             with_shapes: whether `shape_of` is to know the shapes of the clients.
         """
         with tf.device(self._device):
-            return LaidData.of(self._client.layout, data, with_shapes=with_shapes)
+            return LaidData.of(self._client.layout, parts, with_shapes=with_shapes)
 
     def shape_of(
         self, leaf: range, laid: LaidClients, leaf_size: int
@@ -135,7 +145,7 @@ class ClientKernel:
         """Return some clients' data as `run` takes it in this round.
 
         Args:
-            data: what `lay_values` returned.
+            data: what `join` returned.
             clients: their places among those that `random_keys.at_client` counts.
         """
         states = self._states(self._loop.work_grafts, clients)

@@ -28,7 +28,6 @@ from ray_fed.tensorflow.kernels.component_layouts import (
     Array,
     ComponentShape,
     Extent,
-    Parts,
     SequenceLayout,
     TensorLayout,
 )
@@ -41,8 +40,25 @@ ClientShape: TypeAlias = tuple[ComponentShape, ...]
 distances."""
 
 
+@dataclasses.dataclass(frozen=True)
+class LaidPart:
+    """One part of the data of some clients, in client order.
+
+    Attributes:
+        tensors: of all clients, end to end.
+        places: i64[clients, places], those of this part.
+    """
+
+    tensors: Sequence[tf.Tensor]
+    places: Array
+
+    def count_bytes(self) -> int:
+        """Return about how many bytes it holds."""
+        return sum(map(copies.count_bytes, self.tensors)) + self.places.nbytes
+
+
 class ClientLayout:
-    """The values of one type that each client has.
+    """The values of one type that each client has: a struct, whose elements are parts.
 
     Args:
         type_spec: of one client's value.
@@ -54,38 +70,50 @@ class ClientLayout:
         UnfitError: values of the type are laid out in no way that this module knows.
     """
 
-    def __init__(self, type_spec: fl.Type) -> None:
+    def __init__(self, type_spec: fl.StructType) -> None:
         self._type_spec = type_spec
-        self._leaves = [
-            TensorLayout(leaf)
-            if isinstance(leaf, fl.TensorType)
-            else SequenceLayout(leaf)
-            for leaf in leaf_types(type_spec)
+        self._parts = [
+            [
+                TensorLayout(leaf)
+                if isinstance(leaf, fl.TensorType)
+                else SequenceLayout(leaf)
+                for leaf in leaf_types(part)
+            ]
+            for _, part in type_spec.items()
         ]
+        self._leaves = [leaf for part in self._parts for leaf in part]
         self._num_places = sum(leaf.num_places for leaf in self._leaves)
         self.specs = [spec for leaf in self._leaves for spec in leaf.specs]
         if self._num_places:
             self.specs.append(tf.TensorSpec([None, self._num_places, 1], tf.int64))
 
-    def lay(self, members: Sequence[Plain]) -> list[tf.Tensor]:
-        """Return the tensors of some clients.
+    def lay_part(self, part: int, values: Sequence[Plain]) -> LaidPart:
+        """Lay one part of the data of some clients.
 
         Args:
-            members: plain values, in client order.
+            part: index of the part in a client's value.
+            values: what each client has there, plain, in client order.
         """
-        flat = [tensor_structures.flatten(member) for member in members]
-        found: list[Parts] = []
+        flat = [tensor_structures.flatten(value) for value in values]
+        tensors: list[tf.Tensor] = []
         places: list[Array] = []
-        for index, leaf in enumerate(self._leaves):
+        for index, leaf in enumerate(self._parts[part]):
             laid, where = leaf.lay([leaves[index] for leaves in flat])
-            found += laid
+            tensors += [
+                copies.concatenate(arrays, spec.dtype)
+                for arrays, spec in zip(laid, leaf.specs, strict=True)
+            ]
             places += where
-        if places:
-            found.append([np.stack(places, axis=1)[:, :, np.newaxis]])
-        return [
-            copies.concatenate(parts, spec.dtype)
-            for parts, spec in zip(found, self.specs, strict=True)
-        ]
+        nowhere = np.empty((len(values), 0), np.int64)
+        return LaidPart(tensors, np.stack(places, axis=1) if places else nowhere)
+
+    def join(self, parts: Sequence[LaidPart]) -> list[tf.Tensor]:
+        """Return the tensors of some clients, of all of their parts in order."""
+        tensors = [tensor for part in parts for tensor in part.tensors]
+        if self._num_places:
+            places = np.concatenate([part.places for part in parts], axis=1)
+            tensors.append(copies.as_tensor(places[:, :, np.newaxis], tf.int64))
+        return tensors
 
     def shapes(
         self, tensors: Sequence[tf.Tensor]

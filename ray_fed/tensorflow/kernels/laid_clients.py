@@ -10,9 +10,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ray_fed.tensorflow.kernels.client_tensors import ClientLayout, ClientShape
+from ray_fed.tensorflow.kernels.client_tensors import (
+    ClientLayout,
+    ClientShape,
+    LaidPart,
+)
 from ray_fed.tensorflow.kernels.shaped_clients import Window
-from ray_fed.values.stored import ClientValues
+from ray_fed.tensorflow.tensors import copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,26 +52,25 @@ class LaidData:
     def of(
         cls,
         layout: ClientLayout,
-        data: Sequence[ClientValues],
+        parts: Sequence[LaidPart],
         *,
         with_shapes: bool,
     ) -> "LaidData":
-        """Lay the data of some clients, on the device that is current.
+        """Put together the data of some clients.
 
         Args:
             layout: of the data of one client.
-            data: for each part of a client's data the plain values of all clients, in
-                client order.
+            parts: all that it has, of the same clients.
             with_shapes: whether to look for the shapes of the clients.
         """
-        tensors = layout.lay(list(zip(*data, strict=True)))
+        tensors = layout.join(parts)
         if with_shapes:
             return cls(tensors, *layout.shapes(tensors))
         return cls(tensors, [], np.empty(0, np.intp))
 
     def count_bytes(self) -> int:
         """Return about how many bytes the tensors hold."""
-        return sum(map(_count_bytes, self.tensors))
+        return sum(map(copies.count_bytes, self.tensors))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +92,3 @@ class LaidClients:
     def of_shape(self, shape: UniformShape | None) -> "LaidClients":
         """Return the same clients, for leaves of a shape."""
         return dataclasses.replace(self, shape=shape)
-
-
-def _count_bytes(tensor: tf.Tensor) -> int:
-    if tensor.dtype == tf.string:
-        return int(tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64)))
-    return int(tf.size(tensor)) * tensor.dtype.size

@@ -52,6 +52,13 @@ def stack(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
     return _share(owned)
 
 
+def count_bytes(tensor: tf.Tensor) -> int:
+    """Return about how many bytes a tensor holds."""
+    if tensor.dtype == tf.string:
+        return int(tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64)))
+    return int(tf.size(tensor)) * tensor.dtype.size
+
+
 def _empty(shape: tuple[int, ...], dtype: tf.DType) -> NDArray[Any]:
     kind = np.dtype(dtype.as_numpy_dtype)
     size = math.prod(shape) * kind.itemsize

@@ -22,10 +22,9 @@ def rows(count: int, start: float = 0.0) -> Any:
 
 
 def lay(member: fl.Type, clients: list[Any]) -> tuple[ClientLayout, list[tf.Tensor]]:
-    layout = ClientLayout(member)
-    return layout, layout.lay(
-        [plain_values.to_plain(client, member) for client in clients]
-    )
+    layout = ClientLayout(fl.StructType([member]))
+    plain = [plain_values.to_plain(client, member) for client in clients]
+    return layout, layout.join([layout.lay_part(0, plain)])
 
 
 def members(member: fl.Type, clients: list[Any]) -> list[Any]:
@@ -127,7 +126,32 @@ def test_no_clients_are_laid_too(member: fl.Type) -> None:
 )
 def test_other_unknown_dimensions_do_not_fit(member: fl.Type) -> None:
     with pytest.raises(UnfitError, match="client data of type"):
-        ClientLayout(member)
+        ClientLayout(fl.StructType([member]))
+
+
+def test_parts_laid_one_by_one_are_clients_whose_data_is_a_struct() -> None:
+    parts = [fl.SequenceType(ROWS), VECTOR, fl.StructType([LABELS, np.int32])]
+    clients = [
+        ([rows(2), rows(1)], rows(1)[0], ([3], 4)),
+        ([], rows(1, 5)[0], ([], 6)),
+        ([rows(3, 7)], rows(1, 9)[0], ([8, 9], 10)),
+    ]
+    whole = fl.StructType(parts)
+    layout = ClientLayout(whole)
+
+    tensors = layout.join(
+        [
+            layout.lay_part(
+                part, [plain_values.to_plain(c[part], type_spec) for c in clients]
+            )
+            for part, type_spec in enumerate(parts)
+        ]
+    )
+
+    _, expected = lay(whole, clients)
+    for found, other, spec in zip(tensors, expected, layout.specs, strict=True):
+        assert spec.is_compatible_with(found)
+        np.testing.assert_array_equal(found, other)
 
 
 @pytest.mark.parametrize(
