@@ -44,6 +44,45 @@ def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plai
     return array[()] if array.ndim == 0 else array
 
 
+def gather_arrays(values: Sequence[Any], type_spec: fl.Type) -> list[Plain] | None:
+    """Return values of one type as plain ones if they hold nothing but numpy's arrays.
+
+    A tenth of the time of a check of each value by itself.
+
+    Args:
+        values: tuples or lists, nested as the type's structs; unchecked.
+        type_spec: of each.
+
+    Returns:
+        None where a value is another one, or may be a wrong one.
+    """
+    if isinstance(type_spec, fl.TensorType):
+        return list(values) if _are_arrays(values, type_spec) else None
+    if not isinstance(type_spec, fl.StructType) or not len(type_spec):
+        return None
+    are_listed = set(map(type, values)) <= {tuple, list}
+    if not are_listed or set(map(len, values)) != {len(type_spec)}:
+        return None
+    columns = [
+        gather_arrays(column, element)
+        for column, (_, element) in zip(
+            zip(*values, strict=True), type_spec.items(), strict=True
+        )
+    ]
+    found = [column for column in columns if column is not None]
+    return list(zip(*found, strict=True)) if len(found) == len(columns) else None
+
+
+def _are_arrays(values: Sequence[Any], type_spec: fl.TensorType) -> bool:
+    if set(map(type, values)) != {np.ndarray}:
+        return False
+    dtype = np.dtype(type_spec.dtype)
+    if dtype.kind == "U" or any(value.dtype != dtype for value in values):
+        return False
+    shapes = {value.shape for value in values}
+    return all(shape and fits_shape(shape, type_spec.shape) for shape in shapes)
+
+
 def _numpy_of(value: Any, label: str) -> Any:
     try:
         return value.numpy()

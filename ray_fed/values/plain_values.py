@@ -20,12 +20,12 @@ from typing import Any, cast
 import federated_language as fl
 
 import ray_fed.errors as errors
-from ray_fed.language import blocks
+from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain, Struct, show, struct_elements
-from ray_fed.language.type_checks import check_assignable, differs_by_client
 from ray_fed.values.client_references import ClientMember, as_run
+from ray_fed.values.containers import pack_members
 from ray_fed.values.plain_sequences import to_plain_sequence
-from ray_fed.values.plain_tensors import to_plain_tensor
+from ray_fed.values.plain_tensors import gather_arrays, to_plain_tensor
 from ray_fed.values.stored import (
     External,
     Stored,
@@ -54,7 +54,9 @@ def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Pla
         ValueMismatchError: the value is not of the type. Nothing is cast, but Python
             numbers take the dtype that is declared when they fit it exactly.
     """
-    if isinstance(value, fl.framework.Data) and not differs_by_client(type_spec):
+    if isinstance(value, fl.framework.Data) and not type_checks.differs_by_client(
+        type_spec
+    ):
         value = _plain_data(value, type_spec, label)
     if isinstance(value, Stored | StoredComponents | External | ClientMember):
         return value
@@ -82,9 +84,9 @@ def _plain_data(value: fl.framework.Data, type_spec: fl.Type, label: str) -> Ext
     if isinstance(type_spec, fl.FederatedType):
         type_spec = type_spec.member
     found = value.type_signature
-    if isinstance(found, fl.FederatedType) and not differs_by_client(found):
+    if isinstance(found, fl.FederatedType) and not type_checks.differs_by_client(found):
         found = found.member
-    check_assignable(type_spec, found, label)
+    type_checks.check_assignable(type_spec, found, label)
     return External(blocks.data_uri(value))
 
 
@@ -101,9 +103,13 @@ def _plain_federated(value: object, type_spec: fl.FederatedType, label: str) -> 
             f"Expected {label} to be a list with a value for each client, as"
             f" `{type_spec}` is placed at {type_spec.placement}, found {show(value)}."
         )
+    members = list(cast("Sequence[Any]", value))
+    arrays = gather_arrays(members, type_spec.member)
+    if arrays is not None:
+        return arrays
     return [
         to_plain(member, type_spec.member, f"{label}[{index}]")
-        for index, member in enumerate(cast("Sequence[Any]", value))
+        for index, member in enumerate(members)
     ]
 
 
@@ -118,6 +124,16 @@ def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
     Returns:
         numpy values at the leaves, bytes for strings, a list for a sequence.
     """
+    if type_checks.is_placed_struct(type_spec):
+        # What has its containers already is left as it is.
+        placed = type_checks.struct_type(type_spec)
+        plain = Struct(
+            (name, from_plain(element, element_type))
+            for (name, element_type), element in zip(placed.items(), plain, strict=True)
+        )
+        return fl.framework.type_to_py_container(plain, placed)
+    if isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal:
+        return pack_members(plain, type_spec.member, from_plain)
     return fl.framework.type_to_py_container(to_structs(plain, type_spec), type_spec)
 
 

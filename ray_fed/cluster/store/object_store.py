@@ -14,6 +14,7 @@ from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun
+from ray_fed.values.stacked_members import StackedMembers
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
 
 _INLINE_BYTES = 64 * 1024
@@ -24,19 +25,22 @@ _REFERENCES_TOGETHER = 256
 
 
 def encode(value: Any) -> Any:
-    """Return a plain value as it is returned and stored: a small one as bytes.
+    """Return a plain value as it is returned and stored.
 
-    Those Ray passes on as they are, where its own pickler takes longer than all else
-    that is done with a small value on its way. Bytes in a store are always such ones.
+    A small one is bytes, which Ray passes on as they are: its own pickler takes longer
+    than all else that is done with a small value on its way. Bytes in a store are
+    always such ones. Clients' values that are alike are stacked.
     """
-    if isinstance(value, bytes) or stored.count_bytes(value) < _INLINE_BYTES:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    return value
+    is_small = isinstance(value, bytes) or stored.count_bytes(value) < _INLINE_BYTES
+    if isinstance(value, list):
+        value = StackedMembers.of(value) or value
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if is_small else value
 
 
 def decode(held: Any) -> Any:
     """Return the plain value that `encode` was given."""
-    return pickle.loads(held) if isinstance(held, bytes) else held
+    found = pickle.loads(held) if isinstance(held, bytes) else held
+    return found.members() if isinstance(found, StackedMembers) else found
 
 
 def pack_result(ran: Evaluated | plans.NoKernel, noted: Sequence[Note]) -> list[Any]:

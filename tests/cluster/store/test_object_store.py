@@ -10,6 +10,7 @@ from ray_fed.cluster.store import object_store
 from ray_fed.plan.diagnostics import Unshaped
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.plan.plans import NoKernel
+from ray_fed.values.stacked_members import StackedMembers
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
 
 COMPONENTS = StoredComponents((Stored("e"), np.float32(1), Stored("a")))
@@ -103,6 +104,16 @@ def test_what_is_encoded_is_bytes_and_comes_back(value: Any) -> None:
 
     assert isinstance(encoded, bytes)
     np.testing.assert_equal(object_store.decode(encoded), value)
+
+
+@pytest.mark.parametrize(("count", "kind"), [(3, bytes), (3000, StackedMembers)])
+def test_clients_that_are_alike_are_stored_stacked(count: int, kind: type) -> None:
+    clients = [(np.arange(i, i + 4), np.float32(i)) for i in range(count)]
+
+    encoded = object_store.encode(clients)
+
+    assert type(encoded) is kind
+    np.testing.assert_equal(object_store.decode(encoded), clients)
 
 
 def test_large_arrays_are_stored_as_they_are() -> None:
