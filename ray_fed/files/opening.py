@@ -4,7 +4,7 @@
 
 A name is a path, or a URI that fsspec knows, in the file system of the process that
 reads the file; the text behind the last `#` names one column. Nothing here is cached:
-files may change.
+files may change, and `DataFile.stamp` says whether one has.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import os
 import platform
 import stat
 import sys
+import time
 from typing import IO, Any, Self
 
 import ray_fed.errors as errors
@@ -90,6 +91,9 @@ def expand_home(path: str | os.PathLike[str]) -> str:
     return os.path.expanduser(os.fspath(path))  # noqa: PTH111 (pathlib refuses the name)
 
 
+_COARSE_S = 2.0
+"""File systems' times have at most this step: that of FAT."""
+
 _OPEN_PROTOCOLS = ("file", "local", "memory")
 """Those that may be read without a setting."""
 
@@ -158,6 +162,28 @@ class DataFile:
             return filesystem.open(path, "rb")
         except OSError as error:
             raise self._missing(error) from error
+
+    def stamp(self) -> tuple[int, ...] | None:
+        """Return what changes with the content of a local file; None: nobody knows.
+
+        So it is with a file of another protocol, with one that cannot be opened, and
+        with one that changed just now: as times are coarse, it may change once more
+        within the same one.
+        """
+        if not {"file", "local"}.issuperset(_protocols_of(self.uri)):
+            return None
+        path = self.uri.removeprefix("file://").removeprefix("local://")
+        try:
+            # To open it has a network file system ask for the newest times.
+            with open_regular(expand_home(path)) as opened:
+                found = os.fstat(opened.fileno())
+        except OSError:
+            return None
+        changed_s = max(found.st_mtime, found.st_ctime)
+        if time.time() - changed_s < _COARSE_S:
+            return None
+        times = found.st_mtime_ns, found.st_ctime_ns
+        return found.st_dev, found.st_ino, found.st_size, *times
 
     def _locate(self) -> tuple[Any, str]:
         fsspec = import_extra("fsspec.core")

@@ -114,7 +114,7 @@ def _lay(
     }
 
     def lay_part(part: int) -> "LaidPart":
-        return graph.lay_part(part, store.read_all(data[part]))
+        return graph.lay_part(part, store.read_all(data[part]), store.keep)
 
     def find_part(part: int) -> "LaidPart":
         if part not in runs or len(runs) == len(data):

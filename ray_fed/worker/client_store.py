@@ -92,7 +92,7 @@ class ClientStore:
         key: Hashable,
         tokens: frozenset[str],
         make: Callable[[], _T],
-        count: Callable[[_T], int],
+        count: Callable[[_T], float],
     ) -> _T:
         """Return what is kept under a key; make it, and keep it, if there is none.
 
@@ -108,8 +108,8 @@ class ClientStore:
         made = make()
         size = count(made)
         if size <= self._max_bytes:
-            self._kept[key] = _Kept(made, size, tokens)
-            self.num_bytes += size
+            self._kept[key] = _Kept(made, int(size), tokens)
+            self.num_bytes += int(size)
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._kept)))
         return made

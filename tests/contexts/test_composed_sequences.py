@@ -14,6 +14,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.files import opening
 from ray_fed.tensorflow.external import held_rows
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -128,6 +129,37 @@ def test_rows_of_files_are_batched_in_kernels_with_the_bits_of_the_interpreter(
     assert report.kernel_leaves > 0
     assert (report.no_kernel, report.unlowered) == ((), ())
     assert fast == slow == placed
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_a_file_is_read_again_once_it_changed(
+    local_contexts: ContextFactory,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    suffix: str,
+) -> None:
+    monkeypatch.setattr(opening, "_COARSE_S", -1.0)  # as if files were old
+    work, clients = run_by(batch, train), write(tmp_path, suffix)
+    context, read = local_contexts(workers=1), list[str]()
+    read_if_small = held_rows.read_if_small
+
+    def noting(uri: str, type_spec: Any) -> Any:
+        read.append(pathlib.Path(uri).stem)
+        return read_if_small(uri, type_spec)
+
+    monkeypatch.setattr(held_rows, "read_if_small", noting)
+
+    found = [context.invoke(work, cut).tobytes() for cut in (clients, clients[::-1])]
+    (tmp_path / f"9{suffix}").write_bytes((tmp_path / f"1{suffix}").read_bytes())
+    found.append(context.invoke(work, clients).tobytes())
+
+    assert read == ["3", "9", "1", "5", "9"]
+    swapped = [lists()[index] for index in (0, 2, 2, 3)]
+    expected = [
+        invoke(local_contexts, work, placed)[0]
+        for placed in (lists(), lists()[::-1], swapped)
+    ]
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,13 @@
 """Which files computations may name."""
 
+import os
+import pathlib
+import time
+
 import pytest
 
 import ray_fed.errors as errors
+from ray_fed.files import opening
 from ray_fed.files.opening import DataFile
 from ray_fed.values import read_limits
 
@@ -59,3 +64,56 @@ def test_all_protocols_of_a_chain_are_to_be_named() -> None:
         pytest.raises(errors.UnsupportedError, match="found `s3`"),
     ):
         DataFile.parse(chain)
+
+
+@pytest.fixture
+def old_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Return a file whose times count as old."""
+    monkeypatch.setattr(opening, "_COARSE_S", -1.0)
+    path = tmp_path / "a.npz"
+    path.write_bytes(b"rows")
+    return path
+
+
+@pytest.mark.parametrize("prefix", ["", "file://", "local://"])
+def test_stamp_stays_while_a_file_does(old_file: pathlib.Path, prefix: str) -> None:
+    stamps = {DataFile.parse(f"{prefix}{old_file}#x").stamp() for _ in range(3)}
+
+    assert len(stamps) == 1
+    assert None not in stamps
+
+
+@pytest.mark.parametrize("change", ["longer", "same length", "replaced", "times kept"])
+def test_stamp_changes_with_a_file(old_file: pathlib.Path, change: str) -> None:
+    file = DataFile.parse(str(old_file))
+    before, status = file.stamp(), old_file.stat()
+    time.sleep(0.02)  # a tick of the clock that files' times are taken from
+
+    if change == "replaced":
+        other = old_file.with_name("b")
+        other.write_bytes(b"swor")
+        other.replace(old_file)
+    else:
+        old_file.write_bytes(b"more rows" if change == "longer" else b"swor")
+    if change == "times kept":
+        os.utime(old_file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    assert file.stamp() not in (None, before)
+
+
+def test_nothing_vouches_for_a_file_that_just_changed(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(b"rows")
+
+    assert DataFile.parse(str(path)).stamp() is None
+
+
+@pytest.mark.parametrize("name", ["missing.npz", "", "fifo"])
+def test_nothing_vouches_for_what_is_no_file(tmp_path: pathlib.Path, name: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+
+    assert DataFile.parse(str(tmp_path / name)).stamp() is None
+
+
+def test_nothing_vouches_for_other_file_systems() -> None:
+    assert DataFile.parse("memory://a.npz").stamp() is None

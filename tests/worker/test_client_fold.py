@@ -266,9 +266,9 @@ class TestRunKernel:
         laid: list[int] = []
         lay_part = ClientKernel.lay_part
 
-        def noting(kernel: ClientKernel, part: int, values: Any) -> Any:
+        def noting(kernel: ClientKernel, part: int, values: Any, keep: Any) -> Any:
             laid.append(part)
-            return lay_part(kernel, part, values)
+            return lay_part(kernel, part, values, keep)
 
         monkeypatch.setattr(ClientKernel, "lay_part", noting)
         held = ClientData.from_values([np.int32(10**i) for i in range(4)], np.int32)

@@ -1,6 +1,8 @@
 """Sequences in files, read at once, for graphs that take rows as tensors."""
 
-from typing import Any
+import math
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias
 
 import federated_language as fl
 import tensorflow as tf
@@ -17,6 +19,11 @@ from ray_fed.values import (
     tensor_structures,
 )
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence
+
+Keep: TypeAlias = Callable[
+    [Hashable, frozenset[str], Callable[[], Any], Callable[[Any], float]], Any
+]
+"""Returns what is kept under a key, or makes it: `ClientStore.keep`."""
 
 SMALL_BYTES = 128 * 2**20
 """Rows of files that are in memory at once; larger sequences are read as they go."""
@@ -51,6 +58,31 @@ def read_if_small(
             return external_data.read(uri, type_spec)
     columns = tuple(columnar_sequence.join_columns(part) for part in parts)
     return ColumnarSequence(columns, columns[0].length)
+
+
+def read_kept(
+    uri: str, type_spec: fl.SequenceType, keep: Keep
+) -> "ColumnarSequence | tf.data.Dataset[Any]":
+    """Return what `read_if_small` does; of a file that did not change, what is kept.
+
+    Args:
+        uri: as `external_data.data` takes it.
+        type_spec: of the sequence.
+        keep: see `Keep`.
+
+    Raises:
+        As `read_if_small`.
+    """
+    stamp = DataFile.parse(uri).stamp()
+    if stamp is None:
+        return read_if_small(uri, type_spec)
+    key = (uri, type_spec, stamp)
+    return keep(key, frozenset(), lambda: read_if_small(uri, type_spec), _count_bytes)
+
+
+def _count_bytes(found: Any) -> float:
+    is_held = isinstance(found, ColumnarSequence)
+    return found.num_bytes if is_held else math.inf  # a dataset holds nothing
 
 
 def _column(cells: Any, leaf: fl.TensorType) -> Column:

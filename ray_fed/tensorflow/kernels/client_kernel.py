@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from ray_fed.language.structs import Plain
 from ray_fed.plan import diagnostics, merge_tree, plans, random_keys
+from ray_fed.tensorflow.external import held_rows
 from ray_fed.tensorflow.kernels.client_tensors import LaidPart
 from ray_fed.tensorflow.kernels.client_work import ClientWork, refuse_many
 from ray_fed.tensorflow.kernels.grafts import Grafts
@@ -109,15 +110,18 @@ class ClientKernel:
         """
         return self._shaped.refuse_shapes(leaf_size)
 
-    def lay_part(self, part: int, values: ClientValues) -> LaidPart:
+    def lay_part(
+        self, part: int, values: ClientValues, keep: held_rows.Keep
+    ) -> LaidPart:
         """Return one part of some clients' data as tensors, to be used in any round.
 
         Args:
             part: index in `plans.Kernel.data`.
             values: the clients' plain values there, in order.
+            keep: keeps what files hold.
         """
         with tf.device(self._device):
-            return self._client.layout.lay_part(part, values)
+            return self._client.layout.lay_part(part, values, keep)
 
     def join(self, parts: Sequence[LaidPart], *, with_shapes: bool) -> LaidData:
         """Return some clients' data, all of whose parts were laid.

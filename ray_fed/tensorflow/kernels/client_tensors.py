@@ -24,6 +24,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from ray_fed.language.structs import Plain
+from ray_fed.tensorflow.external import held_rows
 from ray_fed.tensorflow.kernels.component_layouts import (
     Array,
     ComponentShape,
@@ -87,18 +88,21 @@ class ClientLayout:
         if self._num_places:
             self.specs.append(tf.TensorSpec([None, self._num_places, 1], tf.int64))
 
-    def lay_part(self, part: int, values: Sequence[Plain]) -> LaidPart:
+    def lay_part(
+        self, part: int, values: Sequence[Plain], keep: held_rows.Keep
+    ) -> LaidPart:
         """Lay one part of the data of some clients.
 
         Args:
             part: index of the part in a client's value.
             values: what each client has there, plain, in client order.
+            keep: keeps what files hold.
         """
         flat = [tensor_structures.flatten(value) for value in values]
         tensors: list[tf.Tensor] = []
         places: list[Array] = []
         for index, leaf in enumerate(self._parts[part]):
-            laid, where = leaf.lay([leaves[index] for leaves in flat])
+            laid, where = leaf.lay([leaves[index] for leaves in flat], keep)
             tensors += [
                 copies.concatenate(arrays, spec.dtype)
                 for arrays, spec in zip(laid, leaf.specs, strict=True)

@@ -91,8 +91,11 @@ class TensorLayout:
         self.specs = [lead_spec(type_spec, is_stacked=not self._has_splits)]
         self.num_places = 2 if self._has_splits else 0
 
-    def lay(self, members: Sequence[Plain]) -> tuple[list[Parts], list[Array]]:
+    def lay(
+        self, members: Sequence[Plain], keep: held_rows.Keep
+    ) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places."""
+        del keep  # tensors in files are there already
         dtype = tensor_structures.storage_dtype(self._type_spec)
         column = columnar_sequence.lay_column(members, dtype, self._type_spec.shape)
         if column.splits is None:
@@ -150,15 +153,19 @@ class SequenceLayout:
             self.specs.extend([_SPLITS] * splits)
         self.num_places = 5 + 2 * sum(self._have_splits)
 
-    def lay(self, members: Sequence[Plain]) -> tuple[list[Parts], list[Array]]:
+    def lay(
+        self, members: Sequence[Plain], keep: held_rows.Keep
+    ) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places.
 
-        Sequences in files are read.
+        Args:
+            members: plain values. Sequences in files are read.
+            keep: keeps what files hold.
 
         Raises:
             UnfitError: those in files are larger than what is laid at once.
         """
-        held = list(self._held(members))
+        held = list(self._held(members, keep))
         laid: list[Parts] = []
         lengths = np.array([sequence.length for sequence in held], np.int64)
         elements = _bounds(lengths.tolist())
@@ -174,12 +181,14 @@ class SequenceLayout:
                 places.extend(_bounds([len(column.rows) for column in columns]))
         return laid, places
 
-    def _held(self, members: Sequence[Plain]) -> Iterator[ColumnarSequence]:
+    def _held(
+        self, members: Sequence[Plain], keep: held_rows.Keep
+    ) -> Iterator[ColumnarSequence]:
         num_bytes = 0
         for member in members:
             found = member
             if isinstance(member, stored.External):
-                found = held_rows.read_if_small(member.uri, self._type_spec)
+                found = held_rows.read_kept(member.uri, self._type_spec, keep)
                 num_bytes += getattr(found, "num_bytes", 0)
                 if num_bytes > held_rows.SMALL_BYTES:
                     raise UnfitError("many rows in files")

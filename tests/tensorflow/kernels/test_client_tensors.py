@@ -21,10 +21,15 @@ def rows(count: int, start: float = 0.0) -> Any:
     return np.arange(2 * count, dtype=np.float32).reshape(count, 2) + np.float32(start)
 
 
+def keep_nothing(key: Any, tokens: Any, make: Any, count: Any) -> Any:
+    del key, tokens, count
+    return make()
+
+
 def lay(member: fl.Type, clients: list[Any]) -> tuple[ClientLayout, list[tf.Tensor]]:
     layout = ClientLayout(fl.StructType([member]))
     plain = [plain_values.to_plain(client, member) for client in clients]
-    return layout, layout.join([layout.lay_part(0, plain)])
+    return layout, layout.join([layout.lay_part(0, plain, keep_nothing)])
 
 
 def members(member: fl.Type, clients: list[Any]) -> list[Any]:
@@ -142,7 +147,9 @@ def test_parts_laid_one_by_one_are_clients_whose_data_is_a_struct() -> None:
     tensors = layout.join(
         [
             layout.lay_part(
-                part, [plain_values.to_plain(c[part], type_spec) for c in clients]
+                part,
+                [plain_values.to_plain(c[part], type_spec) for c in clients],
+                keep_nothing,
             )
             for part, type_spec in enumerate(parts)
         ]
