@@ -41,7 +41,9 @@ def _replace_in(function: FunctionDef) -> None:
             _replace(node, function.node_def, _traced(node).in_function)
             for index, output in enumerate(_OUTPUTS):
                 renamed[f"{node.name}:{output}:0"] = f"{node.name}:output:{index}"
-    for node in function.node_def if renamed else ():
+    if not renamed:
+        return
+    for node in function.node_def:
         node.input[:] = [renamed.get(name, name) for name in node.input]
     for result, name in function.ret.items():
         function.ret[result] = renamed.get(name, name)
