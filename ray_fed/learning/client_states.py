@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning.client_rows import ClientRows
 from ray_fed.learning.client_state_file import read_states, write_states
 from ray_fed.learning.segment_files import ClientId
 from ray_fed.learning.segments import Segments
+from ray_fed.learning.state_rows import ClientRows
 
 _AT_ONCE = 1000
 """Clients whose values are copied or saved at a time."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray_fed.errors as errors
-from ray_fed.learning.client_rows import FrozenRows
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.saved_clients import SavedClientStates
+from ray_fed.learning.state_rows import FrozenRows
 
 _MAX_NAMED = 10
 

@@ -13,7 +13,6 @@ import ray_fed.errors as errors
 from ray_fed.learning.batches import check_batches
 from ray_fed.learning.callbacks.hooks import Callbacks
 from ray_fed.learning.checkpoints import Checkpoints
-from ray_fed.learning.client_rows import FrozenRows
 from ray_fed.learning.cohorts import say_who
 from ray_fed.learning.history import History, RoundRecord
 from ray_fed.learning.interrupts import Interrupts, StopNow
@@ -24,6 +23,7 @@ from ray_fed.learning.run_clients import RunClients
 from ray_fed.learning.run_progress import Progress, open_progress
 from ray_fed.learning.run_spec import RunSpec
 from ray_fed.learning.run_storage import Reached
+from ray_fed.learning.state_rows import FrozenRows
 
 Reason: TypeAlias = Literal["finished", "stopped early", "interrupted"]
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray_fed.errors as errors
-from ray_fed.learning.client_rows import FrozenRows
 from ray_fed.learning.history import RoundRecord
 from ray_fed.learning.run_identity import check_same
 from ray_fed.learning.saved_clients import SavedClientStates
 from ray_fed.learning.saved_history import from_json, to_json
+from ray_fed.learning.state_rows import FrozenRows
 from ray_fed.program import FileProgramStateManager
 from ray_fed.program.daemon_calls import call_on_daemon
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from ray_fed.learning.client_rows import ClientRows, FrozenRows
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.segments import Segments
+from ray_fed.learning.state_rows import ClientRows, FrozenRows
 
 
 class SavedClientStates(ClientStates):

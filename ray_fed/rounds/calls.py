@@ -11,7 +11,7 @@ from ray_fed.language import type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.plan import outcomes, plans
 from ray_fed.plan.diagnostics import Note
-from ray_fed.rounds import partition
+from ray_fed.rounds import client_cuts
 from ray_fed.rounds.policy import CallSpec, CohortCut
 from ray_fed.values import components
 from ray_fed.values import stored as stored_
@@ -90,7 +90,7 @@ class Call:
             shared = self.share(argument, parameter)
             self.argument = self.at_finish = [shared]
             if leaves_out_clients:
-                self.at_finish = [partition.without_clients(shared, parameter)]
+                self.at_finish = [client_cuts.without_clients(shared, parameter)]
         for run in range(len(self.cut.runs)):
             self.slice_run(run)
 
@@ -125,7 +125,7 @@ class Call:
             if not type_checks.differs_by_client(part_type):
                 return part
             inside = part[clients.start : clients.stop]
-            stored, num_bytes = self.store(partition.drop_clients(inside, dropped))
+            stored, num_bytes = self.store(client_cuts.drop_clients(inside, dropped))
             self.bytes_sliced[run] += num_bytes
             return stored
 

@@ -22,7 +22,7 @@ from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import blocks, type_checks
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics, plans
-from ray_fed.rounds import partition
+from ray_fed.rounds import client_cuts
 from ray_fed.rounds.calls import Call
 from ray_fed.rounds.dispatch import Dispatcher
 from ray_fed.rounds.policy import CallSpec, CohortCut, RoundPolicy
@@ -79,10 +79,10 @@ class Rounds:
             spec: from `new_call`; with `by_component` it returns components.
         """
         parameter = chain.parameter
-        num_clients = partition.count_clients(
+        num_clients = client_cuts.count_clients(
             arg, parameter, self._policy.default_num_clients
         )
-        weights = partition.weigh_clients(arg, parameter)
+        weights = client_cuts.weigh_clients(arg, parameter)
         policy = await self._policy.at_round()
         cut = CohortCut.of(num_clients, policy, parameter, weights)
         async with self._round(spec, num_clients, cut) as call:
@@ -101,7 +101,7 @@ class Rounds:
     ) -> Any:
         """Return the result of a computation that is not cut into subrounds."""
         parameter = comp.type_signature.parameter
-        num_clients = partition.count_clients(
+        num_clients = client_cuts.count_clients(
             arg, parameter, self._policy.default_num_clients
         )
         policy = await self._policy.at_round()
@@ -224,7 +224,7 @@ class Rounds:
             at_clients = await self._run_at_clients(
                 parts.at_clients, parts.keeping, call
             )
-        result = partition.join_parts(iter(at_server), iter(at_clients), result_type)
+        result = client_cuts.join_parts(iter(at_server), iter(at_clients), result_type)
         return call.spec.as_asked(result, result_type)
 
     async def _run_at_clients(
@@ -236,7 +236,7 @@ class Rounds:
         """Return a result that leaves compute, or the clients' parts of it."""
         outcomes = await self._subrounds.run(comp, None, call, keeping=keeping)
         results = [result for outcome in outcomes for result in outcome]
-        return partition.join_results(results, comp.type_signature.result)
+        return client_cuts.join_results(results, comp.type_signature.result)
 
     async def _read_kept(self, names: Sequence[str], call: Call) -> list[list[Any]]:
         """Return values of all clients that stages kept."""

@@ -12,7 +12,7 @@ from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.observability import events
 from ray_fed.plan import merge_tree
-from ray_fed.rounds import partition
+from ray_fed.rounds import client_cuts
 from ray_fed.values import components
 from ray_fed.values.stored import ClientValues, Stored, StoredClients
 
@@ -202,7 +202,7 @@ def _cut(leaves: range, weights: Sequence[float] | None, count: int) -> list[ran
     if weights is None:
         found = merge_tree.cut_runs(len(leaves), count)
     else:
-        found = partition.cut_by_weight(weights[leaves.start : leaves.stop], count)
+        found = client_cuts.cut_by_weight(weights[leaves.start : leaves.stop], count)
     first = leaves.start
     return [range(first + run.start, first + run.stop) for run in found]
 

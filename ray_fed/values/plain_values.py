@@ -22,8 +22,8 @@ import federated_language as fl
 import ray_fed.errors as errors
 from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain, Struct, show, struct_elements
+from ray_fed.values.client_containers import pack_members
 from ray_fed.values.client_references import ClientMember, as_run
-from ray_fed.values.containers import pack_members
 from ray_fed.values.plain_sequences import to_plain_sequence
 from ray_fed.values.plain_tensors import gather_arrays, to_plain_tensor
 from ray_fed.values.stored import (

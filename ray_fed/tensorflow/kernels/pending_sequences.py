@@ -6,7 +6,7 @@ from typing import Any, Self, cast
 
 import federated_language as fl
 
-from ray_fed.tensorflow.graphs import composition
+from ray_fed.tensorflow.graphs import joined_messages
 from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
 from ray_fed.tensorflow.kernels.graph_values import UnfitError, leaf_types
 
@@ -68,8 +68,8 @@ def compose_pending(
         pending = found[index]
         if isinstance(pending, PendingSequence):
             try:
-                message = composition.compose(pending.message, message, index)
-            except composition.CannotCompose as error:
+                message = joined_messages.compose(pending.message, message, index)
+            except joined_messages.CannotCompose as error:
                 raise UnfitError(str(error)) from error
             taken[index : index + 1] = pending.taken
             found[index : index + 1] = pending.leaves

@@ -17,7 +17,7 @@ import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.external import held_rows
-from ray_fed.tensorflow.graphs import composition, graph_message, loaded_graph
+from ray_fed.tensorflow.graphs import graph_message, joined_messages, loaded_graph
 from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
 from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.loading.returned_sequences import (
@@ -198,7 +198,7 @@ class _Lowered:
         written = self._written
         try:
             found = compose_returned(written.message, self._type_spec, leaves)
-        except composition.CannotCompose:
+        except joined_messages.CannotCompose:
             return None
         message, type_spec, given = found
         key = hashlib.sha256(message.SerializeToString(deterministic=True)).digest()

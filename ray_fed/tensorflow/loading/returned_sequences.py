@@ -13,7 +13,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from ray_fed.language import type_checks
-from ray_fed.tensorflow.graphs import callbacks, composition
+from ray_fed.tensorflow.graphs import callbacks, joined_messages
 from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
 from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.lowering.rewriting import leaf_types
@@ -55,7 +55,7 @@ class ReturnedSequence(datasets.KnownSequence):
         element = cast("fl.SequenceType", type_spec.result).element
         try:
             message, type_spec, leaves = compose_returned(message, type_spec, leaves)
-        except composition.CannotCompose:
+        except joined_messages.CannotCompose:
             leaves = [
                 leaf.dataset if isinstance(leaf, ReturnedSequence) else leaf
                 for leaf in leaves
@@ -104,7 +104,7 @@ def compose_returned(
     for index in reversed(range(len(found))):
         returned = found[index]
         if isinstance(returned, ReturnedSequence):
-            message = composition.compose(returned.message, message, index)
+            message = joined_messages.compose(returned.message, message, index)
             taken[index : index + 1] = returned.taken
             found[index : index + 1] = returned.leaves
     return message, fl.FunctionType(fl.StructType(taken), type_spec.result), found

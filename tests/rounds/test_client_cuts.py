@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import ray_fed.errors as errors
 from ray_fed.plan import merge_tree
-from ray_fed.rounds import partition
+from ray_fed.rounds import client_cuts
 from ray_fed.rounds.policy import CohortCut, RoundPolicy
 from ray_fed.values import plain_values
 from ray_fed.values.stored import External, StoredClients, slice_clients
@@ -42,13 +42,13 @@ NESTED = fl.to_type([("x", AT_CLIENTS), ("more", [AT_SERVER, AT_CLIENTS])])
 def test_cohort_is_as_large_as_the_argument_says(
     arg: Any, type_spec: fl.Type | None, expected: int
 ) -> None:
-    assert partition.count_clients(arg, type_spec, 11) == expected
+    assert client_cuts.count_clients(arg, type_spec, 11) == expected
 
 
 @pytest.mark.claim("semantics.64")
 def test_cohorts_of_different_lengths_are_refused_with_both() -> None:
     with pytest.raises(errors.CardinalityError) as caught:
-        partition.count_clients(([1, 2], (7, [3])), NESTED, 0)
+        client_cuts.count_clients(([1, 2], (7, [3])), NESTED, 0)
 
     assert str(caught.value) == (
         "Expected as many values in every argument placed at clients, found 2 for"
@@ -60,7 +60,7 @@ def test_cohorts_of_different_lengths_are_refused_with_both() -> None:
 @pytest.mark.parametrize("arg", [3, {1, 2}, "12", np.zeros(2, np.int32)])
 def test_cohort_must_be_a_sequence(arg: Any) -> None:
     with pytest.raises(errors.ValueMismatchError, match="for each client"):
-        partition.count_clients(arg, AT_CLIENTS, 0)
+        client_cuts.count_clients(arg, AT_CLIENTS, 0)
 
 
 @pytest.mark.claim("semantics.79")
@@ -119,7 +119,7 @@ def test_slice_of_stored_clients_reads_nothing() -> None:
 def test_results_of_leaves_are_joined_in_client_order(
     results: list[Any], type_spec: fl.Type, expected: Any
 ) -> None:
-    assert partition.join_results(results, type_spec) == expected
+    assert client_cuts.join_results(results, type_spec) == expected
 
 
 @given(st.integers(1, 60), st.none() | st.integers(1, 9))
@@ -132,8 +132,8 @@ def test_join_undoes_the_cut_into_leaves(
 
     slices = [slice_clients(arg, NESTED, leaf) for leaf in leaves]
 
-    assert partition.join_results(slices, NESTED) == arg
-    assert [partition.count_clients(part, NESTED, 0) for part in slices] == [
+    assert client_cuts.join_results(slices, NESTED) == arg
+    assert [client_cuts.count_clients(part, NESTED, 0) for part in slices] == [
         len(leaf) for leaf in leaves
     ]
 
@@ -171,7 +171,7 @@ def as_plain(value: Any, type_spec: fl.Type) -> Any:
 def test_clients_weigh_their_rows(
     value: Any, type_spec: fl.Type, expected: list[int] | None
 ) -> None:
-    found = partition.weigh_clients(as_plain(value, type_spec), type_spec)
+    found = client_cuts.weigh_clients(as_plain(value, type_spec), type_spec)
 
     assert (None if found is None else found.tolist()) == expected
 
@@ -180,7 +180,7 @@ def test_clients_weigh_their_rows(
 def test_runs_by_weight_cover_all_and_none_is_empty(
     weights: list[int], num_runs: int
 ) -> None:
-    runs = partition.cut_by_weight(weights, num_runs)
+    runs = client_cuts.cut_by_weight(weights, num_runs)
 
     assert [item for run in runs for item in run] == list(range(len(weights)))
     assert all(runs)
@@ -190,13 +190,13 @@ def test_runs_by_weight_cover_all_and_none_is_empty(
 def test_runs_by_weight_are_balanced() -> None:
     weights = [100, 1, 1, 1, 1, 96, 50, 50]
 
-    runs = partition.cut_by_weight(weights, 3)
+    runs = client_cuts.cut_by_weight(weights, 3)
 
     assert [sum(weights[i] for i in run) for run in runs] == [100, 100, 100]
 
 
 def test_equal_weights_are_cut_as_counts_are() -> None:
-    assert partition.cut_by_weight([7] * 12, 4) == merge_tree.cut_runs(12, 4)
+    assert client_cuts.cut_by_weight([7] * 12, 4) == merge_tree.cut_runs(12, 4)
 
 
 def test_heaviest_run_is_begun_first() -> None:
@@ -253,7 +253,7 @@ def test_partials_are_those_of_chunks() -> None:
 
 
 def test_left_out_clients_keep_their_number() -> None:
-    found = partition.without_clients(([1, 2], (7, [3, 4])), NESTED)
+    found = client_cuts.without_clients(([1, 2], (7, [3, 4])), NESTED)
 
     gone = StoredClients(None, 0, 2)
     assert found == (gone, (7, gone))
