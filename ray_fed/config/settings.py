@@ -41,9 +41,10 @@ class Workers(Frozen):
             fraction becomes a TensorFlow memory limit.
         resources: further Ray resources of each actor.
         start_timeout_s: seconds within which an actor must be ready.
-        client_bytes: of `program.ClientData` that each actor keeps between rounds; also
-            of one sequence that it reads from a dataset, a generator or another
-            iterable. With 0 it keeps nothing, and reads as much as `data` says.
+        client_bytes: of `program.ClientData`, and of rows in local files, that each
+            actor keeps between rounds; also of one sequence that it reads from a
+            dataset, a generator or another iterable. With 0 it keeps nothing, and reads
+            as much as `data` says.
         wait_timeout_s: seconds that a round waits for room for as many actors as it
             needs (min, or one); for nodes, that is, which have yet to come.
         allow_mixed: whether actors may differ from the driver in versions, and from

@@ -51,10 +51,10 @@ def _build_maker(
     container: Any, names: Sequence[str]
 ) -> Callable[[Iterable[Any]], Any]:
     """Return what makes a container of its elements, in the order of its type."""
-    if not any(names):
-        return container or tuple
     if hasattr(container, "_fields") or (container and attrs.has(container)):
         return lambda elements: container(**dict(zip(names, elements, strict=True)))
+    if not any(names):
+        return container or tuple
 
     def make(elements: Iterable[Any]) -> Any:
         return (container or OrderedDict)(zip(names, elements, strict=True))

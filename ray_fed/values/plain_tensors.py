@@ -77,7 +77,10 @@ def _are_arrays(values: Sequence[Any], type_spec: fl.TensorType) -> bool:
     if set(map(type, values)) != {np.ndarray}:
         return False
     dtype = np.dtype(type_spec.dtype)
-    if dtype.kind == "U" or any(value.dtype != dtype for value in values):
+    if dtype.kind == "U":
+        return False
+    found = {value.dtype for value in values}
+    if any(one != dtype or one.type is not dtype.type for one in found):
         return False
     shapes = {value.shape for value in values}
     return all(shape and fits_shape(shape, type_spec.shape) for shape in shapes)

@@ -103,10 +103,11 @@ def _plain_federated(value: object, type_spec: fl.FederatedType, label: str) -> 
             f"Expected {label} to be a list with a value for each client, as"
             f" `{type_spec}` is placed at {type_spec.placement}, found {show(value)}."
         )
-    members = list(cast("Sequence[Any]", value))
-    arrays = gather_arrays(members, type_spec.member)
-    if arrays is not None:
-        return arrays
+    members = cast("Sequence[Any]", value)
+    if isinstance(value, list | tuple):  # another one may read each as it comes
+        arrays = gather_arrays(members, type_spec.member)
+        if arrays is not None:
+            return arrays
     return [
         to_plain(member, type_spec.member, f"{label}[{index}]")
         for index, member in enumerate(members)

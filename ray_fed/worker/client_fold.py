@@ -1,5 +1,6 @@
 """Folds the clients of a subround by one graph: its data, its leaves, its merges."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -9,7 +10,7 @@ import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
 from ray_fed.plan import diagnostics, fused, merge_tree, plans
 from ray_fed.plan.outcomes import Evaluated
-from ray_fed.values import tensor_structures
+from ray_fed.values import stored, tensor_structures
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.stored import ClientValues
 from ray_fed.worker import leaf_calls
@@ -103,8 +104,9 @@ def _lay(
 ) -> "LaidData":
     """Return the data of clients as tensors, from the store where it was laid before.
 
-    Only runs of clients can be in the store: their keys say which data they stand for.
-    Where all parts are runs, they are there as one, otherwise each by itself.
+    Only runs of clients are laid once: their keys say which data they stand for, but
+    for files, which may change. Where all parts are runs, they are in the store as one,
+    otherwise each by itself.
     """
     graph, with_shapes = calls.graph, calls.needs_shapes
     runs = {
@@ -113,17 +115,23 @@ def _lay(
         if isinstance(members, ClientRun) and not store.differs_by_call(members)
     }
 
+    have_files: set[int] = set()
+
     def lay_part(part: int) -> "LaidPart":
-        return graph.lay_part(part, store.read_all(data[part]), store.keep)
+        values = store.read_all(data[part])
+        if any(map(stored.holds_external, values)):
+            have_files.add(part)
+        return graph.lay_part(part, values, store.keep)
+
+    def count(laid: "LaidPart | LaidData") -> float:
+        return math.inf if have_files else laid.count_bytes()  # the store takes no such
 
     def find_part(part: int) -> "LaidPart":
         if part not in runs or len(runs) == len(data):
             return lay_part(part)
         key = (kernel.content, "part", part, runs[part].key)
         tokens = frozenset([runs[part].source.token])
-        return store.keep(
-            key, tokens, lambda: lay_part(part), lambda laid: laid.count_bytes()
-        )
+        return store.keep_if_repeated(key, tokens, lambda: lay_part(part), count)
 
     def lay() -> "LaidData":
         parts = list(map(find_part, range(len(data))))
@@ -133,7 +141,7 @@ def _lay(
         return lay()
     key = (kernel.content, with_shapes, *(run.key for run in runs.values()))
     tokens = frozenset(run.source.token for run in runs.values())
-    return store.keep(key, tokens, lay, lambda laid: laid.count_bytes())
+    return store.keep(key, tokens, lay, count)
 
 
 def _groups(

@@ -43,6 +43,7 @@ class ClientStore:
         self._gone: collections.deque[str] = collections.deque()
         self._sizes: collections.OrderedDict[tuple[str, bytes], int]
         self._sizes = collections.OrderedDict()
+        self._asked: collections.OrderedDict[int, None] = collections.OrderedDict()
 
     def read(self, member: ClientMember) -> Plain:
         """Return what a client has, as a plain value.
@@ -114,6 +115,26 @@ class ClientStore:
             self._drop(next(iter(self._kept)))
         return made
 
+    def keep_if_repeated(
+        self,
+        key: Hashable,
+        tokens: frozenset[str],
+        make: Callable[[], _T],
+        count: Callable[[_T], float],
+    ) -> _T:
+        """Return what `keep` does; keep nothing that is asked for the first time.
+
+        The data of a cohort that is drawn anew is not asked for again: it would only
+        take the place of its clients' own.
+        """
+        asked = hash(key)
+        if key in self._kept or asked in self._asked:
+            return self.keep(key, tokens, make, count)
+        self._asked[asked] = None
+        if len(self._asked) > _KEPT_SIZES:
+            self._asked.popitem(last=False)
+        return make()
+
     def forget(self, tokens: Iterable[str]) -> None:
         """Drop what came from sources that are gone."""
         self._gone.extend(tokens)
@@ -124,6 +145,7 @@ class ClientStore:
         self._kept.clear()
         self._sources.clear()
         self._sizes.clear()
+        self._asked.clear()
         self.num_bytes = 0
 
     def _drop(self, key: Hashable) -> None:

@@ -15,6 +15,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.files import opening
+from ray_fed.program import ClientData
 from ray_fed.tensorflow.external import held_rows
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -160,6 +161,44 @@ def test_a_file_is_read_again_once_it_changed(
         for placed in (lists(), lists()[::-1], swapped)
     ]
     assert found == expected
+
+
+@fl.federated_computation(
+    fl.FederatedType(ROWS, fl.CLIENTS), fl.FederatedType(np.float32, fl.CLIENTS)
+)
+def beside_rates(clients: Any, rates: Any) -> Any:
+    batches = fl.federated_map(batch, clients)
+    return fl.federated_mean(fl.federated_map(train, (batches, rates)))
+
+
+@pytest.mark.parametrize("has_rates", [True, False], ids=["beside values", "alone"])
+def test_changed_files_of_client_data_are_read_again(
+    local_contexts: ContextFactory,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has_rates: bool,
+) -> None:
+    monkeypatch.setattr(opening, "_COARSE_S", -1.0)
+    held = ClientData.from_values(write(tmp_path, ".npz"), ROWS)
+    context = local_contexts(workers=1)
+    rates = [np.float32(0.1)] * 4
+
+    def ask(clients: Any) -> bytes:
+        work, arg = run_by(batch, train), clients
+        if has_rates:
+            work, arg = beside_rates, (clients, rates)
+        return context.invoke(work, arg).tobytes()
+
+    found = [ask(held) for _ in range(3)]
+    (tmp_path / "9.npz").write_bytes((tmp_path / "1.npz").read_bytes())
+    found.append(ask(held))
+
+    report = context.last_report
+    assert report is not None
+    assert report.kernel_leaves > 0
+    swapped = [lists()[index] for index in (0, 2, 2, 3)]
+    assert found == [ask(lists())] * 3 + [ask(swapped)]
 
 
 @pytest.mark.parametrize(

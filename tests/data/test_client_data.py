@@ -486,6 +486,20 @@ class TestClientStore:
 
         assert loads == [0, 1, 2, 1]
 
+    def test_keeps_what_is_asked_for_again(self) -> None:
+        store, made = ClientStore(max_bytes=100), list[str]()
+
+        def ask(key: str) -> str:
+            def make() -> str:
+                made.append(key)
+                return key
+
+            return store.keep_if_repeated(key, frozenset(), make, len)
+
+        assert [ask(key) for key in "abaca"] == list("abaca")
+        assert made == list("abac")
+        assert store.num_bytes == 1
+
     def test_hands_out_what_is_too_large_to_keep(self) -> None:
         data = ClientData.from_function(
             [0], lambda _: np.zeros([10], np.float32), fl.TensorType(np.float32, [10])

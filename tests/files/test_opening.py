@@ -115,5 +115,13 @@ def test_nothing_vouches_for_what_is_no_file(tmp_path: pathlib.Path, name: str) 
     assert DataFile.parse(str(tmp_path / name)).stamp() is None
 
 
-def test_nothing_vouches_for_other_file_systems() -> None:
+def test_nothing_vouches_for_other_file_systems(
+    old_file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = old_file.with_name("memory:")
+    folder.mkdir()
+    old_file.rename(folder / "a.npz")
+    monkeypatch.chdir(old_file.parent)
+    assert pathlib.Path("memory://a.npz").exists()
+
     assert DataFile.parse("memory://a.npz").stamp() is None

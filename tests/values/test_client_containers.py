@@ -16,6 +16,10 @@ class Pair(NamedTuple):
     y: Any
 
 
+class Empty(NamedTuple):
+    pass
+
+
 @attrs.define
 class Point:
     x: Any
@@ -55,6 +59,19 @@ def test_every_member_is_packed_as_federated_language_packs_it(name: str) -> Non
 
     assert found == expected
     assert [type(member) for member in found] == [expected_type] * len(VALUES)
+
+
+def test_containers_without_fields_are_made() -> None:
+    type_spec = fl.StructWithPythonType(
+        [np.int32, fl.StructWithPythonType([], Empty), fl.StructType([])], list
+    )
+
+    found = client_containers.pack_members(
+        [(1, (), ()), (2, (), ())], type_spec, plain_values.from_plain
+    )
+
+    assert found == [[1, Empty(), ()], [2, Empty(), ()]]
+    assert [type(member[1]) for member in found] == [Empty, Empty]
 
 
 def test_sequences_of_members_become_lists() -> None:

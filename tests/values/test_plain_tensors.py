@@ -52,6 +52,7 @@ FLOATS = np.zeros(2, np.float32)
         (VECTOR, [FLOATS, np.zeros(3, np.float32)]),
         (VECTOR, [FLOATS, np.zeros(2, np.float64)]),
         (VECTOR, [FLOATS, FLOATS.astype(">f4")]),
+        (fl.TensorType(np.int64, [1]), [np.zeros(1, np.longlong)]),
         (VECTOR, [FLOATS, np.ma.masked_array(FLOATS, [True, False])]),
         (fl.TensorType(np.float32), [np.zeros((), np.float32)]),
         (fl.TensorType(np.str_, [1]), [np.array([""], "U1")]),

@@ -260,7 +260,7 @@ class TestRunKernel:
         assert found[0] == found[1] == found[2]
         assert found[0][0][0] >= 11111
 
-    def test_clients_that_are_kept_are_laid_once_beside_values_that_change(
+    def test_clients_that_come_again_are_laid_once_beside_values_that_change(
         self, leaf: DeviceStack, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         laid: list[int] = []
@@ -277,11 +277,11 @@ class TestRunKernel:
 
         found = [
             asyncio.run(self.run(leaf, work, [run, [np.int32(more)] * 4]))
-            for more in (1, 2)
+            for more in (1, 2, 3)
         ]
 
-        assert found == [[[1115]], [[1119]]]
-        assert laid == [0, 1, 1]
+        assert found == [[[1115]], [[1119]], [[1123]]]
+        assert laid == [0, 1, 0, 1, 1]
 
     @pytest.mark.parametrize("laid_bytes", [1, 8, 2**20], ids="{} bytes laid".format)
     def test_subtrees_are_merged_whatever_a_call_covers(

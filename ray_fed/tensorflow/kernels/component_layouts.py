@@ -95,7 +95,7 @@ class TensorLayout:
         self, members: Sequence[Plain], keep: held_rows.Keep
     ) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places."""
-        del keep  # tensors in files are there already
+        del keep  # no kernel takes tensors in files
         dtype = tensor_structures.storage_dtype(self._type_spec)
         column = columnar_sequence.lay_column(members, dtype, self._type_spec.shape)
         if column.splits is None:
