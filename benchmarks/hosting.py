@@ -98,25 +98,26 @@ def read_status(pid: int, field: str) -> float:
 
 
 class MemoryWatch:
-    """Samples the memory of one process that no other shares, while it is open.
+    """Samples the memory of one process while it is open.
 
     Args:
         pid: of the process.
+        name: of the kind of memory, see `read_status`; by default what no other shares.
 
     Attributes:
         before: when it was opened, in MB.
         peak: since then, in MB.
     """
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
+    def __init__(self, pid: int, name: str = "RssAnon") -> None:
+        self._pid, self._name = pid, name
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
-        self.before = self.peak = read_status(pid, "RssAnon")
+        self.before = self.peak = read_status(pid, name)
 
     def _sample(self) -> None:
         while not self._ended.wait(_SAMPLE_S):
-            self.peak = max(self.peak, read_status(self._pid, "RssAnon"))
+            self.peak = max(self.peak, read_status(self._pid, self._name))
 
     def __enter__(self) -> Self:
         self._thread.start()

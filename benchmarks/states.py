@@ -18,13 +18,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
+from benchmarks.hosting import MemoryWatch
+
 _WIDTH, _LABELS = 255, 10  # with biases 2,560 weights of four bytes
 _KILL_AFTER_S = 0.1
-_SAMPLE_S = 0.05
 _RUN_AT_MOST_S = 900
 
 
@@ -44,43 +45,6 @@ class WorkerKiller:
         if record.round_index == self._after:
             worker = self._context.last_report.subrounds[0].worker_pid
             threading.Timer(_KILL_AFTER_S, os.kill, (worker, signal.SIGKILL)).start()
-
-
-class PeakMemory:
-    """The most memory of this process while it is open, sampled.
-
-    Attributes:
-        own_mb: beyond that at the start: what no other process has.
-        shared_mb: that of Ray's object store, as far as this process touched it.
-    """
-
-    def __init__(self) -> None:
-        self._start, _ = count_own_and_shared()
-        self.own_mb = self.shared_mb = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-
-    def _sample(self) -> None:
-        while not self._ended.wait(_SAMPLE_S):
-            own, shared = count_own_and_shared()
-            self.own_mb = max(self.own_mb, (own - self._start) // 2**20)
-            self.shared_mb = max(self.shared_mb, shared // 2**20)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-
-def count_own_and_shared() -> tuple[int, int]:
-    """Return the bytes of this process's own memory, and of shared memory in use."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    own, shared = (int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))
-    return own * 1024, shared * 1024
 
 
 class Ticker:
@@ -120,7 +84,8 @@ def run(given: argparse.Namespace) -> None:
         learning.run(process, data, num_rounds=1, cohort_size=100)  # loads libraries
         killer = [WorkerKiller(context, given.kill_after)] if given.kill_after else []
         started = time.perf_counter()
-        with PeakMemory() as peak:
+        own, shared = (MemoryWatch(os.getpid(), of) for of in ("RssAnon", "RssShmem"))
+        with own, shared:
             result = learning.run(
                 process,
                 data,
@@ -137,8 +102,8 @@ def run(given: argparse.Namespace) -> None:
             digest.update(array.tobytes())
         found = {
             "digest": digest.hexdigest()[:16],
-            "driver_grew_mb": peak.own_mb,
-            "store_shared_mb": peak.shared_mb,
+            "driver_grew_mb": round(own.peak - own.before),
+            "store_shared_mb": round(shared.peak),
             "kept_by": len(states),
             "in_memory_mb": round(states.memory_bytes / 2**20),
             "seconds": round(seconds, 1),

@@ -127,11 +127,12 @@ def _lay(
         return math.inf if have_files else laid.count_bytes()  # the store takes no such
 
     def find_part(part: int) -> "LaidPart":
-        if part not in runs or len(runs) == len(data):
+        run = runs.get(part) if len(runs) < len(data) else None
+        key = (kernel.content, "part", part, None if run is None else run.key)
+        if run is None or not store.is_repeated(key):
             return lay_part(part)
-        key = (kernel.content, "part", part, runs[part].key)
-        tokens = frozenset([runs[part].source.token])
-        return store.keep_if_repeated(key, tokens, lambda: lay_part(part), count)
+        tokens = frozenset([run.source.token])
+        return store.keep(key, tokens, lambda: lay_part(part), count)
 
     def lay() -> "LaidData":
         parts = list(map(find_part, range(len(data))))

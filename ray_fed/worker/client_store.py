@@ -115,25 +115,19 @@ class ClientStore:
             self._drop(next(iter(self._kept)))
         return made
 
-    def keep_if_repeated(
-        self,
-        key: Hashable,
-        tokens: frozenset[str],
-        make: Callable[[], _T],
-        count: Callable[[_T], float],
-    ) -> _T:
-        """Return what `keep` does; keep nothing that is asked for the first time.
+    def is_repeated(self, key: Hashable) -> bool:
+        """Return whether this was asked before, so that to keep the value may pay.
 
         The data of a cohort that is drawn anew is not asked for again: it would only
         take the place of its clients' own.
         """
         asked = hash(key)
-        if key in self._kept or asked in self._asked:
-            return self.keep(key, tokens, make, count)
+        if asked in self._asked:
+            return True
         self._asked[asked] = None
         if len(self._asked) > _KEPT_SIZES:
             self._asked.popitem(last=False)
-        return make()
+        return False
 
     def forget(self, tokens: Iterable[str]) -> None:
         """Drop what came from sources that are gone."""
