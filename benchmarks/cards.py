@@ -5,8 +5,9 @@
 A workload has the number of its clients behind it. Each way has a context of its own,
 which runs the rounds of all workloads one after another: two to warm up, then those
 that count. Workers keep the clients' data. Weights are compared with those of the CPUs
-within what TF32, TensorFlow's format for products on a GPU, leaves; the command fails
-where they differ.
+within what TF32, TensorFlow's format for products on a GPU, leaves: with `cnn` 0.064 of
+what the round changed a tensor by was seen, 0.024 without TF32. The command fails where
+they differ by more than a tenth of a tensor's norm.
 """
 
 import argparse
@@ -24,7 +25,9 @@ from benchmarks.rounds import agree, tell
 from benchmarks.workloads import WORKLOADS, build_round, make_datasets
 
 _WARM_UP = 2
-_RELATIVE, _ABSOLUTE = 2e-2, 2e-2
+_RELATIVE = 0.1
+"""Of the norm of a tensor."""
+
 _AT_ONCE = 16
 
 
@@ -67,7 +70,8 @@ def _run(
 
 
 def _is_close(found: Any, expected: Any) -> bool:
-    return np.allclose(found, expected, _RELATIVE, _ABSOLUTE)
+    difference = np.linalg.norm(np.subtract(found, expected))
+    return bool(difference <= _RELATIVE * np.linalg.norm(expected))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ Each case runs by two contexts of the same settings but for `kernels.jit`, "off"
 "on", which take turns of a round; one line of JSON has the medians.
 
     python -m benchmarks.xla [CASE...] [--backend local|ray] [--workers N]
+    python -m benchmarks.xla [CASE...] --backend ray --num-gpus 0.5 --share 0.1
 """
 
 import argparse
@@ -123,37 +124,33 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def _time(case: Case, backend: str, num_workers: int, num_rounds: int) -> Any:
+def _time(case: Case, contexts: Sequence[Any], share: float, num_rounds: int) -> Any:
     """Return what a client takes both ways, and what XLA adds to a first round."""
-    computation, arguments = case.make(case.num_clients)
-    with contextlib.ExitStack() as stack:
-        contexts = [
-            stack.enter_context(_open(backend, num_workers, jit))
-            for jit in ("off", "on")
-        ]
+    num_clients = max(1, round(case.num_clients * share))
+    computation, arguments = case.make(num_clients)
 
-        def run(context: Any) -> float:
-            started = time.perf_counter()
-            context.invoke(computation, arguments)
-            return time.perf_counter() - started
+    def run(context: Any) -> float:
+        started = time.perf_counter()
+        context.invoke(computation, arguments)
+        return time.perf_counter() - started
 
-        first = [run(context) for context in contexts]
-        for context in contexts:
-            run(context)
-        turns = [[run(context) for context in contexts] for _ in range(num_rounds)]
+    first = [run(context) for context in contexts]
+    for context in contexts:
+        run(context)
+    turns = [[run(context) for context in contexts] for _ in range(num_rounds)]
     off, on = (statistics.median(taken) for taken in zip(*turns, strict=True))
     return {
-        "off_us_a_client": round(1e6 * off / case.num_clients, 1),
-        "on_us_a_client": round(1e6 * on / case.num_clients, 1),
+        "off_us_a_client": round(1e6 * off / num_clients, 1),
+        "on_us_a_client": round(1e6 * on / num_clients, 1),
         "times_as_quick": round(off / on, 2),
         "more_in_first_round_s": round(first[1] - first[0], 2),
     }
 
 
-def _open(backend: str, num_workers: int, jit: str) -> Any:
+def _open(options: argparse.Namespace, jit: str) -> Any:
     config = ray_fed.Config(
-        backend=backend,
-        workers=num_workers,
+        backend=options.backend,
+        workers=ray_fed.Workers(count=options.workers, num_gpus=options.num_gpus),
         clients_per_leaf=_CLIENTS_PER_LEAF,
         kernels={"jit": jit},
     )
@@ -166,14 +163,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--backend", choices=("local", "ray"), default="local")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--num-gpus", type=float, default=0, help="of each worker")
+    parser.add_argument("--share", type=float, default=1, help="of a case's clients")
     parser.add_argument("--rounds", type=int, default=7, help="that count")
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {}
-    for name in options.cases or CASES:
-        found[name] = _time(
-            CASES[name], options.backend, options.workers, options.rounds
-        )
-        print(name, found[name], file=sys.stderr, flush=True)
+    with contextlib.ExitStack() as stack:
+        contexts = [stack.enter_context(_open(options, jit)) for jit in ("off", "on")]
+        for name in options.cases or CASES:
+            found[name] = _time(CASES[name], contexts, options.share, options.rounds)
+            print(name, found[name], file=sys.stderr, flush=True)
     print(json.dumps(found))
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import ray_fed
 import ray_fed.errors as errors
+from benchmarks.workloads import WORKLOADS, build_round, make_datasets
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability.report import SubroundReport
@@ -30,7 +31,9 @@ START_MIB = 1_024
 
 def open_context(num_gpus: float, count: int = 1, **settings: Any) -> ExecutionContext:
     workers = ray_fed.Workers(count=count, num_gpus=num_gpus)
-    config = ray_fed.Config(workers=workers, seed=3, clients_per_leaf=2, **settings)
+    config = ray_fed.Config(
+        workers=workers, seed=3, **{"clients_per_leaf": 2, **settings}
+    )
     return ray_fed.create_context(config, address="local")
 
 
@@ -155,6 +158,22 @@ def test_bits_do_not_depend_on_parts_of_a_card_or_on_a_killed_worker() -> None:
     assert undisturbed == [bits[0], *after]
 
 
+def test_bits_of_xla_do_not_depend_on_parts_of_a_card() -> None:
+    workload = WORKLOADS["mlp"]
+    training = build_round(workload)
+    bits: list[bytes] = []
+    for num_gpus, count in ((1, 1), (0.25, 4), (1, 1)):
+        settings: Any = {"subrounds": 4, "clients_per_leaf": 16}
+        with open_context(num_gpus, count, **settings) as context:
+            clients = make_datasets(workload, 64, 64, "placed")
+            weights = context.invoke(training, (workload.initial(), clients))
+            bits.append(b"".join(np.asarray(tensor).tobytes() for tensor in weights))
+            assert context.last_report is not None
+            assert {one.jit for one in context.last_report.jit_decisions} == {True}
+
+    assert len(set(bits)) == 1
+
+
 def test_workers_of_fractions_share_a_card_and_none_takes_more() -> None:
     before, share_mib = used_mib(), 4_000
 
@@ -206,8 +225,8 @@ def used():
 
 before = used()
 rng = np.random.default_rng(0)
-clients = [[{"x": rng.random((20, 784), np.float32), "y": np.arange(20) % 10}]
-           for _ in range(8)]
+labels = np.arange(20, dtype=np.int32) % 10
+clients = [[{"x": rng.random((20, 784), np.float32), "y": labels}] for _ in range(8)]
 keras.utils.set_random_seed(0)
 made = keras.Sequential([keras.Input((784,)), keras.layers.Dense(10)])
 model = learning.Model.from_keras(

@@ -67,6 +67,10 @@ _OF_SHAPES = _names("Rank Shape ShapeN Size")
 
 _OF_DATASETS = ("Dataset", "DatasetV2", "DatasetV3")
 
+_MEASURED = ("CPU", "GPU")
+"""Kinds of devices. On a GPU XLA gains or is even on all that was measured, so that
+sizes decide nothing there."""
+
 
 def op_kinds(graph_def: GraphDef) -> Iterator[str]:
     """Yield the ops of a graph and its functions, as they were written.
@@ -110,15 +114,14 @@ def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
     return math.prod(dim.size for dim in shape.dim)
 
 
-def refuse_ops(ops: Iterable[str], device: str | None) -> str | None:
+def refuse_ops(ops: Iterable[str], kind: str) -> str | None:
     """Return why work of such ops is never compiled; None where it may be.
 
     Args:
         ops: what `op_kinds` told.
-        device: name of the device to run on; None leaves it to TensorFlow.
+        kind: of the device to run on, see `kind_of`.
     """
-    kind = _kind_of(device)
-    if kind != "CPU":
+    if kind not in _MEASURED:
         return f"not measured on a {kind}"
     unknown = sorted(set(ops) - _KNOWN)
     return None if not unknown else f"{unknown[0]}, not known to gain"
@@ -134,7 +137,10 @@ def refuse_window(window: int) -> str | None:
 
 
 def refuse_sizes(
-    ops: Iterable[str], window: int, shapes: Iterable[Sequence[int | None] | None]
+    ops: Iterable[str],
+    window: int,
+    shapes: Iterable[Sequence[int | None] | None],
+    kind: str,
 ) -> str | None:
     """Return why work is not compiled for clients of a shape; None where it is.
 
@@ -142,9 +148,10 @@ def refuse_sizes(
         ops: that `refuse_ops` lets be.
         window: clients of a leaf that XLA compiles for.
         shapes: of all tensors that a client has, takes or adds to; None: of any.
+        kind: of the device, one that `refuse_ops` lets be.
     """
     few = refuse_window(window)
-    if few is not None:
+    if few is not None or kind == "GPU":
         return few
     found = [(shape is None or len(shape) == 1, _count(shape)) for shape in shapes]
     slow = sorted(_SLOW.intersection(ops))
@@ -162,7 +169,12 @@ def _count(shape: Sequence[int | None] | None) -> float:
     return math.prod(math.inf if size is None else size for size in shape)
 
 
-def _kind_of(device: str | None) -> str:
+def kind_of(device: str | None) -> str:
+    """Return "CPU", "GPU" or another kind of device.
+
+    Args:
+        device: its name; None is what TensorFlow chooses.
+    """
     if device is None:
         return "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     return str(tf.DeviceSpec.from_string(device).device_type)

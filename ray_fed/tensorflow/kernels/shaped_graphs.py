@@ -62,7 +62,7 @@ class ShapedGraphs:
         self._ops = loop.work_grafts.ops | loop.fold_grafts.ops
         self._never_jit = "off" if kernel.jit == "off" else None
         if kernel.jit == "auto":
-            self._never_jit = jit.refuse_ops(self._ops, device)
+            self._never_jit = jit.refuse_ops(self._ops, jit.kind_of(device))
         self._refusals: set[str] = set()
         self._graphs: dict[UniformShape, _ShapedGraph] = {}
         self._compiled: set[UniformShape] = set()
@@ -172,7 +172,8 @@ class ShapedGraphs:
         shapes = [spec.shape.as_list() if spec.shape else None for spec in specs]
         extents = self._client.layout.extents(shape.clients)
         given = [*shapes, *(extent.shape for extent in extents)]
-        return jit.refuse_sizes(self._ops, shape.window.size, given)
+        kind = jit.kind_of(self._device)
+        return jit.refuse_sizes(self._ops, shape.window.size, given, kind)
 
     def _specialise(self, shape: UniformShape) -> _ShapedGraph:
         """Return the graph for leaves of a shape, or why there is none."""

@@ -72,7 +72,10 @@ def sort(x: Any) -> Any:
     ids=["a product", "fixed slices", "steps over a dataset"],
 )
 def test_arithmetic_and_products_may_be_compiled(work: Any, parameter: fl.Type) -> None:
-    assert jit.refuse_ops(ops_of(work, parameter), "/CPU:0") is None
+    ops = ops_of(work, parameter)
+
+    assert jit.refuse_ops(ops, "CPU") is None
+    assert jit.refuse_ops(ops, "GPU") is None
 
 
 @pytest.mark.parametrize(
@@ -87,17 +90,22 @@ def test_arithmetic_and_products_may_be_compiled(work: Any, parameter: fl.Type) 
     ids=lambda given: getattr(given, "__name__", None),
 )
 def test_other_ops_are_never_compiled(work: Any, op: str) -> None:
-    found = jit.refuse_ops(ops_of(work, ROWS), "/CPU:0")
+    ops = ops_of(work, ROWS)
 
-    assert found == f"{op}, not known to gain"
+    assert jit.refuse_ops(ops, "CPU") == f"{op}, not known to gain"
+    assert jit.refuse_ops(ops, "GPU") == f"{op}, not known to gain"
 
 
 def test_what_was_not_measured_is_not_compiled() -> None:
-    assert jit.refuse_ops([], "/device:GPU:0") == "not measured on a GPU"
+    assert jit.refuse_ops([], "TPU") == "not measured on a TPU"
 
 
-def test_device_that_is_left_to_tensorflow_is_the_one_it_has() -> None:
-    assert jit.refuse_ops([], None) is None
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [(None, "CPU"), ("/CPU:0", "CPU"), ("/device:GPU:1", "GPU"), ("/TPU:0", "TPU")],
+)
+def test_kind_of_a_device_is_told_by_its_name(device: str | None, kind: str) -> None:
+    assert jit.kind_of(device) == kind  # None: TensorFlow has no other here
 
 
 @pytest.mark.parametrize(
@@ -133,7 +141,15 @@ def test_device_that_is_left_to_tensorflow_is_the_one_it_has() -> None:
 def test_sizes_decide(
     ops: list[str], window: int, shapes: list[Any], reason: str | None
 ) -> None:
-    assert jit.refuse_sizes(ops, window, shapes) == reason
+    assert jit.refuse_sizes(ops, window, shapes, "CPU") == reason
+
+
+def test_sizes_decide_nothing_on_a_gpu() -> None:
+    shapes = [(1_000_000,), (None, 3), None]
+
+    for ops in (["Mul", "Tanh"], ["Sum"], ["Sum over several axes"]):
+        assert jit.refuse_sizes(ops, 16, shapes, "GPU") is None
+        assert jit.refuse_sizes(ops, 8, shapes, "GPU") == "few clients in a leaf"
 
 
 def test_sums_of_all_are_told_from_sums_of_rows() -> None:
