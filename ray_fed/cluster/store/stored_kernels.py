@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from ray_fed.cluster.store.stored_sources import fetch
+from ray_fed.cluster.store.stored_sources import Job, fetch, this_job
 from ray_fed.plan import plans
 from ray_fed.values.lru_cache import LruCache
 
@@ -37,12 +37,12 @@ class _Held:
     """What stands for a kernel in the object store of one job.
 
     Attributes:
-        job: Ray's id of it.
+        job: whose it is.
         kernel: stands for it.
         computations: references to serialised computations that it was fused of.
     """
 
-    job: str
+    job: Job
     kernel: StoredKernel
     computations: dict[bytes, Any]
 
@@ -66,7 +66,7 @@ def store_kernel(kernel: plans.Kernel, computation: bytes) -> tuple[StoredKernel
         kernel: to run.
         computation: serialised; what the interpreter would run instead.
     """
-    job = ray.get_runtime_context().get_job_id()
+    job = this_job()
     held = _stored.get(kernel)
     if held is None or held.job != job:
         held = _stored[kernel] = _Held(job, StoredKernel(ray.put(kernel)), {})

@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import ray
 import ray.exceptions
@@ -22,9 +22,18 @@ _CHUNK_BYTES = 64 * 2**20
 
 _FETCH_TIMEOUT_S = 300.0
 
-_stored: weakref.WeakKeyDictionary[ClientSource, tuple[Any, ClientSource]]
+Job: TypeAlias = tuple[str, str]
+"""Ray's names of a session and of a job in it, each of which counts from one."""
+
+_stored: weakref.WeakKeyDictionary[ClientSource, tuple[Job, ClientSource]]
 _stored = weakref.WeakKeyDictionary()
 """Of each source the job and what stands for it in that job's object store."""
+
+
+def this_job() -> Job:
+    """Return which job this process is of: objects live no longer than it."""
+    context = ray.get_runtime_context()
+    return context.get_session_name(), context.get_job_id()
 
 
 def store_run(run: ClientRun) -> tuple[ClientRun, int]:
@@ -42,8 +51,8 @@ def _stand_in(source: ClientSource) -> tuple[ClientSource, int]:
     if isinstance(source, StoredSource):
         return source, 0
     num_bytes = 0
-    job = ray.get_runtime_context().get_job_id()
-    if _stored.get(source, ("", None))[0] != job:
+    job = this_job()
+    if source not in _stored or _stored[source][0] != job:
         opened, num_bytes = source, source.num_bytes
         if source.base is not None:
             base, num_bytes = _stand_in(source.base)

@@ -1,0 +1,44 @@
+"""A process that has one Ray after another, as a notebook that starts again has."""
+
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+import ray_fed
+from ray_fed import tensorflow as rtf
+from ray_fed.cluster.store.stored_kernels import INLINE_BYTES
+from ray_fed.program import ClientData
+
+import tensorflow as tf  # isort: skip
+
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
+
+MEMBER = fl.TensorType(np.float32, [3])
+LARGE = np.random.default_rng(0).random(INLINE_BYTES // 4, np.float32)
+
+
+@rtf.computation(MEMBER)
+def work(x: Any) -> Any:
+    return x * tf.reduce_sum(LARGE)  # a graph that is stored, too: it has the constant
+
+
+@fl.federated_computation(fl.FederatedType(MEMBER, fl.CLIENTS))
+def total(values: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(work, values))
+
+
+def test_data_and_graphs_of_one_ray_serve_the_next() -> None:
+    values = [np.full(3, k, np.float32) for k in range(6)]
+    data = ClientData.from_values(values, MEMBER)
+    config = ray_fed.Config(workers=1)
+    found: list[bytes] = []
+
+    for _ in range(2):
+        with ray_fed.create_context(config, address="local") as context:
+            found += [np.asarray(context.invoke(total, data)).tobytes()]
+
+    assert found[0] == found[1]
+    expected = np.sum(values, 0) * LARGE.sum()
+    np.testing.assert_allclose(np.frombuffer(found[0], np.float32), expected, rtol=1e-4)
