@@ -64,12 +64,12 @@ compared_by_element = ReplacedMethods(
 
 
 def _is_identity_meant() -> bool:
-    """Return whether TensorFlow's own code for variables compares, as in a v1 graph."""
+    """Return whether TensorFlow's own code compares, that for variables and graphs."""
     frame = inspect.currentframe()
     for _ in range(2):
         frame = frame and frame.f_back
     caller = frame.f_globals["__name__"] if frame else ""
-    return caller.startswith("tensorflow.python.ops.")
+    return caller.startswith(("tensorflow.python.ops.", "tensorflow.python.framework."))
 
 
 def _is_traced(value: Any) -> bool:

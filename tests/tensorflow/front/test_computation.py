@@ -683,6 +683,18 @@ class TestEquality:
 
         assert [compare(5), compare(6)] == [(True, False), (False, True)]
 
+    def test_control_dependencies_hold_for_a_computation_that_is_called(self) -> None:
+        inner = rtf.computation(lambda x: x + 1, np.int32)
+
+        @rtf.computation(np.int32)
+        def outer(x: Any) -> Any:
+            with tf.control_dependencies([tf.debugging.assert_positive(x)]):
+                return inner(x)
+
+        assert outer(2) == 3
+        with pytest.raises(tf.errors.InvalidArgumentError, match="x > 0"):
+            outer(-1)
+
     def test_nothing_equals_none(self) -> None:
         comp = rtf.computation(lambda x: (x == None, x != None), np.int32)  # noqa: E711
 
