@@ -10,14 +10,17 @@ What is no client's is computed once, before: it becomes constants. Locals keep 
 names, as these are part of what the random numbers of a call depend on.
 """
 
+import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import cast
 
 import federated_language as fl
 
+from ray_fed.compiler import first_work
 from ray_fed.compiler.aggregates import (
     OTHER_FORM,
+    Aggregates,
     UnfusedError,
     intrinsic_call,
     read_aggregates,
@@ -27,6 +30,7 @@ from ray_fed.compiler.fused_functions import (
     as_passed,
     bind,
     close_over,
+    server_placed,
     struct_reference,
 )
 from ray_fed.compiler.normalize import free_references
@@ -43,7 +47,9 @@ from ray_fed.plan import plans
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
 _CLIENT, _STEP, _SERVER = "client", "step", "server"
-_CONSTANT, _DATA, _SELECTED = "constant", "data", "selected"
+_CONSTANT, _DATA, _HANDED, _SELECTED = "constant", "data", "handed", "selected"
+_OF_TENSORS = fl.TensorType, fl.StructType
+_NAMES = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _HANDED, _SELECTED)
 
 
 def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.NoKernel:
@@ -52,8 +58,11 @@ def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.NoKernel:
     Args:
         up_to_merge: as `compiler.split` writes it, or anybody else.
     """
+    block = Block.from_proto(up_to_merge.to_proto())
+    if any(name.startswith(_NAMES) for name in bound_names(block)):
+        return plans.NoKernel(OTHER_FORM)
     try:
-        return _Fusion(Block.from_proto(up_to_merge.to_proto())).run()
+        return _Fusion(read_aggregates(block)).run()
     except UnfusedError as error:
         return plans.NoKernel(str(error))
 
@@ -61,30 +70,30 @@ def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.NoKernel:
 class _Fusion:
     """Sorts the locals of one computation into server's and client's."""
 
-    def __init__(self, block: Block) -> None:
-        read = read_aggregates(block)
+    def __init__(self, read: Aggregates) -> None:
+        self._read = read
         self._parameter = read.parameter
         self._locals = read.locals
         self._aggregates = read.aggregates
-        self._kept = read.kept
         self._client_locals: list[tuple[str, Block]] = []
         self._members: dict[str, Block] = {}
         self._constants: dict[bytes, tuple[Block, flf.Reference]] = {}
         self._parts: dict[plans.Path, fl.Type] = {}
-        self._data: dict[plans.Path, fl.Type] = {}
+        self._data: dict[plans.Path, flf.Reference] = {}
+        self._handed: dict[str, flf.Reference] = {}
         self._selections: list[Chosen] = []
-        reserved = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _SELECTED)
-        if any(name.startswith(reserved) for name in bound_names(block)):
-            raise UnfusedError(OTHER_FORM)
 
     def run(self) -> plans.Kernel:
         """Return the kernel."""
+        read = self._read
         aggregates = self._aggregates.values()
         merged = [aggregate.value for aggregate in aggregates]
-        for name in self._needed([*merged, *self._kept]):
+        of_clients = first_work.divide([*merged, *read.kept], read.locals)
+        first = self._run_first(of_clients.handed)
+        for name in of_clients.last:
             self._sort(name, self._locals[name])
         members = [self._member(value) for value in merged]
-        kept = [self._member(value) for value in self._kept]
+        kept = [self._member(value) for value in read.kept]
         accumulates = [self._close(aggregate.accumulate) for aggregate in aggregates]
         work = self._work([*members, *kept])
         accumulate = self._accumulate(members, accumulates)
@@ -102,20 +111,20 @@ class _Fusion:
                 chosen.close([constant for _, constant in self._constants.values()])
                 for chosen in self._selections
             ),
+            first=first,
         )
 
-    def _needed(self, roots: Iterable[Block]) -> list[str]:
-        """Return the locals at clients that blocks need, in their order."""
-        needed: set[str] = set()
-        pending = [name for root in roots for name in free_references(root)]
-        while pending:
-            name = pending.pop()
-            if name in needed or name not in self._locals:
-                continue
-            if type_checks.is_at_clients(self._locals[name].type_signature):
-                needed.add(name)
-                pending.extend(free_references(self._locals[name]))
-        return [name for name in self._locals if name in needed]
+    def _run_first(self, handed: Sequence[str]) -> plans.Kernel | None:
+        """Return the kernel that keeps some locals; make them members."""
+        if not handed:
+            return None
+        kept = [flf.Reference(n, self._locals[n].type_signature) for n in handed]
+        for index, local in enumerate(kept):
+            member = type_checks.member_type(local.type_signature)
+            reference = flf.Reference(f"{_HANDED}{index}", member)
+            self._handed[local.name] = self._members[local.name] = reference
+        read = dataclasses.replace(self._read, aggregates={}, kept=kept)
+        return _Fusion(read).run()
 
     def _sort(self, name: str, block: Block) -> None:
         """Make a local at clients one of a client, or a constant."""
@@ -169,18 +178,19 @@ class _Fusion:
                 return None
 
     def _datum(self, path: plans.Path, member: fl.Type) -> Block:
-        self._data.setdefault(path, member)
-        index = list(self._data).index(path)
-        return flf.Reference(f"{_DATA}{index}", member)
+        reference = flf.Reference(f"{_DATA}{len(self._data)}", member)
+        return self._data.setdefault(path, reference)
 
     def _selected(self, argument: Block) -> Block:
         """Return what stands for the elements that were selected for a client."""
         keys, max_key, state, function = (select(argument, i) for i in range(4))
-        path = self._path(keys)
-        if path is None:
-            raise UnfusedError("`federated_select` of keys that clients compute")
+        source: plans.Path | int | None = self._path(keys)
+        if source is None and isinstance(keys, flf.Reference):
+            source = [*self._handed].index(keys.name)
+        if source is None:
+            raise UnfusedError("`federated_select` of keys in a struct of clients")
         limit, held = self._constant(max_key), self._constant(state)
-        chosen = Chosen(self._close(function), path, limit, held)
+        chosen = Chosen(self._close(function), source, limit, held)
         name = f"{_SELECTED}{len(self._selections)}"
         self._selections.append(chosen)
         return flf.Reference(name, chosen.elements)
@@ -190,7 +200,7 @@ class _Fusion:
         member = block.type_signature
         if isinstance(member, fl.FederatedType):
             member = member.member
-        if flf.type_contains(member, lambda t: not _is_of_tensors(t)):
+        if flf.type_contains(member, lambda t: not isinstance(t, _OF_TENSORS)):
             raise UnfusedError(f"a value of type `{member}` for all clients")
         key = blocks.serialise(block)
         if key not in self._constants:
@@ -207,10 +217,7 @@ class _Fusion:
 
     def _work(self, members: list[Block]) -> Block:
         constants = [reference for _, reference in self._constants.values()]
-        data = [
-            flf.Reference(f"{_DATA}{index}", member)
-            for index, member in enumerate(self._data.values())
-        ]
+        data = [*self._data.values(), *self._handed.values()]
         for index, chosen in enumerate(self._selections):
             data.append(flf.Reference(f"{_SELECTED}{index}", chosen.elements))
         parameter = struct_reference(_CLIENT, [constants, data])
@@ -244,7 +251,7 @@ class _Fusion:
             if any(name in free_references(block) for block in used):
                 needed.insert(0, name)
         self._check_server(needed)
-        placed = [_server_placed(block) for block in results]
+        placed = [server_placed(block) for block in results]
         for block in [*placed, *(self._locals[name] for name in needed)]:
             replace_free(block, self._note_part)
         parameter = None
@@ -287,13 +294,3 @@ class _Fusion:
         if type_checks.is_at_clients(type_spec):
             type_spec = fl.FederatedType(type_checks.member_type(type_spec), fl.SERVER)
         self._parts.setdefault(path, type_spec)
-
-
-def _server_placed(block: Block) -> Block:
-    if isinstance(block.type_signature, fl.FederatedType):
-        return block
-    return flf.create_federated_value(block, fl.SERVER)
-
-
-def _is_of_tensors(type_spec: fl.Type) -> bool:
-    return isinstance(type_spec, fl.TensorType | fl.StructType)

@@ -42,6 +42,13 @@ def close_over(
     return flf.Lambda(parameter.name, parameter.type_signature, body)
 
 
+def server_placed(block: Block) -> Block:
+    """Return a block, placed at the server unless it is placed."""
+    if isinstance(block.type_signature, fl.FederatedType):
+        return block
+    return flf.create_federated_value(block, fl.SERVER)
+
+
 def as_passed(block: Block) -> tuple[Block, list[int]]:
     """Return the part of the argument that holds a block, and what to select of it.
 
@@ -62,13 +69,13 @@ class Chosen:
 
     Attributes:
         function: of state and key; what it captures are constants.
-        keys: in the argument, the keys of clients.
+        keys: of clients, see `plans.Selection`.
         max_key: the constant that is the largest key.
         state: the constant that the function takes.
     """
 
     function: Block
-    keys: plans.Path
+    keys: plans.Path | int
     max_key: flf.Reference
     state: flf.Reference
 

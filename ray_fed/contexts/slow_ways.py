@@ -11,7 +11,7 @@ _SLOW_S = 1.0
 
 _QUICK = (
     ("`sequence_", "write it as one TensorFlow computation of the dataset"),
-    ("keys that clients compute", "pass the keys as an argument"),
+    ("keys that clients compute", "pass them as an argument, or compute them of less"),
     ("for all clients", "send tensors, or what `rtf.data` names at each client"),
     (" tensors ", "stack small tensors to fewer, larger ones"),
     ("not of the form", "let ray_fed compile the computation"),

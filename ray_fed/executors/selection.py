@@ -81,7 +81,8 @@ def check_keys(all_keys: Sequence[Any], max_key: int) -> None:
     for client_index, keys in enumerate(all_keys):
         if any(not 0 <= key <= max_key for key in keys):
             raise errors.ComputationError(
-                f"Expected keys from 0 to max_key={max_key}, found {list(keys)}",
+                f"Expected keys from 0 to max_key={max_key}, found"
+                f" {np.asarray(keys).tolist()}",
                 errors.Location(client_index=client_index),
             )
 

@@ -48,12 +48,13 @@ class Selection:
 
     Attributes:
         function: serialised, <constants, key> -> element; see `Kernel`.
-        keys: in the argument, the keys of clients.
+        keys: where in the argument the keys of clients lie; or their index among what
+            the clients' first work keeps.
         max_key: the index of the largest key among the constants.
     """
 
     function: bytes
-    keys: Path
+    keys: Path | int
     max_key: int
 
 
@@ -71,11 +72,14 @@ class Kernel:
         accumulate: serialised; starts at the zeros, ends as the leaf's partial.
         parts: in the argument, what `server` takes.
         data: in the argument, the values of clients.
-        selections: for each client a sequence more, behind its data.
+        selections: for each client a sequence more, behind its data and what it was
+            handed.
         num_aggregations: the number of zeros, of accumulators, and of values that are
             accumulated.
         num_kept: the number of further values, last, which are returned for each
             client instead.
+        first: what clients do before, of which nothing is accumulated: all that it
+            keeps is handed to `work`, behind its data.
         jit: whether XLA compiles leaves whose clients are all of one shape; "auto":
             where `ray_fed.tensorflow.kernels.jit` says so.
         vectorised_clients: how many of such a leaf's clients work at once.
@@ -89,6 +93,7 @@ class Kernel:
     num_aggregations: int
     num_kept: int = 0
     selections: tuple[Selection, ...] = ()
+    first: "Kernel | None" = None
     jit: Literal["auto", "on", "off"] = "off"
     vectorised_clients: int = 1
 

@@ -36,14 +36,17 @@ async def fold(
 
     Args:
         stack: runs graphs, holds clients, and merges what no graph merges.
-        subround: with a kernel, and a merge.
+        subround: with a kernel; without a merge, no partial is returned.
         inputs: what `server` of the kernel returned, plain or of tensors.
         data: for each of `data` of the kernel the plain values of all clients of the
             subround, in order; or runs of clients, which stand for them.
     """
     kernel = cast("plans.Kernel", subround.kernel)
-    merge = fused.PartialMerge(cast("bytes", subround.merge))
-    merger = await stack.embed_fused(merge)
+    merge: fused.PartialMerge | None = None
+    merger: flf.ExecutorValue | plans.NoKernel = plans.NoKernel("nothing to merge")
+    if subround.merge is not None:
+        merge = fused.PartialMerge(subround.merge)
+        merger = await stack.embed_fused(merge)
     one_a_leaf = subround.clients_per_leaf == 1 and all(map(len, subround.leaves))
     merges = not isinstance(merger, plans.NoKernel)
     work = fused.ClientFold(kernel, merge if merges else None, one_a_leaf)
@@ -61,7 +64,9 @@ async def fold(
             raise cause from None
         leaf = getattr(error, "leaf", None)
         return plans.NoKernel(f"{type(cause).__name__} in a kernel", leaf)
-    if isinstance(merger, plans.NoKernel):
+    if subround.merge is None:
+        found = []
+    elif isinstance(merger, plans.NoKernel):
         found = await _merge_interpreted(stack, subround, partials, calls.graph.partial)
     else:
         found = await _merge_subtrees(stack, merger, subround.subtrees, partials)

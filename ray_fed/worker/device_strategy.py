@@ -1,5 +1,6 @@
 """Clients of one device: by the four verbs, or folded by one graph."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import cast
@@ -38,11 +39,20 @@ class DeviceStrategy(LocalStrategy):
         self, subround: plans.Subround, arg: Plain = None
     ) -> Evaluated | plans.NoKernel:
         kernel = cast("plans.Kernel", subround.kernel)
+        handed: Sequence[ClientValues] = ()
+        if kernel.first is not None:
+            first = dataclasses.replace(subround, kernel=kernel.first, merge=None)
+            ran = await self.fold(first, arg)
+            if isinstance(ran, plans.NoKernel):
+                return ran
+            handed = cast("Sequence[ClientValues]", ran.values)
         inputs = await self._compute_shared(subround, kernel, arg)
         data: list[ClientValues] = [_part(arg, path) for path in kernel.data]
+        data += handed
         constants = inputs[kernel.num_aggregations :]
         for selection in kernel.selections:
-            keys = _part(arg, selection.keys)
+            place = selection.keys
+            keys = handed[place] if isinstance(place, int) else _part(arg, place)
             selected = await select(self._stack, selection, constants, keys)
             if isinstance(selected, plans.NoKernel):
                 return selected

@@ -122,6 +122,35 @@ def same(keys: Any) -> Any:
     return keys
 
 
+@fl.federated_computation(fl.TensorType(np.int32, [1]), fl.TensorType(np.int32, [1]))
+def first_of(one: Any, other: Any) -> Any:
+    del other
+    return one
+
+
+@fl.federated_computation(fl.SequenceType(np.int32), fl.TensorType(np.int32, [1]))
+def counting(rows: Any, keys: Any) -> Any:
+    del rows, keys
+    return 3
+
+
+@fl.federated_computation(fl.TensorType(np.int32, [2**14]))
+def same_of_many(keys: Any) -> Any:
+    return keys
+
+
+@fl.federated_computation(fl.TensorType(np.int32, [2**14]))
+def none_of_many(keys: Any) -> Any:
+    del keys
+    return np.zeros(1, np.int32)
+
+
+@fl.federated_computation(fl.SequenceType(np.int32), fl.TensorType(np.int32, [2**14]))
+def counting_many(rows: Any, keys: Any) -> Any:
+    del rows, keys
+    return 3
+
+
 @fl.federated_computation(fl.SequenceType(np.int32))
 def ignoring(rows: Any) -> Any:
     del rows
@@ -132,9 +161,22 @@ def ignoring(rows: Any) -> Any:
     fl.FederatedType(fl.TensorType(np.int32, [1]), fl.CLIENTS), AT_SERVER, AT_SERVER
 )
 def selecting_by_work(data: Any, max_key: Any, state: Any) -> Any:
-    keys = fl.federated_map(same, data)
+    """Its last work takes what the first made of the keys, and not the keys."""
+    zipped = fl.federated_zip([data, data])
+    before = fl.federated_map(first_of, zipped)
+    keys = fl.federated_map(same, before)
     chosen = fl.federated_select(keys, max_key, state, left)
-    return fl.federated_sum(fl.federated_map(sequence_sum, chosen))
+    return fl.federated_sum(fl.federated_map(counting, (chosen, before)))
+
+
+@fl.federated_computation(
+    fl.FederatedType(fl.TensorType(np.int32, [2**14]), fl.CLIENTS), AT_SERVER, AT_SERVER
+)
+def selecting_by_much(data: Any, max_key: Any, state: Any) -> Any:
+    before = fl.federated_map(same_of_many, data)
+    keys = fl.federated_map(none_of_many, before)
+    chosen = fl.federated_select(keys, max_key, state, left)
+    return fl.federated_sum(fl.federated_map(counting_many, (chosen, before)))
 
 
 @fl.federated_computation(
@@ -153,6 +195,12 @@ def with_a_report(data: Any) -> Any:
 @fl.federated_computation(AT_SERVER)
 def nothing_aggregated(state: Any) -> Any:
     return fl.federated_map(double_up, state)
+
+
+TOO_MUCH = (
+    "`federated_select` of keys that clients compute from what has too many bytes, or a"
+    " number that is not known"
+)
 
 
 def _fuse(comp: Any) -> plans.Kernel | plans.NoKernel:
@@ -278,6 +326,23 @@ def test_selected_rows_are_data_behind_that_of_the_argument() -> None:
     assert _type(kernel.work) == "(<<int32,int32>,<int32*>> -> <int32>)"
 
 
+def test_work_that_makes_keys_comes_first_and_hands_on_what_the_last_needs() -> None:
+    kernel = _kernel(selecting_by_work)
+
+    assert kernel.first is not None
+    assert (kernel.first.parts, kernel.first.data) == ((), ((0,),))
+    assert (kernel.first.num_aggregations, kernel.first.num_kept) == (0, 2)
+    assert (kernel.first.first, kernel.first.selections) == (None, ())
+    assert _type(kernel.first.work) == "(<<>,<int32[1]>> -> <int32[1],int32[1]>)"
+    (selection,) = kernel.selections
+    assert selection.keys == 1
+    assert kernel.data == ()
+    assert (
+        _type(kernel.work) == "(<<int32,int32>,<int32[1],int32[1],int32*>> -> <int32>)"
+    )
+    assert "first_of" not in _print(kernel.work)
+
+
 def test_work_without_an_argument_has_constants_alone() -> None:
     kernel = _kernel(without_argument)
 
@@ -293,10 +358,10 @@ def test_work_without_an_argument_has_constants_alone() -> None:
     [
         (summing_sequences, "`sequence_sum` at clients"),
         (broadcasting_a_sequence, "a value of type `int32*` for all clients"),
-        (selecting_by_work, "`federated_select` of keys that clients compute"),
+        (selecting_by_much, TOO_MUCH),
         (nothing_aggregated, "not of the form that the compiler writes"),
     ],
-    ids=["sequence intrinsic", "sequence for all", "select", "no aggregation"],
+    ids=["sequence intrinsic", "sequence for all", "much to hand on", "no aggregation"],
 )
 def test_what_is_not_fused_says_why(comp: Any, reason: str) -> None:
     assert _fuse(comp) == plans.NoKernel(reason)

@@ -23,7 +23,9 @@ def test_a_slow_round_says_why_and_what_is_quick(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sink = SlowWays()
-    reason = "`federated_select` of keys that clients compute"
+    reason = (
+        "`federated_select` of keys that clients compute from what has too many bytes"
+    )
     unlowered = events.ComputationUnlowered(0, "`f` (a.py:3)", "ab", "FlatMapDataset")
     step = events.WorkInterpreted(0, "the finish of a round", "ValueError: so")
 
@@ -31,7 +33,7 @@ def test_a_slow_round_says_why_and_what_is_quick(
 
     first, second, third = caplog.messages
     assert reason in first
-    assert "pass the keys as an argument" in first
+    assert "pass them as an argument" in first
     assert "1.5 s" in first
     assert "`f` (a.py:3)" in second
     assert "FlatMapDataset" in second

@@ -116,14 +116,17 @@ def test_keys_that_clients_compute_have_the_bits_of_one_call_a_key(
         run_by(capturing, ELEMENT, computes_keys=computes) for computes in (False, True)
     )
     context = local_contexts(workers=2)
+    interpreting = local_contexts(workers=2, kernels={"enabled": False})
 
     (wanted, _), (found, _) = (
         context.invoke(work, arguments()) for work in (by_argument, by_clients)
     )
+    of_all_keys, _ = interpreting.invoke(by_clients, arguments())
     monkeypatch.setattr(interpretation, "select_all", no_graph)
-    one_by_one, _ = context.invoke(by_clients, arguments())
+    one_by_one, _ = interpreting.invoke(by_clients, arguments())
 
-    assert found.tobytes() == one_by_one.tobytes() == wanted.tobytes()
+    assert found.tobytes() == wanted.tobytes()
+    assert of_all_keys.tobytes() == one_by_one.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.ray
