@@ -57,7 +57,7 @@ BY_DEFAULT = {
 """Ways and numbers of clients on threads; the slow tests have the others."""
 
 BY_DEFAULT_ON_RAY = {("kernels in subrounds", 4)}
-"""The same on Ray."""
+"""The same on Ray, and what runs every case there: workers run the code of threads."""
 
 INTERPRETED_FOR = {
     "`ray_fed_check_maximum` at clients",
@@ -82,7 +82,11 @@ def local_context_for() -> Iterator[ContextFor]:
         yield build
 
 
-def cases(ways: Iterable[str], by_default: AbstractSet[tuple[str, int]]) -> list[Any]:
+def cases(
+    ways: Iterable[str],
+    by_default: AbstractSet[tuple[str, int]],
+    in_full: AbstractSet[tuple[str, int]],
+) -> list[Any]:
     return [
         pytest.param(
             way,
@@ -93,7 +97,7 @@ def cases(ways: Iterable[str], by_default: AbstractSet[tuple[str, int]]) -> list
         )
         for way in ways
         for num_clients in (0, 1, 4)
-        for name in (CASES if (way, num_clients) in IN_FULL else A_FEW)
+        for name in (CASES if (way, num_clients) in in_full else A_FEW)
         if num_clients or not CASES[name].needs_clients
     ]
 
@@ -114,7 +118,9 @@ def check(context: ExecutionContext, name: str, num_clients: int) -> None:
     assert told <= {None, *INTERPRETED_FOR}
 
 
-@pytest.mark.parametrize(("way", "name", "num_clients"), cases(WAYS, BY_DEFAULT))
+@pytest.mark.parametrize(
+    ("way", "name", "num_clients"), cases(WAYS, BY_DEFAULT, IN_FULL)
+)
 def test_computes_what_numpy_says(
     local_context_for: ContextFor, way: str, name: str, num_clients: int
 ) -> None:
@@ -128,7 +134,11 @@ def test_computes_what_numpy_says(
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("way", "name", "num_clients"),
-    cases(["kernels in subrounds", "interpreter in subrounds"], BY_DEFAULT_ON_RAY),
+    cases(
+        ["kernels in subrounds", "interpreter in subrounds"],
+        BY_DEFAULT_ON_RAY,
+        BY_DEFAULT_ON_RAY,
+    ),
 )
 def test_computes_what_numpy_says_on_ray(
     ray_contexts: ContextFactory, way: str, name: str, num_clients: int
