@@ -27,7 +27,7 @@ _WORK = (
 )
 _SELECTS = flf.FEDERATED_SELECT.uri, flf.FEDERATED_SECURE_SELECT.uri
 
-MOST_HANDED_BYTES = 64 * 2**10
+_MOST_HANDED_BYTES = 64 * 2**10
 """Of each client, what may be kept between its first and its last work: all clients of
 a subround do the one before any does the other."""
 
@@ -75,7 +75,7 @@ def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals
     last = _reach(wanted, at_clients, stops)
     handed = [name for name in at_clients if name in last & stops]
     sizes = [count_member_bytes(at_clients[name]) for name in handed]
-    if not all(sizes) or sum(sizes) > MOST_HANDED_BYTES:
+    if not all(sizes) or sum(sizes) > _MOST_HANDED_BYTES:
         raise UnfusedError(
             "`federated_select` of keys that clients compute from what has too many"
             " bytes, or a number that is not known"

@@ -89,7 +89,7 @@ class _Fusion:
         aggregates = self._aggregates.values()
         merged = [aggregate.value for aggregate in aggregates]
         of_clients = first_work.divide([*merged, *read.kept], read.locals)
-        first = self._run_first(of_clients.handed)
+        first = self._fuse_first(of_clients.handed)
         for name in of_clients.last:
             self._sort(name, self._locals[name])
         members = [self._member(value) for value in merged]
@@ -114,8 +114,8 @@ class _Fusion:
             first=first,
         )
 
-    def _run_first(self, handed: Sequence[str]) -> plans.Kernel | None:
-        """Return the kernel that keeps some locals; make them members."""
+    def _fuse_first(self, handed: Sequence[str]) -> plans.Kernel | None:
+        """Return the kernel that hands some locals on; these are members, then."""
         if not handed:
             return None
         kept = [flf.Reference(n, self._locals[n].type_signature) for n in handed]

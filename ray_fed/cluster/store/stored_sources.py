@@ -23,7 +23,7 @@ _CHUNK_BYTES = 64 * 2**20
 _FETCH_TIMEOUT_S = 300.0
 
 Job: TypeAlias = tuple[str, str]
-"""Ray's names of a session and of a job in it, each of which counts from one."""
+"""Ray's names of a session and of a job: each session counts its jobs from one."""
 
 _stored: weakref.WeakKeyDictionary[ClientSource, tuple[Job, ClientSource]]
 _stored = weakref.WeakKeyDictionary()
