@@ -108,7 +108,8 @@ def serialize_computation(comp: object) -> bytes:
         raise errors.ValueMismatchError(
             f"Expected a computation to serialise, found {show(comp)}."
         )
-    return serialise(fl.framework.ComputationBuildingBlock.from_proto(comp.to_proto()))
+    with depth_in_words():
+        return comp.to_proto().SerializeToString(deterministic=True)
 
 
 def deserialize_computation(serialized: object) -> fl.framework.ConcreteComputation:

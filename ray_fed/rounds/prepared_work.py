@@ -5,7 +5,7 @@ import dataclasses
 import federated_language as fl
 
 from ray_fed.compiler.fuse import fuse
-from ray_fed.language import blocks, type_checks
+from ray_fed.language import blocks
 from ray_fed.plan import plans
 from ray_fed.rounds.computation_cache import ComputationCache
 from ray_fed.rounds.policy import RoundPolicy
@@ -22,7 +22,7 @@ class PreparedWork:
 
     def __init__(self, policy: RoundPolicy) -> None:
         self._policy = policy
-        self._serialised = ComputationCache(_serialise)
+        self._serialised = ComputationCache(blocks.serialize_computation)
         self._kernels = ComputationCache(self._plan_kernel)
 
     def serialise(self, comp: flf.ConcreteComputation) -> bytes:
@@ -52,9 +52,3 @@ class PreparedWork:
             jit=self._policy.jit,
             vectorised_clients=self._policy.vectorised_clients,
         )
-
-
-def _serialise(comp: flf.ConcreteComputation) -> bytes:
-    block = blocks.to_block(comp)
-    kind = flf.ComputationBuildingBlock
-    return blocks.serialise(type_checks.narrow(block, kind, "a mergeable form"))
