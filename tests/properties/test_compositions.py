@@ -22,6 +22,8 @@ from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.worker import stacks
 
+import tensorflow as tf  # isort: skip
+
 quick, many = settings(max_examples=50), settings(max_examples=1000)
 
 INT, FLOAT = fl.TensorType(np.int32), fl.TensorType(np.float32)
@@ -65,6 +67,31 @@ PAIRS = {
     for name, fn in BINARY.items()
     for kind, type_spec in LEAVES.items()
 }
+
+NUM_KEYS = 4
+LAST_KEY = NUM_KEYS - 1
+
+
+@rtf.computation(INT)
+def keys_of(x: Any) -> Any:
+    return tf.math.floormod(tf.stack([x, x + 1]), NUM_KEYS)
+
+
+def rows_by(kind: str) -> tuple[Any, Any]:
+    """Return what a key selects of a value at the server, and the sum of such rows."""
+    type_spec = LEAVES[kind]
+    zero = numbers(kind, 0)
+    pick = rtf.computation(
+        lambda state, key: state + tf.cast(key, state.dtype), type_spec, INT
+    )
+    add_up = rtf.computation(
+        lambda rows: rows.reduce(tf.constant(zero), lambda held, row: held + row),
+        fl.SequenceType(type_spec),
+    )
+    return pick, add_up
+
+
+ROWS = {kind: rows_by(kind) for kind in LEAVES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,10 +333,33 @@ class Composer:
             ),
         )
 
+    def choose(self) -> None:
+        """federated_select by keys that clients compute, and the sum of its rows."""
+        index = self.pick(lambda v: (v.where, v.member) == ("clients", "int"))
+        state = self.pick(lambda v: v.where == "server" and isinstance(v.member, str))
+        assert index is not None
+        assert state is not None
+        of_server = self.values[state]
+        kind = str(of_server.member)
+        pick, add_up = ROWS[kind]
+
+        def rows(x: Any) -> Any:
+            keys = [x % NUM_KEYS, (x + np.int32(1)) % NUM_KEYS]
+            return sum(of_server.expected + numbers(kind, key) for key in keys)
+
+        def step(found: list[Any]) -> Any:
+            largest = fl.federated_value(LAST_KEY, fl.SERVER)
+            keys = fl.federated_map(keys_of, found[index])
+            selected = fl.federated_select(keys, largest, found[state], pick)
+            return fl.federated_map(add_up, selected)
+
+        expected = [rows(x) for x in self.values[index].expected]
+        self.add(Value("clients", kind, expected), step)
+
     def program(self) -> Program:
         steps: list[Callable[[], None]] = [
             self.apply, self.combine, self.zip, self.select, self.broadcast,
-            self.reduce, self.mean, self.aggregate,
+            self.reduce, self.mean, self.aggregate, self.choose,
         ]  # fmt: skip
         for step in self.draw(st.lists(st.sampled_from(steps), min_size=1, max_size=8)):
             step()
