@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context, execute  # no public names
 
+from ray_fed.tensorflow.graphs import call_options
 from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
 
 _ANONYMOUS_NAME = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
@@ -188,7 +189,8 @@ def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -
     def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if not fetches:
             return []
-        return pruned._call_flat(tensors, pruned.captured_inputs)  # noqa: SLF001
+        with call_options.used():
+            return pruned._call_flat(tensors, pruned.captured_inputs)  # noqa: SLF001
 
     return run
 
@@ -227,7 +229,7 @@ def import_graph(
 
     eager: Any = context.context()
     name = wrapped.name.decode()
-    attributes = tuple(itertools.chain(*eager.function_call_options.as_attrs().items()))
+    attributes = tuple(itertools.chain(*call_options.current().as_attrs().items()))
 
     def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         num_outputs = len(wrapped.outputs)  # asked of it, so that it stays
