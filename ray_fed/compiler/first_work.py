@@ -74,13 +74,20 @@ def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals
     stops = frozenset(n for n in first if n in keys or _uri(at_clients[n]) in _WORK)
     last = _reach(wanted, at_clients, stops)
     handed = [name for name in at_clients if name in last & stops]
-    sizes = [count_member_bytes(at_clients[name]) for name in handed]
-    if not all(sizes) or sum(sizes) > _MOST_HANDED_BYTES:
-        raise UnfusedError(
-            "`federated_select` of keys that clients compute from what has too many"
-            " bytes, or a number that is not known"
-        )
+    _check_sizes([count_member_bytes(at_clients[name]) for name in handed])
     return ClientLocals([name for name in at_clients if name in last - stops], handed)
+
+
+def _check_sizes(num_bytes: Sequence[int]) -> None:
+    found = f"{sum(num_bytes):,}"
+    if not all(num_bytes):
+        found = "an unknown number of"  # strings, sequences, shapes of any size
+    elif sum(num_bytes) <= _MOST_HANDED_BYTES:
+        return
+    raise UnfusedError(
+        "`federated_select` of keys that clients compute, with values beside them or"
+        f" behind them of {found} bytes, where at most {_MOST_HANDED_BYTES:,} are kept"
+    )
 
 
 def _reach(

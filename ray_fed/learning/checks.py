@@ -44,8 +44,9 @@ def check_number(
     """
     is_number = not isinstance(value, bool) and isinstance(value, numbers.Real)
     if not (is_number and math.isfinite(value) and fits(float(value))):
+        kind = "" if is_number else ", a number"
         raise errors.ConfigError(
-            f"Expected `{name}` {wanted}, found {errors.describe(value)}."
+            f"Expected `{name}` {wanted}{kind}, found {errors.describe(value)}."
         )
 
 

@@ -22,7 +22,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.client_guard import apply_guard, build_guard
 from ray_fed.learning.guards import Guards, require_finite, skip_empty
-from ray_fed.learning.models import Model, ModelWeights
+from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.part_types import PartTypes, at_clients, read_types
 from ray_fed.learning.processes import LearningProcess, Part
 from ray_fed.learning.round_values import (
@@ -77,6 +77,7 @@ def build_process(
     Raises:
         ValueMismatchError: the types of parts do not go together.
     """
+    expect_model(model)
     guards = guards or Guards()
     types = read_types(model, view_type(model, finalize), distribute, client_work)
     if isinstance(aggregate, Aggregator):

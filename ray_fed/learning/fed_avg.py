@@ -31,7 +31,7 @@ from ray_fed.learning.local_training import (
     build_training,
     send_weights,
 )
-from ray_fed.learning.models import Model
+from ray_fed.learning.models import Model, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.server_update import build_server_update
@@ -76,6 +76,7 @@ def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
         ValueMismatchError: an optimiser, or a schedule, is not one of Keras.
         ConfigError: `epochs` is below 1.
     """
+    expect_model(model)
     training = LocalTraining(
         OptimizerSpec(client_optimizer), check_epochs(epochs), client_learning_rate
     )

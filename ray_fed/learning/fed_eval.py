@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.models import Model, ModelWeights
+from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.totals import Totals
 
@@ -103,6 +103,7 @@ def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> 
 
 def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any, Any]:
     """Return what makes the first state to evaluate, and what selects its weights."""
+    expect_model(model)
     initialize = (
         training.initialize if training else _build_initialize(model.initial_weights())
     )

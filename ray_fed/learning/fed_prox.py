@@ -21,7 +21,7 @@ from ray_fed.learning.local_training import (
     build_training,
     send_weights,
 )
-from ray_fed.learning.models import Model
+from ray_fed.learning.models import Model, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.server_update import build_server_update
@@ -56,12 +56,13 @@ def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
         ValueMismatchError: an optimiser, or a schedule, is not one of Keras.
         ConfigError: `epochs` is below 1, or `proximal` below 0.
     """
+    expect_model(model)
     check_number("proximal", proximal, lambda mu: mu >= 0, "to be at least 0")
     training = LocalTraining(
         OptimizerSpec(client_optimizer),
         check_epochs(epochs),
         client_learning_rate,
-        proximal,
+        float(proximal),
     )
     at_server = OptimizerSpec(server_optimizer or keras.optimizers.SGD(1.0))
     finalize = build_server_update(model, at_server)

@@ -26,7 +26,7 @@ from ray_fed.learning.local_training import (
     send_weights,
     stateless_client_part,
 )
-from ray_fed.learning.models import Model
+from ray_fed.learning.models import Model, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.round_values import ClientResult, Measured
@@ -54,6 +54,7 @@ def build_fed_sgd(
     Raises:
         ValueMismatchError: the optimiser is not one of Keras.
     """
+    expect_model(model)
     finalize = build_server_update(model, OptimizerSpec(server_optimizer))
 
     @rtf.computation(broadcast_type(model), model.data_type.member)

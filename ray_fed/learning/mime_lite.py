@@ -35,7 +35,7 @@ from ray_fed.learning.local_training import (
     stateless_client_part,
     trainable_types,
 )
-from ray_fed.learning.models import Model, ModelWeights
+from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import ClientPart, LearningProcess, Part
 from ray_fed.learning.round_values import ClientResult, Measured, ServerView
@@ -79,6 +79,7 @@ def build_mime_lite(
         ValueMismatchError: the optimiser is not one of Keras.
         ConfigError: `epochs` is below 1.
     """
+    expect_model(model)
     spec = OptimizerSpec(optimizer)
     finalize = _build_finalization(model, spec)
     sent_type = view_type(model, finalize)

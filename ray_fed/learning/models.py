@@ -219,6 +219,19 @@ class Model:
         return copy
 
 
+def expect_model(value: object) -> None:
+    """Raise unless a value is a `Model`.
+
+    Raises:
+        ValueMismatchError: it is something else, such as a model of Keras.
+    """
+    if not isinstance(value, Model):
+        raise errors.ValueMismatchError(
+            f"Expected a `learning.Model` as `model`, found {errors.describe(value)}:"
+            " make one of a Keras model, `learning.Model.from_keras(model, loss=...)`."
+        )
+
+
 def _check_model(keras_model: keras.Model) -> None:
     expect_object(keras_model, keras.Model, "keras.Sequential([...])")
     if not keras_model.built:

@@ -29,9 +29,11 @@ def choose_sampler(
         state: to go on from, if any.
 
     Raises:
-        ConfigError: the process is for other clients or draws its own cohorts, or the
-            state's rounds had other noise.
+        ConfigError: there are no clients, the process is for other clients or draws its
+            own cohorts, or the state's rounds had other noise.
     """
+    if not num_clients:
+        raise errors.ConfigError("Expected clients in `data`, found none.")
     wanted = getattr(process, "num_clients", None)
     if wanted is not None and wanted != num_clients:
         raise errors.ConfigError(
@@ -87,6 +89,12 @@ def begin_clients(
         )
     if given is not None:
         check_client_states(given, initial, num_clients)
+        if state is None and len(given.ids):
+            raise errors.ConfigError(
+                "Expected `state` beside `client_states`, found none: what clients kept"
+                " goes on with the server's state of the same result. Pass"
+                " `state=result.state`, too."
+            )
     empty = ClientStates(initial) if given is None else given.emptied(initial)
     if storage_path is None:
         return empty

@@ -15,11 +15,12 @@ def _is_function(value: object) -> bool:
 
 
 def _is_sequence(value: object) -> bool:
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    has_places = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return has_places and not isinstance(value, Mapping)
 
 
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "data": (_is_sequence, "a sequence with the batches of each client"),
+    "data": (_is_sequence, "a sequence with the batches of each client, no mapping,"),
     "storage_path": (
         lambda value: value is None or isinstance(value, str | os.PathLike),
         "a path, a URI or None",

@@ -36,7 +36,7 @@ from ray_fed.learning.local_training import (
     measure,
     trainable_types,
 )
-from ray_fed.learning.models import Model, ModelWeights
+from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import (
     AggregationPart,
@@ -94,6 +94,7 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
     Raises:
         ConfigError: a number is out of its range, or weights have constraints.
     """
+    expect_model(model)
     check_positive("client_learning_rate", client_learning_rate)
     check_positive("server_learning_rate", server_learning_rate)
     read_whole("num_clients", num_clients, 1)
@@ -104,7 +105,7 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
             f" {errors.describe([c for c in model.constraints if c])}: remove them, or"
             " use another algorithm."
         )
-    finalize = _build_finalization(model, server_learning_rate, num_clients)
+    finalize = _build_finalization(model, float(server_learning_rate), num_clients)
     sent_type = view_type(model, finalize)
 
     @rtf.computation(sent_type)
@@ -112,7 +113,7 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
         return view
 
     client_work = _build_client_work(
-        model, client_learning_rate, check_epochs(epochs), sent_type
+        model, float(client_learning_rate), check_epochs(epochs), sent_type
     )
     inner = aggregator or mean(weighted=False)
     process = build_process(

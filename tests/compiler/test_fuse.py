@@ -198,8 +198,8 @@ def nothing_aggregated(state: Any) -> Any:
 
 
 TOO_MUCH = (
-    "`federated_select` of keys that clients compute from what has too many bytes, or a"
-    " number that is not known"
+    "`federated_select` of keys that clients compute, with values beside them or behind"
+    " them of 65,540 bytes, where at most 65,536 are kept"
 )
 
 

@@ -261,6 +261,15 @@ def test_states_of_clients_that_keep_nothing_are_refused(
         run(fed_avg, clients, client_states=ClientStates(np.zeros(1)))
 
 
+def test_values_of_clients_without_the_state_of_the_server_are_refused(
+    process: LearningProcess, clients: list[Any]
+) -> None:
+    first = run(process, clients)
+
+    with pytest.raises(errors.ConfigError, match="`state` beside `client_states`"):
+        run(process, clients, client_states=first.client_states)
+
+
 def test_states_are_told_from_other_objects(
     process: LearningProcess, clients: list[Any]
 ) -> None:
