@@ -14,7 +14,7 @@ import federated_language as fl
 
 from ray_fed.compiler.aggregates import UnfusedError, intrinsic_call
 from ray_fed.compiler.keeping import count_member_bytes
-from ray_fed.compiler.normalize import free_references
+from ray_fed.compiler.normalize import free_references, needed_names
 from ray_fed.compiler.substitution import select
 from ray_fed.language import type_checks
 
@@ -64,15 +64,15 @@ def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals
         if type_checks.is_at_clients(block.type_signature)
     }
     wanted = [name for root in roots for name in free_references(root)]
-    needed = _reach(wanted, at_clients, frozenset())
+    needed = needed_names(wanted, at_clients)
     keys = {
         name
         for each in needed
         for name in _keys_of(at_clients[each]) & at_clients.keys()
     }
-    first = _reach(keys, at_clients, frozenset())
+    first = needed_names(keys, at_clients)
     stops = frozenset(n for n in first if n in keys or _uri(at_clients[n]) in _WORK)
-    last = _reach(wanted, at_clients, stops)
+    last = needed_names(wanted, at_clients, stops)
     handed = [name for name in at_clients if name in last & stops]
     _check_sizes([count_member_bytes(at_clients[name]) for name in handed])
     return ClientLocals([name for name in at_clients if name in last - stops], handed)
@@ -88,21 +88,6 @@ def _check_sizes(num_bytes: Sequence[int]) -> None:
         "`federated_select` of keys that clients compute, with values beside them or"
         f" behind them of {found} bytes, where at most {_MOST_HANDED_BYTES:,} are kept"
     )
-
-
-def _reach(
-    names: Iterable[str], blocks: Mapping[str, Block], stops: frozenset[str]
-) -> set[str]:
-    """Return names and all that they depend on, without looking behind `stops`."""
-    reached: set[str] = set()
-    pending = list(names)
-    while pending:
-        name = pending.pop()
-        if name in blocks and name not in reached:
-            reached.add(name)
-            if name not in stops:
-                pending.extend(free_references(blocks[name]))
-    return reached
 
 
 def _keys_of(block: Block) -> frozenset[str]:

@@ -61,7 +61,7 @@ def divide(stages: Sequence[StageCalls]) -> list[KeptNames]:
     taken: list[list[str]] = []
     for index, stage in enumerate(stages):
         working = _working(stage.calls)
-        found = _needed(stage, first)
+        found = needed_names(stage.roots, stage.calls, first)
         taken.append([name for name in stage.calls if name in found & first.keys()])
         for name in found & working - first.keys():
             first[name] = index
@@ -109,19 +109,6 @@ def find_early(
 def count_member_bytes(call: Block) -> int:
     """Return the bytes of one client's member of a value that may be kept."""
     return _count_bytes(type_checks.member_type(call.type_signature)) or 0
-
-
-def _needed(stage: StageCalls, first: Mapping[str, int]) -> set[str]:
-    """Return the names that a stage needs, without looking behind evaluated ones."""
-    needed: set[str] = set()
-    pending = list(stage.roots)
-    while pending:
-        name = pending.pop()
-        if name in stage.calls and name not in needed:
-            needed.add(name)
-            if name not in first:
-                pending.extend(free_references(stage.calls[name]))
-    return needed
 
 
 def _working(calls: Mapping[str, Block]) -> set[str]:

@@ -12,7 +12,7 @@ and may capture names of the outer list.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import federated_language as fl
@@ -240,13 +240,22 @@ def free_references(block: Block) -> frozenset[str]:
             return frozenset[str]().union(*found)
 
 
-def needed_names(roots: frozenset[str], calls: Mapping[str, Block]) -> frozenset[str]:
-    """Return the names of calls that `roots` need, themselves included."""
+def needed_names(
+    roots: Iterable[str], calls: Mapping[str, Block], known: Container[str] = ()
+) -> frozenset[str]:
+    """Return the names of calls that `roots` need, themselves included.
+
+    Args:
+        roots: names; those of no call count for nothing.
+        calls: by name.
+        known: names of values that are there, behind which nothing is needed.
+    """
     needed: set[str] = set()
     pending = list(roots)
     while pending:
         name = pending.pop()
         if name in calls and name not in needed:
             needed.add(name)
-            pending.extend(free_references(calls[name]))
+            if name not in known:
+                pending.extend(free_references(calls[name]))
     return frozenset(needed)

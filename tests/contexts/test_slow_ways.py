@@ -24,7 +24,8 @@ def test_a_slow_round_says_why_and_what_is_quick(
 ) -> None:
     sink = SlowWays()
     reason = (
-        "`federated_select` of keys that clients compute from what has too many bytes"
+        "`federated_select` of keys that clients compute, with values beside them or"
+        " behind them of 65,540 bytes, where at most 65,536 are kept"
     )
     unlowered = events.ComputationUnlowered(0, "`f` (a.py:3)", "ab", "FlatMapDataset")
     step = events.WorkInterpreted(0, "the finish of a round", "ValueError: so")
