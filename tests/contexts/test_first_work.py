@@ -13,6 +13,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
+from tests.result_bits import bits
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -155,10 +156,7 @@ def of_both_ways(build: ContextFactory, comp: Any, *args: Any) -> Any:
         assert report is not None
         assert (report.kernel_leaves > 0) == enabled
         assert not (enabled and report.no_kernel)
-    with_kernels, without = (
-        [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(result)]
-        for result in found
-    )
+    with_kernels, without = map(bits, found)
     assert with_kernels == without
     return found[0]
 

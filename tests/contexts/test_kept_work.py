@@ -15,6 +15,7 @@ import tensorflow as tf
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
+from tests.result_bits import bits
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -94,10 +95,6 @@ def times_by_client(folder: pathlib.Path) -> list[int]:
     names = [path.name.partition("-")[0] for path in folder.iterdir()]
     counts = collections.Counter(map(int, names))
     return [counts[client] for client in range(NUM_CLIENTS)]
-
-
-def bits(result: Any) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(result)]
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])

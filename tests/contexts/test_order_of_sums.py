@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
+from tests.result_bits import bits
 
 ContextFactory = Callable[..., ExecutionContext]
 Work = Callable[[Any], Any]
@@ -67,10 +68,6 @@ def round_of(work: Work) -> Any:
         return worked, fl.federated_sum(worked)
 
     return run
-
-
-def bits(result: Any) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(result)]
 
 
 @pytest.mark.parametrize("name", WORK)

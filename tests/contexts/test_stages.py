@@ -11,6 +11,7 @@ import tensorflow as tf
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.worker.stacks import thread_debugging_executor_factory
+from tests.result_bits import bits
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -101,10 +102,6 @@ CASES = [
 BACKENDS = ["local", pytest.param("ray", marks=pytest.mark.ray)]
 
 
-def _bits(result: Any) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(result)]
-
-
 @pytest.mark.parametrize(("comp", "arg"), CASES)
 def test_bits_do_not_depend_on_the_cut(
     local_contexts: ContextFactory, comp: Any, arg: Any
@@ -114,7 +111,7 @@ def test_bits_do_not_depend_on_the_cut(
         for workers, subrounds in [(1, 1), (2, 2), (2, 3), (3, 7)]
     ]
 
-    results = [_bits(context.invoke(comp, arg)) for context in contexts]
+    results = [bits(context.invoke(comp, arg)) for context in contexts]
 
     assert all(result == results[0] for result in results)
 
@@ -128,7 +125,7 @@ def test_bits_on_ray_equal_local_ones(
 
     for case in CASES:
         comp, arg = case.values
-        assert _bits(context.invoke(comp, arg)) == _bits(local.invoke(comp, arg))
+        assert bits(context.invoke(comp, arg)) == bits(local.invoke(comp, arg))
 
 
 @pytest.mark.parametrize(
