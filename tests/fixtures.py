@@ -18,10 +18,10 @@ from ray._private import internal_api, worker
 import ray_fed
 from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.cluster.driver.session import Session
-from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.tensorflow.tensors import devices
 from ray_fed.worker import stacks
+from tests.session_contexts import context_over
 
 ContextFactory = Callable[..., ExecutionContext]
 StackFor = Callable[..., fl.framework.Executor]
@@ -122,17 +122,7 @@ def ray_contexts(ray_cluster: None) -> Iterator[ContextFactory]:
         base = ray_fed.Config(
             workers=config.workers, retry=config.retry, data=config.data
         )
-        session = session_of(base, config)
-        backend = Backend(
-            session.runners(),
-            session.count_workers,
-            lambda: None,
-            session.store,
-            session.fetch,
-            session.await_ready,
-            spreads_subrounds=True,
-        )
-        latest.append(ExecutionContext(config, backend))
+        latest.append(context_over(session_of(base, config), config))
         return latest[0]
 
     yield build

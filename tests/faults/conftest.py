@@ -17,7 +17,9 @@ from ray.cluster_utils import Cluster
 
 import ray_fed
 from ray_fed import tensorflow as rtf
+from ray_fed.cluster.driver.session import Session
 from ray_fed.contexts.execution_context import ExecutionContext
+from tests.session_contexts import context_over
 from tests.waiting_work import GO, mark_and_wait
 
 import tensorflow as tf  # isort: skip
@@ -157,6 +159,21 @@ def contexts(cluster: Cluster) -> Iterator[Callable[..., ExecutionContext]]:
         def build(**settings: Any) -> ExecutionContext:
             context = ray_fed.create_context(_settings(**settings), address="auto")
             return opened.enter_context(context)
+
+        yield build
+
+
+@pytest.fixture
+def contexts_with_sessions(
+    cluster: Cluster,
+) -> Iterator[Callable[..., tuple[ExecutionContext, Session]]]:
+    """Contexts on the cluster, and the sessions that have their pools; closed, too."""
+    with contextlib.ExitStack() as opened:
+
+        def build(**settings: Any) -> tuple[ExecutionContext, Session]:
+            config = _settings(**settings)
+            session = opened.enter_context(contextlib.closing(Session("auto", config)))
+            return opened.enter_context(context_over(session, config)), session
 
         yield build
 

@@ -1,7 +1,7 @@
 """Rounds on a cluster of three nodes whose workers and coordinators are killed."""
 
+import asyncio
 import pathlib
-import time
 from typing import Any
 
 import federated_language as fl
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ray_fed import tensorflow as rtf
+from ray_fed.cluster.driver.session import Session
 from tests.waiting_work import GO, mark_and_wait
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
@@ -59,18 +60,25 @@ def test_worker_killed_under_a_subround_costs_that_subround_only(
     assert report.kernel_leaves == (8 if kernels else 0)
 
 
+async def none_is_ready(session: Session) -> None:
+    """Return once the pool knows that none of its workers is ready."""
+    found = await session.await_ready(None)
+    while found[0]:
+        found = await session.await_ready(found)
+
+
 def test_worker_killed_between_rounds_costs_neither_bits_nor_budget(
-    contexts: Any, client_work: Any, kill: Any
+    contexts_with_sessions: Any, client_work: Any, kill: Any
 ) -> None:
     work = client_work(waiting=())
     expected = work.expected(3)
-    context = contexts(workers=2, subrounds=2)
+    context, session = contexts_with_sessions(workers=2, subrounds=2)
     work.let_go()
     bits = [work.run(context), work.run(context)]
 
     for pid in pids(context):
         kill(pid)
-    time.sleep(0.3)  # Ray tells of it, while the leases are kept
+    asyncio.run(asyncio.wait_for(none_is_ready(session), 120))
     bits.append(work.run(context))
 
     assert bits == expected
