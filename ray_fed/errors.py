@@ -113,7 +113,7 @@ class Location:
     """Where in a round something happened; None where it does not apply.
 
     Attributes:
-        round_index: rounds of this context before this one.
+        round_index: calls of this context before this one.
         subround_index: position of the subround in its round.
         client_index: position of the client in the round's cohort.
         node: the address of the machine.
@@ -129,7 +129,7 @@ class Location:
     @override
     def __str__(self) -> str:
         fields = {
-            "round": self.round_index,
+            "call": self.round_index,
             "subround": self.subround_index,
             "client at position": self.client_index,
             "node": self.node,

@@ -27,6 +27,7 @@ ContextFactory = Callable[..., ExecutionContext]
 StackFor = Callable[..., fl.framework.Executor]
 
 devices.set_threads(1)  # as workers have: before any test runs TensorFlow
+devices.split_cpu(2)  # as local contexts of two workers have
 
 NUM_CPUS = 16
 """More than the machine may have: for pools that are kept, stacks, and contexts that

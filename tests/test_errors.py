@@ -132,7 +132,7 @@ def test_user_and_cluster_errors_are_apart() -> None:
         ),
         pytest.param(
             LOCATION,
-            "round 3, subround 1, client at position 7, node 10.0.0.1, attempt 2",
+            "call 3, subround 1, client at position 7, node 10.0.0.1, attempt 2",
             id="all known",
         ),
     ],

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray_fed.errors as errors
@@ -81,10 +81,10 @@ def _local_backend(
 
     num_leaves = 1 if config.debug else _count_threads(config)
     devices.set_threads(max(1, int(config.workers.num_cpus)), num_leaves)
-    device = devices.cpu()
-    found = devices.read_fingerprint(device)
+    parts = devices.split_cpu(num_leaves)
+    found = devices.read_fingerprint(parts[0])
     make_runners = _debugging_runners if config.debug else _threaded_runners
-    runners = make_runners(config, found, device)
+    runners = make_runners(config, found, parts)
 
     def close() -> None:
         for runner in runners:
@@ -94,15 +94,14 @@ def _local_backend(
 
 
 def _threaded_runners(
-    config: Config, fingerprint: Fingerprint, device: Any
+    config: Config, fingerprint: Fingerprint, devices: Sequence[Any]
 ) -> list[LocalRunner]:
     limits = config.worker_limits
-    num_threads, client_bytes = _count_threads(config), config.workers.client_bytes
+    client_bytes = config.workers.client_bytes
+    threaded = stacks.threaded_stacks(len(devices), client_bytes, devices)
     return [
         LocalRunner(stack, f"thread {index}", fingerprint, limits)
-        for index, stack in enumerate(
-            stacks.threaded_stacks(num_threads, client_bytes, device)
-        )
+        for index, stack in enumerate(threaded)
     ]
 
 
@@ -118,8 +117,9 @@ def _count_threads(config: Config) -> int:
 
 
 def _debugging_runners(
-    config: Config, fingerprint: Fingerprint, device: Any
+    config: Config, fingerprint: Fingerprint, devices: Sequence[Any]
 ) -> list[LocalRunner]:
+    (device,) = devices
     stack = stacks.device_stack(device, config.workers.client_bytes)
     limits = config.worker_limits
     return [LocalRunner(stack, "calling thread", fingerprint, limits, stepwise=True)]

@@ -21,7 +21,7 @@ from ray_fed.plan.fused import Arguments, Fused
 from ray_fed.tensorflow.kernels.fused_graphs import FusedGraphs
 from ray_fed.tensorflow.loading import functions, normal, operators
 from ray_fed.tensorflow.loading.normal import Executable, Normal
-from ray_fed.tensorflow.tensors import specs
+from ray_fed.tensorflow.tensors import devices, specs
 from ray_fed.values import tensor_structures
 from ray_fed.values.lru_cache import LruCache
 
@@ -52,7 +52,7 @@ class EagerTFExecutor(fl.framework.Executor):
         self._device = device.name if device is not None else None
         self._lowers = True
         self._functions: LruCache[bytes, Executable] = LruCache(_CACHED_FUNCTIONS)
-        self._fused = FusedGraphs(self._device)
+        self._fused = FusedGraphs(devices.shared_name(self._device))
 
     @classmethod
     def of_written_graphs(cls, device: Any = None) -> Self:

@@ -21,9 +21,15 @@ class LoopThread:
 
     Args:
         name: of the thread.
+        scope: that the thread enters before all else, and leaves at its end.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        scope: contextlib.AbstractContextManager[object] | None = None,
+    ) -> None:
+        self._scope = scope or contextlib.nullcontext()
         self._loop = asyncio.new_event_loop()
         self._is_closed = False
         # Nothing is handed over after `_cancel_all`, which ends what was before. It may
@@ -38,12 +44,13 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        while True:
-            try:
-                self._loop.run_forever()
-                break
-            except (KeyboardInterrupt, SystemExit):  # raised by a task, which has it
-                continue
+        with self._scope:
+            while True:
+                try:
+                    self._loop.run_forever()
+                    break
+                except (KeyboardInterrupt, SystemExit):  # of a task, which has it
+                    continue
         self._loop.close()
 
     def submit(

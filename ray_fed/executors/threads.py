@@ -1,5 +1,6 @@
 """Runs a target executor on a thread of its own, so that its callers do not block."""
 
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -20,13 +21,17 @@ class ThreadDelegatingExecutor(fl.framework.Executor):
     Args:
         target_executor: runs on the thread; owned: `close` closes it.
         name: of the thread.
+        scope: that the thread enters before all else, and leaves at its end.
     """
 
     def __init__(
-        self, target_executor: fl.framework.Executor, name: str = "ray_fed executor"
+        self,
+        target_executor: fl.framework.Executor,
+        name: str = "ray_fed executor",
+        scope: contextlib.AbstractContextManager[object] | None = None,
     ) -> None:
         self._target = target_executor
-        self._thread = LoopThread(name)
+        self._thread = LoopThread(name, scope)
 
     @override
     def close(self) -> None:

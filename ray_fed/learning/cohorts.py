@@ -168,14 +168,13 @@ def _check_seed(seed: int) -> None:
         raise errors.ConfigError(f"Expected `seed` to be at least 0, found {seed}.")
 
 
-def say_who(error: BaseException, cohort: Sequence[int]) -> None:
-    """Note which clients the places in an error are: it knows of the cohort alone."""
+def say_who(error: BaseException, round_index: int, cohort: Sequence[int]) -> None:
+    """Note which round and clients an error is of: it knows of its call alone."""
     place = getattr(getattr(error, "location", None), "client_index", None)
     if place is None:
         shown = ", ".join(map(str, cohort[:_MAX_NAMED]))
         others = f" and {len(cohort) - _MAX_NAMED} others" * (len(cohort) > _MAX_NAMED)
-        error.add_note(f"The cohort is, in order, `data[i]` for i in {shown}{others}.")
+        who = f"cohort is, in order, `data[i]` for i in {shown}{others}"
     else:
-        error.add_note(
-            f"The client at position {place} of the cohort is `data[{cohort[place]}]`."
-        )
+        who = f"client at position {place} of the cohort is `data[{cohort[place]}]`"
+    error.add_note(f"In round {round_index} of the run, the {who}.")

@@ -145,7 +145,7 @@ class RunLoop:
                     going = self._call(state, cohort, index)
                     reason = self._wait(going, following)
                 except Exception as error:
-                    self._say_why(error, cohort, following)
+                    self._say_why(error, index, cohort, following)
                     raise
                 if going is None or reason is not None:
                     return reason or self._leave(following)
@@ -191,16 +191,16 @@ class RunLoop:
     def _say_why(
         self,
         error: Exception,
+        index: int,
         cohort: Sequence[int],
         following: concurrent.futures.Future[bool] | None,
     ) -> None:
-        """Say whose round failed, once what follows the one before is done."""
-        if following is None:
-            say_who(error, cohort)
-            return
-        concurrent.futures.wait([following])
-        if following.exception() is not error:
-            say_who(error, cohort)
+        """Say which round of which clients failed, if not what follows the last one."""
+        if following is not None:
+            concurrent.futures.wait([following])
+            if following.exception() is error:
+                return
+        say_who(error, index, cohort)
 
     def _leave(self, following: concurrent.futures.Future[bool] | None) -> Reason:
         """Give what follows the last round some time, once a signal came."""

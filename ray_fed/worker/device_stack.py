@@ -6,6 +6,7 @@ TensorFlow is imported where a stack is made: a coordinator imports this module,
 never loads TensorFlow.
 """
 
+import contextlib
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -131,10 +132,16 @@ class ThreadedStack(ThreadDelegatingExecutor):
     Args:
         stack: owned.
         name: of the thread.
+        scope: of the device, which the thread enters.
     """
 
-    def __init__(self, stack: DeviceStack, name: str) -> None:
-        super().__init__(stack, name)
+    def __init__(
+        self,
+        stack: DeviceStack,
+        name: str,
+        scope: contextlib.AbstractContextManager[object],
+    ) -> None:
+        super().__init__(stack, name, scope)
         self.stack = stack
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:

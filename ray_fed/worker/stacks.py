@@ -11,6 +11,7 @@ never loads TensorFlow.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,14 +50,22 @@ def device_stack(device: Any = None, client_bytes: int = CLIENT_BYTES) -> Device
 
 
 def threaded_stacks(
-    num_threads: int, client_bytes: int = CLIENT_BYTES, device: Any = None
+    num_threads: int,
+    client_bytes: int = CLIENT_BYTES,
+    devices: Sequence[Any] = (None,),
 ) -> list[ThreadedStack]:
-    """Return stacks of one device, each on a thread of its own; see `device_stack`."""
+    """Return stacks, each on a thread of its own, which take turns with devices.
+
+    See `device_stack`.
+    """
+    import tensorflow as tf
+
     stacks: list[ThreadedStack] = []
     with contextlib.ExitStack() as failed:
-        for index in range(num_threads):
+        for index, device in zip(range(num_threads), itertools.cycle(devices)):
             stack = device_stack(device, client_bytes)
-            stacks.append(ThreadedStack(stack, f"ray_fed executor {index}"))
+            scope = tf.device(None if device is None else device.name)
+            stacks.append(ThreadedStack(stack, f"ray_fed executor {index}", scope))
             failed.callback(stacks[-1].close)
         failed.pop_all()  # who asked for them closes them
     return stacks

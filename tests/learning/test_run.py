@@ -283,35 +283,38 @@ def test_error_of_a_round_lists_at_most_ten_clients() -> None:
         run(process, [[]] * 1000, num_rounds=1)
 
     (note,) = caught.value.__notes__
-    assert len(re.findall(r"\d+", note)) == 11
+    assert len(re.findall(r"\d+", note)) == 12
     assert note.endswith(" and 990 others.")
 
 
 @pytest.mark.parametrize(
-    ("error", "note"),
+    ("error", "who"),
     [
-        (ValueError("data[0]"), "The cohort is, in order, `data[i]` for i in {}."),
+        (ValueError("data[0]"), "cohort is, in order, `data[i]` for i in {}."),
         (
             errors.ComputationError("no", errors.Location(client_index=1)),
-            "The client at position 1 of the cohort is `data[{[1]}]`.",
+            "client at position 1 of the cohort is `data[{[1]}]`.",
         ),
     ],
     ids=["no place", "a place"],
 )
 def test_error_of_a_round_says_which_clients_its_cohort_has(
-    error: Exception, note: str
+    error: Exception, who: str
 ) -> None:
-    def fail(state: Counter, data: list[Any]) -> Any:
-        del state, data
-        raise error
+    counter = build_counter()
 
-    process = LearningProcess(lambda: Counter(0, ()), fail)
+    def fail_later(state: Counter, data: list[Any]) -> Any:
+        if state.seen:
+            raise error
+        return counter.next(state, data)
+
+    process = LearningProcess(counter.initialize, fail_later)
 
     with pytest.raises(type(error)) as caught:
-        run(process, CLIENTS, num_rounds=1, cohort_size=3, seed=9)
+        run(process, CLIENTS, num_rounds=2, cohort_size=3, seed=9)
 
-    cohort = CohortSampler(6, 3, 9).sample(0)
-    expected = note.replace("{[1]}", str(cohort[1])).replace(
+    cohort = CohortSampler(6, 3, 9).sample(1)
+    expected = who.replace("{[1]}", str(cohort[1])).replace(
         "{}", ", ".join(map(str, cohort))
     )
-    assert caught.value.__notes__ == [expected]
+    assert caught.value.__notes__ == [f"In round 1 of the run, the {expected}"]

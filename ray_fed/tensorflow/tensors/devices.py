@@ -3,11 +3,13 @@
 Must run before TensorFlow's first operation of the process.
 """
 
+import contextlib
 import logging
 import os
 import pathlib
 import platform
 import subprocess
+from collections.abc import Generator
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +24,9 @@ _FLAGS = ("flags", "Featu")
 
 _LIBRARIES_MIB = 1024
 """What CUDA and its libraries take of a card for a process, beside its tensors."""
+
+_OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
+"""Where this is set as TensorFlow sets a device up, that does not share its threads."""
 
 _CHOSEN_BY = ("avx", "fma", "amx", "sse4_2", "asimd", "sve", "bf16", "i8mm")
 """How flags begin that Eigen, XLA and oneDNN choose their kernels by."""
@@ -57,6 +62,55 @@ def configure(num_threads: int, gpu_fraction: float) -> Any:
 def cpu() -> Any:
     """Return the logical device of a worker without a GPU, beside one or not."""
     return tf.config.list_logical_devices("CPU")[0]
+
+
+def split_cpu(num_executors: int) -> list[Any]:
+    """Return a logical device of the CPU for each executor that shares this process.
+
+    Each has threads of its own for one op, as many as `set_threads` says, as a process
+    of one executor has: XLA runs whole programs on those, so executors that shared them
+    would wait for one another. Once TensorFlow has set up its devices, executors share
+    what there is; their bits are the same.
+
+    Args:
+        num_executors: >= 1.
+    """
+    (whole,) = tf.config.list_physical_devices("CPU")
+    if tf.config.get_logical_device_configuration(whole) is None:
+        parts = [tf.config.LogicalDeviceConfiguration() for _ in range(num_executors)]
+        with contextlib.suppress(RuntimeError):  # it is too late
+            tf.config.set_logical_device_configuration(whole, parts)
+    with _threads_of_each_device():
+        found = tf.config.list_logical_devices("CPU")
+    return [found[index % len(found)] for index in range(num_executors)]
+
+
+def shared_name(device: str | None) -> str | None:
+    """Return the name that a device has in graphs which all of its kind run.
+
+    Where that is no single device, it is the one that the caller entered.
+
+    Args:
+        device: name of a logical device; None leaves it to TensorFlow.
+    """
+    is_cpu = device is not None and "CPU" in device
+    return "/device:CPU:*" if is_cpu else device
+
+
+@contextlib.contextmanager
+def _threads_of_each_device() -> Generator[None]:
+    """Have TensorFlow give each device that it sets up inside threads of its own.
+
+    This is a switch of the process, and none of processes that it starts.
+    """
+    given = os.environ.get(_OWN_THREADS)
+    os.environ[_OWN_THREADS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_OWN_THREADS)
+        if given is not None:
+            os.environ[_OWN_THREADS] = given
 
 
 def describe_missing(given: str) -> str:

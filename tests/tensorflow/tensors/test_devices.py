@@ -1,6 +1,7 @@
 """What an executor is given of a GPU: TensorFlow's own settings are played."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -119,3 +120,114 @@ def test_import_has_tensorflow_take_a_card_by_need_unless_told(
     )
 
     assert ran.stdout.split() == [found]
+
+
+def run_alone(script: str, *arguments: str) -> Any:
+    """Return what a script prints as JSON, in a process of its own."""
+    ran = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(ran.stdout)
+
+
+SPLIT = """
+import json, os, sys
+import tensorflow as tf
+from ray_fed.tensorflow.tensors import devices
+
+NUM_THREADS = 20
+tf.config.threading.set_intra_op_parallelism_threads(NUM_THREADS)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+if sys.argv[1] == "too late":
+    tf.add(1, 1)
+if sys.argv[1] == "by the user":
+    parts = [tf.config.LogicalDeviceConfiguration()] * 2
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, parts)
+before, given = len(os.listdir("/proc/self/task")), dict(os.environ)
+found = [device.name for device in devices.split_cpu(3)]
+started = len(os.listdir("/proc/self/task")) - before
+print(json.dumps([found, started >= 3 * NUM_THREADS, given == dict(os.environ)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "places", "has_own_threads"),
+    [
+        ("in time", [0, 1, 2], True),
+        ("too late", [0, 0, 0], False),
+        ("by the user", [0, 1, 0], False),
+    ],
+)
+def test_executors_that_share_a_process_have_a_cpu_device_each(
+    how: str, places: list[int], *, has_own_threads: bool
+) -> None:
+    found, starts_three_times_the_threads, leaves_the_environment = run_alone(
+        SPLIT, how
+    )
+
+    assert found == [f"/device:CPU:{place}" for place in places]
+    assert starts_three_times_the_threads == has_own_threads
+    assert leaves_the_environment
+
+
+TRAINED = """
+import json, sys
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+import ray_fed
+from ray_fed import tensorflow as rtf
+
+if sys.argv[1] == "one device":
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.add(1, 1)
+config = ray_fed.Config(
+    backend="local", workers=2, clients_per_leaf=16, kernels={"jit": "on"}
+)
+context = ray_fed.create_context(config)  # before gradients, which set TensorFlow up
+MATRIX = fl.TensorType(np.float32, [24, 24])
+
+@rtf.computation([MATRIX] * 6, MATRIX)
+def train(weights, data):
+    weights = [weights[index] for index in range(6)]
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            x = data
+            for weight in weights:
+                x = tf.nn.relu(tf.matmul(x, weight))
+        gradients = tape.gradient(x, weights)
+        weights = [w - 0.01 * g for w, g in zip(weights, gradients)]
+    return weights
+
+WEIGHTS = fl.StructType([MATRIX] * 6)
+
+@fl.federated_computation(WEIGHTS, fl.FederatedType(MATRIX, fl.CLIENTS))
+def total(weights, data):
+    sent = fl.federated_broadcast(fl.federated_value(weights, fl.SERVER))
+    return fl.federated_sum(fl.federated_map(train, (sent, data)))
+
+drawn = np.random.default_rng(0)
+weights = [drawn.random([24, 24], np.float32) - 0.4 for _ in range(6)]
+data = [drawn.random([24, 24], np.float32) for _ in range(64)]
+with context:
+    result = context.invoke(total, (weights, data))
+    report = context.last_report
+num_devices = len(tf.config.list_logical_devices("CPU"))
+bits = [np.asarray(one).tobytes().hex() for one in result]
+print(json.dumps([num_devices, report.kernel_leaves, bits]))
+"""
+
+
+def test_device_of_its_own_costs_a_thread_no_bit() -> None:
+    own, kernels, bits = run_alone(TRAINED, "one a thread")
+    shared, kernels_of_shared, bits_of_shared = run_alone(TRAINED, "one device")
+
+    assert (own, shared) == (2, 1)
+    assert kernels == kernels_of_shared == 4
+    assert len(set(bits)) == 6
+    assert bits == bits_of_shared
