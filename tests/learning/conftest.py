@@ -29,9 +29,12 @@ def default_context(thread_context: ExecutionContext) -> None:
     fl.framework.set_default_context(thread_context)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def linear_model() -> Model:
-    """Linear regression on three features; weights [1, 2, 3], bias 0.5."""
+    """Linear regression on three features; weights [1, 2, 3], bias 0.5.
+
+    One for all tests, so that the context knows again what it compiled.
+    """
     dense = keras.layers.Dense(1)
     keras_model = keras.Sequential([keras.Input((3,)), dense])
     dense.set_weights([np.array([[1.0], [2.0], [3.0]], "f"), np.array([0.5], "f")])
@@ -43,7 +46,7 @@ def linear_model() -> Model:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_batches() -> Callable[..., list[Any]]:
     """Return batches of the given sizes for `linear_model`, by a seed."""
 

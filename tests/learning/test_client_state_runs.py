@@ -34,7 +34,7 @@ ROUNDS = 6
 SEED = 4
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def process(linear_model: Model) -> LearningProcess:
     return learning.build_scaffold(linear_model, 0.05, num_clients=NUM_CLIENTS)
 
