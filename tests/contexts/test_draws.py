@@ -271,3 +271,50 @@ def test_draws_on_ray_equal_local_ones_after_a_killed_worker(
     calls.append(draws(context, comp, 5))
 
     assert calls == [draws(local, comp, 5), draws(local, comp, 5)]
+
+
+def trace_named_work(suffix: str) -> Any:
+    """Trace a round of work whose ops, functions and variables have counted names.
+
+    Args:
+        suffix: of a name that the work gives itself.
+    """
+
+    @tf.function
+    def noisy(x: Any) -> Any:
+        return x + tf.random.normal([])
+
+    @tf.custom_gradient
+    def doubled(x: Any) -> Any:
+        return 2 * x, lambda upstream: 2 * upstream
+
+    @rtf.computation(np.float32, SEQUENCE)
+    def work(x: Any, numbers: Any) -> Any:
+        drawn = numbers.map(lambda n: tf.random.uniform([]) + tf.cast(n, tf.float32))
+        total = drawn.reduce(0.0, tf.add)
+        variable = tf.Variable(noisy(doubled(x)), name=f"held_{suffix}")
+        return total, variable + tf.random.uniform([], name=f"last_{suffix}")
+
+    @fl.federated_computation(
+        fl.FederatedType(np.float32, fl.CLIENTS), fl.FederatedType(SEQUENCE, fl.CLIENTS)
+    )
+    def total(values: Any, numbers: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(work, (values, numbers)))
+
+    return total
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreter"])
+def test_draws_are_those_of_the_code_whatever_was_traced_before(
+    local_contexts: ContextFactory, *, enabled: bool
+) -> None:
+    def run(computation: Any) -> list[float]:
+        context = local_contexts(seed=5, workers=1, kernels={"enabled": enabled})
+        return [float(part) for part in context.invoke(computation, arguments)]
+
+    arguments = ([1.0, 2.0], [[1, 2, 3], [4]])
+    first = run(trace_named_work("once"))
+    later = run(trace_named_work("again"))
+
+    assert first == later
+    assert len({number % 1 for number in first}) == 2  # they drew

@@ -5,7 +5,6 @@ reads the same bindings back. A sequence is bound by the variant tensor of its
 dataset, or, as newer TensorFlow Federated writes it, by its serialised graph.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -14,8 +13,8 @@ import tensorflow as tf
 from federated_language.proto import computation_pb2
 
 from ray_fed.language.structs import Struct, to_struct
-from ray_fed.tensorflow.graphs import origins, python_functions
-from ray_fed.tensorflow.graphs.protobufs import GraphDef, TensorFlowMessage
+from ray_fed.tensorflow.graphs import function_names, origins, python_functions
+from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
 from ray_fed.tensorflow.tensors import datasets, specs
 
 pb: Any = computation_pb2
@@ -169,6 +168,7 @@ def build_message(
     """
     message = pb.TensorFlow(parameter=parameter, result=result)
     graph_def = graph.as_graph_def()
+    function_names.name_by_place(graph_def)
     origins.write(graph_def, fn)
     python_functions.write_process(graph_def)
     message.graph_def.Pack(graph_def, deterministic=True)
@@ -192,14 +192,6 @@ def graph_of(message: TensorFlowMessage) -> Any:
     python_functions.check_process(graph_def)
     graph_def.ClearField("debug_info")
     return graph_def
-
-
-def content_of(graph_def: GraphDef) -> bytes:
-    """Return what identifies a graph that `graph_of` returned; its draws too.
-
-    Not the message's own bytes: draws must not depend on the line of the source.
-    """
-    return hashlib.sha256(graph_def.SerializeToString(deterministic=True)).digest()
 
 
 def origin_of(message: TensorFlowMessage) -> str:

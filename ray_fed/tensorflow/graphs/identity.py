@@ -19,6 +19,9 @@ _OF_PROCESS = frozenset(("config_proto", "container", "debug_name", "shared_name
 """Attributes that hold names, as those do that begin with `_`, or threads and devices
 of the process that traced."""
 
+_MOST_BYTES = 1024
+"""Of a constant that stands in a description; a longer one is hashed before."""
+
 
 def identify_computation(comp: fl.framework.ConcreteComputation) -> str:
     """Return a hash of what a computation does, in hexadecimal digits.
@@ -33,9 +36,10 @@ def identify_computation(comp: fl.framework.ConcreteComputation) -> str:
     """
     proto = blocks.parse_block(blocks.serialize_computation(comp)).to_proto()
     for message in _tensorflow_messages(proto):
-        described = _describe_message(message)
+        graph_message.check_portable(message)
+        described = content_of(message).hex()
         message.Clear()
-        message.initialize_op = hashlib.sha256(described.encode()).hexdigest()
+        message.initialize_op = described
     return hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
 
 
@@ -52,8 +56,15 @@ def _tensorflow_messages(message: Any) -> Iterator[Any]:
             yield from _tensorflow_messages(member)
 
 
-def _describe_message(message: Any) -> str:
-    graph_message.check_portable(message)
+def content_of(message: Any) -> bytes:
+    """Return a hash of what one graph does, which keys its draws.
+
+    Args:
+        message: a `pb.TensorFlow`.
+
+    Raises:
+        UnsupportedError: it has Python functions of another process.
+    """
     graph = graph_message.graph_of(message)
     library = _Library(graph.library)
     names = _Names(node.name for node in graph.node)
@@ -63,7 +74,8 @@ def _describe_message(message: Any) -> str:
         for binding in (message.parameter, message.result)
     ]
     first = names.place(message.initialize_op)
-    return repr((nodes, bound, first, library.describe()))
+    described = repr((nodes, bound, first, library.describe()))
+    return hashlib.sha256(described.encode()).digest()
 
 
 class _Names:
@@ -145,4 +157,6 @@ def _describe_attribute(value: Any, library: _Library) -> Any:
         case "list" if value.list.func:
             return [library.place(each.name) for each in value.list.func]
         case _:
-            return value.SerializeToString(deterministic=True)
+            found: bytes = value.SerializeToString(deterministic=True)
+            is_long = len(found) > _MOST_BYTES
+            return hashlib.sha256(found).digest() if is_long else found

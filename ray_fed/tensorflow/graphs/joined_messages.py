@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from ray_fed.tensorflow.graphs import graph_message, loader
+from ray_fed.tensorflow.graphs import function_names, graph_message
 from ray_fed.tensorflow.graphs.protobufs import GraphDef, TensorFlowMessage
 
 _FIRST = "ray_fed_first_"
@@ -92,7 +92,7 @@ def _rename(graph_def: GraphDef) -> None:
         function.signature.name: f"{function.signature.name}_{_FIRST}{digest}"
         for function in graph_def.library.function
     }
-    loader.rename_functions(graph_def, functions)
+    function_names.rename(graph_def, functions)
     for node in graph_def.node:
         node.name = _FIRST + node.name
         node.input[:] = [

@@ -13,13 +13,13 @@ Three things in a graph are global to a process, and are made local to a call:
 import hashlib
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context, execute  # no public names
 
-from ray_fed.tensorflow.graphs import call_options
+from ray_fed.tensorflow.graphs import call_options, function_names
 from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
 
 _ANONYMOUS_NAME = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
@@ -49,16 +49,12 @@ def isolate(graph_def: GraphDef, *first_ops: str | None) -> None:
             None for none.
     """
     _rename_functions(graph_def)
-    for nodes in _all_nodes(graph_def):
+    for nodes in function_names.all_nodes(graph_def):
         for node in nodes:
             _make_anonymous(node)
     for first_op in first_ops:
         if first_op:
             _run_first(graph_def, first_op)
-
-
-def _all_nodes(graph_def: GraphDef) -> list[Any]:
-    return [graph_def.node, *(f.node_def for f in graph_def.library.function)]
 
 
 def _rename_functions(graph_def: GraphDef) -> None:
@@ -70,43 +66,7 @@ def _rename_functions(graph_def: GraphDef) -> None:
         function.signature.name: f"{function.signature.name}_{digest[:16]}"
         for function in library.function
     }
-    rename_functions(graph_def, names)
-
-
-def rename_functions(graph_def: GraphDef, renamed: Mapping[str, str]) -> None:
-    """Give library functions of a GraphDef other names, in place, wherever they stand.
-
-    Args:
-        graph_def: to rewrite.
-        renamed: new names by old ones.
-    """
-    library = graph_def.library
-    for function in library.function:
-        name = function.signature.name
-        function.signature.name = renamed.get(name, name)
-        _rename_in_attributes(function.attr, renamed)
-    for gradient in library.gradient:
-        gradient.function_name = renamed.get(
-            gradient.function_name, gradient.function_name
-        )
-        gradient.gradient_func = renamed.get(
-            gradient.gradient_func, gradient.gradient_func
-        )
-    for nodes in _all_nodes(graph_def):
-        for node in nodes:
-            node.op = renamed.get(node.op, node.op)
-            _rename_in_attributes(node.attr, renamed)
-
-
-def _rename_in_attributes(attributes: Any, renamed: Mapping[str, str]) -> None:
-    for value in attributes.values():
-        functions = [value.func] if value.HasField("func") else list(value.list.func)
-        for function in functions:
-            function.name = renamed.get(function.name, function.name)
-            _rename_in_attributes(function.attr, renamed)
-        if value.HasField("s"):
-            name = value.s.decode(errors="replace")
-            value.s = renamed[name].encode() if name in renamed else value.s
+    function_names.rename(graph_def, names)
 
 
 def _make_anonymous(node: NodeDef) -> None:

@@ -18,6 +18,7 @@ from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.graphs import (
     determinism,
     graph_message,
+    identity,
     loader,
     random_states,
     randomness,
@@ -140,7 +141,7 @@ class Grafts:
                 where there may be none, or draws where `use_states` was not called.
         """
         message = message_of(block)
-        content = graph_message.content_of(graph_message.graph_of(message))
+        content = identity.content_of(message)
         lowered, leaves, is_composed = self._lower(block, leaves)
         graph_def = lowered.graph_def
         if found := self._check_state(graph_def):

@@ -17,7 +17,12 @@ import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.lowering.bodies as bodies
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.external import held_rows
-from ray_fed.tensorflow.graphs import graph_message, joined_messages, loaded_graph
+from ray_fed.tensorflow.graphs import (
+    graph_message,
+    identity,
+    joined_messages,
+    loaded_graph,
+)
 from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
 from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.loading.returned_sequences import (
@@ -57,11 +62,9 @@ def load_function(
         lowers: whether it may run without tf.data; else it runs as it was written.
     """
     function_type = cast("fl.FunctionType", type_spec)
-    # Not the message's own bytes: draws must not depend on the line of the source.
-    serialised = graph_message.graph_of(message).SerializeToString(deterministic=True)
     source = loaded_graph.Source(
         graph_message.origin_of(message),
-        hashlib.sha256(serialised).digest(),
+        identity.content_of(message),
         _device_for(function_type.result, device),
         _contains_sequences(function_type.result),
     )

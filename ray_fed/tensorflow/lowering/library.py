@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 import ray_fed.tensorflow.lowering.bodies as bodies
-from ray_fed.tensorflow.graphs import loader
+from ray_fed.tensorflow.graphs import function_names
 from ray_fed.tensorflow.graphs.protobufs import FunctionDef, GraphDef, NodeDef
 
 
@@ -61,4 +61,4 @@ def _rename(graph_def: GraphDef, prefix: str) -> None:
         function.signature.name: f"{prefix}_{index}"
         for index, function in enumerate(graph_def.library.function)
     }
-    loader.rename_functions(graph_def, names)
+    function_names.rename(graph_def, names)
