@@ -299,7 +299,7 @@ BACKENDS = [
     ("local", True),
     ("local", False),
     pytest.param(("ray", True), marks=[pytest.mark.ray, pytest.mark.slow]),
-    pytest.param(("ray", False), marks=pytest.mark.ray),
+    pytest.param(("ray", False), marks=[pytest.mark.ray, pytest.mark.slow]),
 ]
 """Where work runs, and whether in kernels."""
 IDS = ["local-kernels", "local-interpreter", "ray-kernels", "ray-interpreter"]

@@ -72,8 +72,9 @@ def test_rounds_leave_nothing_in_the_object_store(
     assert ray_memory.settle(ray_memory.stored_bytes, stored) <= stored
 
 
+@pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("subrounds", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("subrounds", [1, 2])
 def test_workers_hold_nothing_of_the_object_store(
     ray_contexts: ContextFactory, ray_memory: Any, subrounds: int
 ) -> None:

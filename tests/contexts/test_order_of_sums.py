@@ -86,6 +86,7 @@ def test_each_way_has_the_same_bits(local_contexts: ContextFactory, name: str) -
     assert all(each == found["kernels"] for each in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_has_the_bits_of_the_interpreter(
     ray_contexts: ContextFactory, local_contexts: ContextFactory

@@ -70,8 +70,9 @@ def debugging() -> Iterator[None]:
     factory.clean_up_executor({})
 
 
-MANY_GRAPHS = {"fed_sgd", "fed_eval", "robust", "constant", "compressed", "secure"}
-"""Fixtures that take a second or more; `fed_avg` and `mime_lite` are like them."""
+MANY_GRAPHS = {"fed_sgd", "fed_eval", "mime_lite", "robust", "constant"}
+MANY_GRAPHS |= {"compressed", "secure"}
+"""Fixtures that take a second or more; `fed_avg` is like them."""
 
 
 def _slow_if_many(name: str) -> Any:

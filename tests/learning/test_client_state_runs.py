@@ -188,6 +188,7 @@ def test_round_that_a_signal_left_out_leaves_clients_as_they_were(
     assert outcome(finished) == whole
 
 
+@pytest.mark.slow
 def test_files_of_old_rounds_go(
     process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
 ) -> None:
@@ -210,6 +211,7 @@ def test_files_of_a_run_that_was_killed_before_its_first_save_go(
     assert left.name != "lost"
 
 
+@pytest.mark.slow
 def test_tilde_is_the_home_of_the_user(
     process: LearningProcess,
     clients: list[Any],
@@ -232,6 +234,7 @@ def test_tilde_is_the_home_of_the_user(
     assert list(working.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_damaged_values_of_clients_end_a_resume(
     process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
 ) -> None:

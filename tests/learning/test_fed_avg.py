@@ -47,9 +47,11 @@ def mean_delta(weights: Any, clients: list[list[Any]]) -> list[Any]:
 @pytest.mark.parametrize(
     "sizes",
     [
-        pytest.param([[4, 4, 1]], id="one client"),
+        pytest.param([[4, 4, 1]], id="one client", marks=pytest.mark.slow),
         pytest.param([[4, 4], [2], [7, 7, 3]], id="three of different sizes"),
-        pytest.param([[1], [9, 9, 9, 9]], id="one outweighs the other"),
+        pytest.param(
+            [[1], [9, 9, 9, 9]], id="one outweighs the other", marks=pytest.mark.slow
+        ),
         pytest.param([[3], [], [2, 2]], id="one without examples"),
     ],
 )

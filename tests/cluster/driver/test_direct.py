@@ -245,6 +245,7 @@ class TestRandomNumbers:
         assert len({*one, *two, *other_seed}) == 3 * NUM_CLIENTS
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_context_of_federated_language_runs_over_the_factory(
     ray_executors: RayExecutorFactory,

@@ -158,8 +158,8 @@ print(json.dumps([found, started >= 3 * NUM_THREADS, given == dict(os.environ)])
     ("how", "places", "has_own_threads"),
     [
         ("in time", [0, 1, 2], True),
-        ("too late", [0, 0, 0], False),
-        ("by the user", [0, 1, 0], False),
+        pytest.param("too late", [0, 0, 0], False, marks=pytest.mark.slow),
+        pytest.param("by the user", [0, 1, 0], False, marks=pytest.mark.slow),
     ],
 )
 def test_executors_that_share_a_process_have_a_cpu_device_each(
@@ -223,6 +223,7 @@ print(json.dumps([num_devices, report.kernel_leaves, bits]))
 """
 
 
+@pytest.mark.slow
 def test_device_of_its_own_costs_a_thread_no_bit() -> None:
     own, kernels, bits = run_alone(TRAINED, "one a thread")
     shared, kernels_of_shared, bits_of_shared = run_alone(TRAINED, "one device")
