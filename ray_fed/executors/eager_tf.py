@@ -7,6 +7,7 @@ normalised once, when it is embedded, to the form that `tensorflow.loading.norma
 describes; results of calls are in that form already.
 """
 
+import contextlib
 import hashlib
 from typing import Any, Self, cast
 
@@ -64,6 +65,10 @@ class EagerTFExecutor(fl.framework.Executor):
         executor = cls(device)
         executor._lowers = False
         return executor
+
+    def on_device(self) -> contextlib.AbstractContextManager[object]:
+        """Return what puts operations of the thread that enters it on the device."""
+        return tf.device(self._device)
 
     @override
     def close(self) -> None:

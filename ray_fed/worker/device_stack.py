@@ -95,6 +95,10 @@ class DeviceStack(ReferenceResolvingExecutor):
         """Return the block of a serialised computation, parsed when first asked for."""
         return self._blocks.get(serialised, lambda: blocks.parse_block(serialised))
 
+    def on_device(self) -> contextlib.AbstractContextManager[object]:
+        """Return what puts operations of the thread that enters it on the device."""
+        return self._eager.on_device()
+
     async def embed_fused(self, work: Fused) -> "EagerValue | plans.NoKernel":
         """Return fused work, embedded for `call_fused`; or why it is no graph."""
         try:
@@ -132,16 +136,10 @@ class ThreadedStack(ThreadDelegatingExecutor):
     Args:
         stack: owned.
         name: of the thread.
-        scope: of the device, which the thread enters.
     """
 
-    def __init__(
-        self,
-        stack: DeviceStack,
-        name: str,
-        scope: contextlib.AbstractContextManager[object],
-    ) -> None:
-        super().__init__(stack, name, scope)
+    def __init__(self, stack: DeviceStack, name: str) -> None:
+        super().__init__(stack, name, stack.on_device())
         self.stack = stack
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:

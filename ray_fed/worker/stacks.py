@@ -58,14 +58,11 @@ def threaded_stacks(
 
     See `device_stack`.
     """
-    import tensorflow as tf
-
     stacks: list[ThreadedStack] = []
     with contextlib.ExitStack() as failed:
         for index, device in zip(range(num_threads), itertools.cycle(devices)):
             stack = device_stack(device, client_bytes)
-            scope = tf.device(None if device is None else device.name)
-            stacks.append(ThreadedStack(stack, f"ray_fed executor {index}", scope))
+            stacks.append(ThreadedStack(stack, f"ray_fed executor {index}"))
             failed.callback(stacks[-1].close)
         failed.pop_all()  # who asked for them closes them
     return stacks

@@ -286,12 +286,17 @@ def trace_named_work(suffix: str) -> Any:
 
     @tf.custom_gradient
     def doubled(x: Any) -> Any:
-        return 2 * x, lambda upstream: 2 * upstream
+        def double(upstream: Any) -> Any:
+            return 2 * upstream
+
+        return 2 * x, double
 
     @rtf.computation(np.float32, SEQUENCE)
     def work(x: Any, numbers: Any) -> Any:
-        drawn = numbers.map(lambda n: tf.random.uniform([]) + tf.cast(n, tf.float32))
-        total = drawn.reduce(0.0, tf.add)
+        def draw(number: Any) -> Any:
+            return tf.random.uniform([]) + tf.cast(number, tf.float32)
+
+        total = numbers.map(draw).reduce(0.0, tf.add)
         variable = tf.Variable(noisy(doubled(x)), name=f"held_{suffix}")
         return total, variable + tf.random.uniform([], name=f"last_{suffix}")
 

@@ -70,8 +70,8 @@ def debugging() -> Iterator[None]:
     factory.clean_up_executor({})
 
 
-MANY_GRAPHS = {"fed_sgd", "fed_eval", "mime_lite", "robust", "constant"}
-MANY_GRAPHS |= {"compressed", "secure"}
+MANY_GRAPHS = {"fed_sgd", "fed_eval", "mime_lite"}
+MANY_GRAPHS.update({"robust", "constant", "compressed", "secure"})
 """Fixtures that take a second or more; `fed_avg` is like them."""
 
 
