@@ -181,7 +181,11 @@ def test_client_whose_data_cannot_be_read_is_dropped(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "interpreter"])
+@pytest.mark.parametrize(
+    "kernels",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["kernels", "interpreter"],
+)
 def test_work_that_raised_holds_nothing(
     ray_contexts: ContextFactory, ray_memory: Any, kernels: bool
 ) -> None:

@@ -148,7 +148,11 @@ def test_all_workers_run_clients_of_what_is_not_cut(
     assert [s.num_workers for s in report.subrounds] == [num_workers]
 
 
-@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "interpreter"])
+@pytest.mark.parametrize(
+    "kernels",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["kernels", "interpreter"],
+)
 def test_bits_are_those_of_threads(
     ray_contexts: ContextFactory,
     num_workers: int,

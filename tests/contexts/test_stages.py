@@ -116,6 +116,7 @@ def test_bits_do_not_depend_on_the_cut(
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_bits_on_ray_equal_local_ones(
     ray_contexts: ContextFactory, local_contexts: ContextFactory

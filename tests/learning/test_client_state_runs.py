@@ -299,6 +299,7 @@ def test_states_of_clients_that_data_lacks_are_refused(
         run(process, clients, client_states=states)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_run_on_ray_has_the_bits_of_threads(
     process: LearningProcess,

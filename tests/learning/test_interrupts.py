@@ -52,6 +52,7 @@ def test_signal_ends_a_run_saved(tmp_path: Any, number: signal.Signals) -> None:
     assert rest.state == whole.state
 
 
+@pytest.mark.slow
 def test_evaluation_that_takes_too_long_is_left() -> None:
     begun = threading.Event()
 
