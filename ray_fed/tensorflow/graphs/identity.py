@@ -3,7 +3,7 @@
 TensorFlow and Keras count the names that they give, over all of a process; so a graph
 is described by the places of its nodes and functions, not by their names. What an op
 computes with, such as a learning rate in a constant, counts; where it was written in
-the source does not.
+the source does not. Random draws are keyed by it, and a resumed run compares it.
 """
 
 import hashlib

@@ -20,7 +20,7 @@ class Source:
 
     Attributes:
         origin: what an error calls the computation.
-        content: the hash of its graph as it was written; keys its random ops.
+        content: the hash of what its graph does, as written; keys its random ops.
         device: name of the device to run on; None leaves it to TensorFlow.
         reads_later: its results are read after the call, when another may have set
             the states of random ops.
