@@ -28,7 +28,7 @@ def build_client_eval(
     model: Model,
     training: LearningProcess | None = None,
     *,
-    fine_tuning: keras.optimizers.Optimizer | None = None,
+    fine_tuning: keras.optimizers.Optimizer | str | None = None,
     epochs: int = 1,
 ) -> LearningProcess:
     """Build the evaluation of a model by client.

@@ -39,8 +39,8 @@ from ray_fed.learning.server_update import build_server_update
 
 def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
     model: Model,
-    client_optimizer: keras.optimizers.Optimizer,
-    server_optimizer: keras.optimizers.Optimizer | None = None,
+    client_optimizer: keras.optimizers.Optimizer | str,
+    server_optimizer: keras.optimizers.Optimizer | str | None = None,
     *,
     epochs: int = 1,
     aggregator: Aggregator | None = None,

@@ -29,8 +29,8 @@ from ray_fed.learning.server_update import build_server_update
 
 def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
     model: Model,
-    client_optimizer: keras.optimizers.Optimizer,
-    server_optimizer: keras.optimizers.Optimizer | None = None,
+    client_optimizer: keras.optimizers.Optimizer | str,
+    server_optimizer: keras.optimizers.Optimizer | str | None = None,
     *,
     proximal: float,
     epochs: int = 1,

@@ -35,7 +35,7 @@ from ray_fed.learning.server_update import build_server_update
 
 def build_fed_sgd(
     model: Model,
-    server_optimizer: keras.optimizers.Optimizer,
+    server_optimizer: keras.optimizers.Optimizer | str,
     *,
     aggregator: Aggregator | None = None,
     guards: Guards | None = None,

@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import ray_fed.errors as errors
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.totals import Totals
 
@@ -25,13 +26,17 @@ def full_gradient(
 
     def add(carried: Any, batch: Any) -> Any:
         sums, totals = carried
-        with tf.GradientTape() as tape:
-            tape.watch(weights.trainable)
-            passed = model.forward(weights, batch, totals, training=True)
-        gradients = tape.gradient(passed.loss, list(weights.trainable))
+        gradients, passed = model.differentiate(weights, batch, totals)
+        if passed.writes:
+            raise errors.ValueMismatchError(
+                "Expected layers that leave trained weights as they are, found one"
+                " that writes to them in `call`, as SpectralNormalization does, which a"
+                " gradient at fixed weights loses: use an algorithm such as fed_avg."
+            )
         size = passed.totals.num_examples - totals.num_examples
         added = tuple(
-            s + g * tf.cast(size, g.dtype) for s, g in zip(sums, gradients, strict=True)
+            s if g is None else s + g * tf.cast(size, g.dtype)
+            for s, g in zip(sums, gradients, strict=True)
         )
         return added, passed.totals
 

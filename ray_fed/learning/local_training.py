@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import no_state
 from ray_fed.learning.checks import expect_object
@@ -77,6 +78,12 @@ class LocalTraining:
                 "keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9); a rate that"
                 " stays is the client optimizer's",
             )
+            if not self.optimizer.takes_rate:
+                raise errors.ValueMismatchError(
+                    "Expected a client optimizer whose learning rate is a number, as"
+                    " `client_learning_rate` says it by round, found one with a"
+                    " schedule or with several optimizers: leave one of the two out."
+                )
 
 
 def build_training(model: Model, training: LocalTraining) -> ClientPart:
@@ -185,26 +192,39 @@ class LocalTrainer:
         self, weights: ModelWeights, dataset: Any, epochs: int
     ) -> tuple[ModelWeights, Totals]:
         """Return weights after passes over a dataset, and the totals on the way."""
-        self._optimizer.assign_weights(weights.trainable)
+        self._optimizer.start(weights.trainable)
         carried = (tuple(weights.non_trainable), self._model.totals.zero())
         for _ in range(epochs):
             carried = dataset.reduce(carried, self._step)
         non_trainable, totals = carried
-        return ModelWeights(self._optimizer.read_weights(), non_trainable), totals
+        return ModelWeights(self._optimizer.finish(), non_trainable), totals
 
     def _step(self, carried: Any, batch: Any) -> Any:
         non_trainable, totals = carried
         weights = ModelWeights(
             self._optimizer.read_weights(), self._reseed(non_trainable, batch["x"])
         )
-        with tf.GradientTape() as tape:
-            tape.watch(weights.trainable)
-            passed = self._model.forward(weights, batch, totals, training=True)
-        gradients = tape.gradient(passed.loss, list(weights.trainable))
-        if self.correct is not None:
-            gradients = self.correct(gradients, weights.trainable)
-        self._optimizer.apply(gradients)
-        return passed.non_trainable, passed.totals
+        gradients, passed = self._model.differentiate(
+            weights, batch, totals, self._optimizer.scale_loss
+        )
+        if passed.writes:
+            self._optimizer.assign_weights(passed.weights.trainable)
+        self._optimizer.apply(self._corrected(gradients, weights.trainable))
+        return passed.weights.non_trainable, passed.totals
+
+    def _corrected(
+        self, gradients: Sequence[Any], weights: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Return gradients to step against; None stays where the loss has none."""
+        if self.correct is None:
+            return gradients
+        pairs = list(zip(gradients, weights, strict=True))
+        filled = [tf.zeros_like(w) if g is None else g for g, w in pairs]
+        corrected = self.correct(filled, weights)
+        return [
+            None if before is None else after
+            for before, after in zip(gradients, corrected, strict=True)
+        ]
 
     def _reseed(self, non_trainable: Sequence[Any], x: Any) -> tuple[Any, ...]:
         """Make random layers draw by round and data: clients know not who they are."""
@@ -230,5 +250,14 @@ def measure(model: Model, before: ModelWeights, after: ModelWeights) -> Delta:
     statistics = model.statistics_indices
     return Delta(
         tuple(b - a for a, b in zip(before.trainable, after.trainable, strict=True)),
-        tuple(after.non_trainable[i] - before.non_trainable[i] for i in statistics),
+        tuple(
+            as_float(after.non_trainable[i]) - as_float(before.non_trainable[i])
+            for i in statistics
+        ),
     )
+
+
+def as_float(statistic: Any) -> Any:
+    """Return a statistic as it is averaged: whole numbers as float32."""
+    is_float = statistic.dtype.is_floating
+    return statistic if is_float else tf.cast(statistic, tf.float32)

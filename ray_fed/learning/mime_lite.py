@@ -39,7 +39,12 @@ from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import ClientPart, LearningProcess, Part
 from ray_fed.learning.round_values import ClientResult, Measured, ServerView
-from ray_fed.learning.server_update import add_statistics, build_server_part, delta_type
+from ray_fed.learning.server_update import (
+    add_statistics,
+    build_initial_variables,
+    build_server_part,
+    delta_type,
+)
 
 
 class MimeUpdate(NamedTuple):
@@ -56,7 +61,7 @@ class MimeUpdate(NamedTuple):
 
 def build_mime_lite(
     model: Model,
-    optimizer: keras.optimizers.Optimizer,
+    optimizer: keras.optimizers.Optimizer | str,
     *,
     epochs: int = 1,
     aggregator: Aggregator | None = None,
@@ -81,6 +86,12 @@ def build_mime_lite(
     """
     expect_model(model)
     spec = OptimizerSpec(optimizer)
+    state_is_fixed = "clients step with the variables of the server, which they keep"
+    spec.refuse(
+        "of Mime Lite",
+        use_ema=state_is_fixed,
+        gradient_accumulation_steps=state_is_fixed,
+    )
     finalize = _build_finalization(model, spec)
     sent_type = view_type(model, finalize)
 
@@ -128,10 +139,7 @@ def _build_client_work(
 def _build_finalization(model: Model, spec: OptimizerSpec) -> Part:
     weight_types = trainable_types(model)
 
-    @rtf.computation
-    def initial_variables() -> tuple[Any, ...]:
-        return spec.stamp(model).read_state()
-
+    initial_variables = build_initial_variables(model, spec)
     variables_type = initial_variables.type_signature.result
     members: Any = (delta_type(model), tuple(weight_types))
     update_type = fl.to_type(MimeUpdate(*members))
@@ -144,7 +152,7 @@ def _build_finalization(model: Model, spec: OptimizerSpec) -> Part:
         def step() -> Any:
             optimizer.assign_weights(weights.trainable)
             optimizer.assign_state(variables)
-            optimizer.apply(list(merged.gradient))
+            optimizer.apply([optimizer.scale_loss(g) for g in merged.gradient])
             return optimizer.read_state()
 
         moved = zip(weights.trainable, merged.delta.trainable, strict=True)

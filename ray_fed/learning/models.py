@@ -1,23 +1,36 @@
 """A Keras 3 model as pure functions of its weights: what clients train and evaluate.
 
-The Keras model that a user hands in is read and never written: its layers run by
-`stateless_call`, on weights that come from the server and go back to it.
+The Keras model that a user hands in is read and never written: its layers run in a
+`keras.StatelessScope`, on weights that come from the server and go back to it.
+
+The weights of layers with `trainable = False`, such as a pretrained base, are the same
+in every round, so neither the server's state nor a client's update holds them. They are
+constants of the graphs that use them, which reach a worker once.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+# pyright: reportPrivateUsage=false
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import federated_language as fl
 import keras
+import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
-from ray_fed.learning.frozen_weights import SEED_NAME, FrozenWeights
+from ray_fed.learning.keras_copies import copy_model
 from ray_fed.learning.objectives import Loss, Metrics, Output, build_outputs
 from ray_fed.learning.totals import Totals, TotalsKeeper
 from ray_fed.observability import reprs
+
+_SEED_NAME = "seed_generator_state"
+"""What Keras names the variable that a random layer draws from."""
+
+_MAX_FROZEN_BYTES = 2**30
+"""A graph, with all else in it, may have twice as many: a limit of protobuf."""
 
 
 class ModelWeights(NamedTuple):
@@ -44,12 +57,15 @@ class ForwardPass(NamedTuple):
 
     Attributes:
         loss: f32[], mean over the batch, with the penalties of its layers.
-        non_trainable: after the batch, as in `ModelWeights`.
+        weights: after the batch; of the trainable ones, those that a layer wrote to in
+            its `call`, as `keras.layers.SpectralNormalization` does, are others.
+        writes: whether there are any such.
         totals: those given, with the batch added.
     """
 
     loss: Any
-    non_trainable: tuple[Any, ...]
+    weights: ModelWeights
+    writes: bool
     totals: Totals
 
 
@@ -68,7 +84,13 @@ class Model:
     def __init__(self, keras_model: keras.Model, outputs: Sequence[Output]) -> None:
         self._keras = keras_model
         self._outputs = tuple(outputs)
-        self._frozen = FrozenWeights(keras_model)
+        self.trainable_variables = tuple(keras_model.trainable_variables)
+        frozen = {id(v) for v in _variables_of_frozen_layers(keras_model)}
+        others = keras_model.non_trainable_variables
+        self._others = tuple(v for v in others if id(v) not in frozen)
+        # Tensors: a graph that uses one has it as a constant, once.
+        self._frozen = [(v, tf.constant(v.numpy())) for v in others if id(v) in frozen]
+        _check_size(self._frozen)
         inputs = {
             name: _tensor_type(tensor.dtype, tensor.shape)
             for name, tensor in _named(keras_model, "input").items()
@@ -80,7 +102,7 @@ class Model:
         self.data_type = fl.FederatedType(fl.SequenceType(self.batch_type), fl.CLIENTS)
         self.weights_type = fl.to_type(
             ModelWeights(
-                _types_of(keras_model.trainable_variables),
+                _types_of(self.trainable_variables),
                 _types_of(self._others),
             )
         )
@@ -134,30 +156,39 @@ class Model:
     def initial_weights(self) -> ModelWeights:
         """Return the Keras model's weights of now, as numpy arrays."""
         return ModelWeights(
-            tuple(v.numpy() for v in self._keras.trainable_variables),
+            tuple(v.numpy() for v in self.trainable_variables),
             tuple(v.numpy() for v in self._others),
         )
 
-    @property
-    def _others(self) -> list[Any]:
-        """The non-trainable variables, but for the frozen ones."""
-        return self._frozen.others(self._keras.non_trainable_variables)
+    def check_unchanged(self) -> None:
+        """Raise if constants of the graph are no longer those of the Keras model.
 
-    @property
-    def constraints(self) -> tuple[Any, ...]:
-        """Of the trainable weights, in order; None where one has no constraint."""
-        return tuple(v.constraint for v in self._keras.trainable_variables)
+        Raises:
+            ValueMismatchError: weights of layers that are not trained, or which weights
+                are trained, changed since `from_keras`.
+        """
+        before, now = self.trainable_variables, self._keras.trainable_variables
+        if [id(v) for v in before] != [id(v) for v in now]:
+            changed = "which weights are trained"
+        elif any(np.any(v.numpy() != value.numpy()) for v, value in self._frozen):
+            changed = "weights of layers with `trainable = False`"
+        else:
+            return
+        raise errors.ValueMismatchError(
+            "Expected the Keras model as `Model.from_keras` read it, found a change of"
+            f" {changed}: call `from_keras` after it, say after weights are loaded."
+        )
 
     @property
     def seed_indices(self) -> tuple[int, ...]:
         """The positions among the non-trainable weights of random layers' seeds."""
-        return tuple(i for i, v in enumerate(self._others) if v.name == SEED_NAME)
+        return tuple(i for i, v in enumerate(self._others) if v.name == _SEED_NAME)
 
     @property
     def statistics_indices(self) -> tuple[int, ...]:
-        """The positions of non-trainable weights that clients average: the floats."""
-        is_float = keras.backend.is_float_dtype
-        return tuple(i for i, v in enumerate(self._others) if is_float(v.dtype))
+        """The positions of non-trainable weights that clients average: not seeds."""
+        seeds = self.seed_indices
+        return tuple(i for i in range(len(self._others)) if i not in seeds)
 
     @tf.autograph.experimental.do_not_convert
     def forward(
@@ -174,16 +205,74 @@ class Model:
         Raises:
             ValueMismatchError: a layer writes to weights that are not trained.
         """
-        given = self._frozen.fill_traced(weights.non_trainable)
-        call: Any = self._keras.stateless_call
-        predictions, non_trainable, penalties = call(
-            list(weights.trainable),
-            given,
-            batch["x"],
-            training=training,
-            return_losses=True,
-        )
-        self._frozen.check_kept(given, non_trainable)
+        return self._forward(weights, batch, totals, training=training)
+
+    @tf.autograph.experimental.do_not_convert
+    def differentiate(
+        self,
+        weights: ModelWeights,
+        batch: Any,
+        totals: Totals,
+        scale_loss: Callable[[Any], Any] = lambda loss: loss,
+    ) -> tuple[list[Any], ForwardPass]:
+        """Return gradients of the loss in training, and the forward pass to it.
+
+        Args:
+            weights: tensors.
+            batch: tensors, of `batch_type`.
+            totals: of the batches before.
+            scale_loss: what is differentiated of a loss.
+
+        Returns:
+            One gradient for each trainable weight, as the loss finds them: behind what
+            a layer wrote to them. None where the loss does not depend on a weight.
+
+        Raises:
+            ValueMismatchError: the loss depends on no weight, or as `forward` says.
+        """
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(weights.trainable)
+            passed = self._forward(weights, batch, totals, training=True, tape=tape)
+            loss = scale_loss(passed.loss)
+        after = passed.weights.trainable
+        added: list[Any] = tape.gradient(loss, list(after))
+        if passed.writes:  # what was read before a write counts, too
+            before: list[Any] = tape.gradient(loss, list(weights.trainable))
+            for i, (now, then) in enumerate(zip(after, before, strict=True)):
+                if now is not weights.trainable[i] and then is not None:
+                    added[i] = then if added[i] is None else added[i] + then
+        if all(gradient is None for gradient in added):
+            raise errors.ValueMismatchError(
+                "Expected a loss that depends on the model's trainable weights, found"
+                " one that depends on none of them: no step would change them."
+            )
+        return added, passed
+
+    def _forward(
+        self,
+        weights: ModelWeights,
+        batch: Any,
+        totals: Totals,
+        *,
+        training: bool,
+        tape: tf.GradientTape | None = None,
+    ) -> ForwardPass:
+        frozen = [(v, tf.convert_to_tensor(value)) for v, value in self._frozen]
+        mapping = [
+            *zip(self.trainable_variables, weights.trainable, strict=True),
+            *zip(self._others, weights.non_trainable, strict=True),
+            *frozen,
+        ]
+        with _Scope(mapping, tape) as scope:
+            predictions = self._keras(batch["x"], training=training)
+            penalties: list[Any] = self._keras.losses
+        written = [v.path for v, value in frozen if scope.value_of(v) is not value]
+        if written:
+            raise errors.ValueMismatchError(
+                f"Expected a layer with `trainable = False` to leave its variables as"
+                f" they are, found that a batch changes {written}: train that layer, or"
+                " have it look at `self.trainable` before it writes."
+            )
         predictions = self._by_name(predictions)
         losses: list[Any] = [
             output.loss(output.of(batch["y"]), output.of(predictions))
@@ -191,7 +280,13 @@ class Model:
         ]
         loss = sum([*losses[1:], *penalties], losses[0])
         totals = self.totals.add(totals, batch["y"], predictions, loss)
-        return ForwardPass(loss, tuple(self._frozen.others(non_trainable)), totals)
+        after = ModelWeights(
+            tuple(scope.value_of(v) for v in self.trainable_variables),
+            tuple(scope.value_of(v) for v in self._others),
+        )
+        pairs = zip(weights.trainable, after.trainable, strict=True)
+        writes = any(given is not now for given, now in pairs)
+        return ForwardPass(loss, after, writes, totals)
 
     def _by_name(self, predictions: Any) -> Any:
         if not isinstance(predictions, list | tuple):
@@ -203,33 +298,67 @@ class Model:
     def to_keras(self, state: Any) -> keras.Model:
         """Return a new Keras model with the weights of a state, ready to be saved.
 
+        Layers are made again from their configs, but for those without variables, and
+        what `adapt` computed is put back.
+
         Args:
             state: a `ModelWeights`, or what has one as `weights`, such as the state
                 of a learning process.
+
+        Raises:
+            ValueMismatchError: a layer of one's own cannot be made again from its
+                config.
         """
         weights: ModelWeights = getattr(state, "weights", state)
-        copy = keras.models.clone_model(self._keras)
-        non_trainable = self._frozen.fill(weights.non_trainable)
-        for variable, value in zip(
-            [*copy.trainable_variables, *copy.non_trainable_variables],
-            [*weights.trainable, *non_trainable],
-            strict=True,
-        ):
-            variable.assign(value)
-        return copy
+        copied, copies = copy_model(self._keras)
+        for variable, value in [
+            *zip(self.trainable_variables, weights.trainable, strict=True),
+            *zip(self._others, weights.non_trainable, strict=True),
+            *self._frozen,
+        ]:
+            copies[id(variable)].assign(value)
+        return copied
+
+
+class _Scope(keras.StatelessScope):
+    """A scope of `Model`'s variables, in which a write cuts gradients as in eager mode.
+
+    Args:
+        mapping: a value for each variable.
+        tape: that the values written are to be watched by; None: there are no
+            gradients.
+    """
+
+    def __init__(
+        self, mapping: Sequence[tuple[Any, Any]], tape: tf.GradientTape | None
+    ) -> None:
+        super().__init__(state_mapping=mapping, collect_losses=True)
+        self._tape = tape
+        self.value_of: Callable[[Any], Any] = self.get_current_value
+
+    @override
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        variable, value = update
+        if self._tape is not None and variable.trainable:
+            # What is read of a variable does not depend on how that was computed.
+            value = tf.stop_gradient(value)
+            self._tape.watch(value)
+        super().add_update((variable, value))
 
 
 def expect_model(value: object) -> None:
-    """Raise unless a value is a `Model`.
+    """Raise unless a value is a `Model`, and what it was made of is as it was.
 
     Raises:
-        ValueMismatchError: it is something else, such as a model of Keras.
+        ValueMismatchError: it is something else, such as a model of Keras; or as
+            `Model.check_unchanged` says.
     """
     if not isinstance(value, Model):
         raise errors.ValueMismatchError(
             f"Expected a `learning.Model` as `model`, found {errors.describe(value)}:"
             " make one of a Keras model, `learning.Model.from_keras(model, loss=...)`."
         )
+    value.check_unchanged()
 
 
 def _check_model(keras_model: keras.Model) -> None:
@@ -245,6 +374,14 @@ def _check_model(keras_model: keras.Model) -> None:
             raise errors.ValueMismatchError(
                 f"Expected a functional Keras model with an {kind}, found none."
             )
+    for name in ("train_step", "test_step", "compute_loss", "compute_metrics"):
+        if getattr(type(keras_model), name) is not getattr(keras.Model, name):
+            raise errors.ValueMismatchError(
+                "Expected a Keras model that trains as `keras.Model` does, found"
+                f" `{type(keras_model).__name__}` with a `{name}` of its own, which"
+                " clients would not run: put what it adds to the loss into `add_loss`"
+                " of a layer, or into `loss`."
+            )
 
 
 def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
@@ -255,19 +392,47 @@ def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
         kind: "input" or "output".
     """
     tensors = getattr(keras_model, f"{kind}s")
-    if isinstance(keras_model, keras.Sequential):
-        return {None: tensors[0]}
-    structure = getattr(keras_model, kind)
+    structure = getattr(keras_model, kind, None)
     if isinstance(structure, Mapping):
-        return dict(structure)
-    if len(tensors) == 1:
-        return {None: tensors[0]}
-    names = (
-        keras_model.output_names
-        if kind == "output"
-        else [tensor.name for tensor in tensors]
-    )
-    return dict(zip(names, tensors, strict=True))
+        named = dict(structure)
+    elif len(tensors) == 1:
+        named = {None: tensors[0]}
+    else:
+        is_input = kind == "input"
+        names = [t.name for t in tensors] if is_input else keras_model.output_names
+        named = dict(zip(names, tensors, strict=True))
+    return {name: _of_any_batch(keras_model, t) for name, t in named.items()}
+
+
+def _of_any_batch(keras_model: keras.Model, tensor: Any) -> Any:
+    """Return a symbolic tensor whose batch is of any size, unless layers keep rows.
+
+    Keras, too, lets a model take other batches than that which it was built with.
+    """
+    if any(getattr(layer, "stateful", False) for layer in keras_model.layers):
+        return tensor
+    return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype)
+
+
+def _variables_of_frozen_layers(layer: Any) -> Iterator[Any]:
+    """Yield the variables of layers that are not trained, but for random seeds."""
+    if not layer.trainable:
+        for variable in cast("list[Any]", layer.variables):
+            if variable.name != _SEED_NAME:
+                yield variable
+        return
+    for inner in getattr(layer, "layers", ()):
+        yield from _variables_of_frozen_layers(inner)
+
+
+def _check_size(frozen: Sequence[tuple[Any, tf.Tensor]]) -> None:
+    num_bytes = sum(value.numpy().nbytes for _, value in frozen)
+    if num_bytes > _MAX_FROZEN_BYTES:
+        raise errors.ValueMismatchError(
+            f"Expected layers that are not trained of up to {_MAX_FROZEN_BYTES} bytes,"
+            f" found {num_bytes} bytes: store them with fewer bits, or train on what"
+            " the base makes of the data."
+        )
 
 
 def _struct_of(types: Mapping[Any, fl.TensorType]) -> fl.Type:

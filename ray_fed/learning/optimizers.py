@@ -3,13 +3,21 @@
 TensorFlow has no stateless form of Keras' optimisers: they update variables. So the
 variables are made in the graph, given values, updated and read, in that order, which
 holds inside of a `tf.function`.
+
+An optimiser is more than its `get_config()`, which lacks exclusions from weight decay,
+and arguments of classes that nobody meant to save. So the object's own attributes are
+copied, and its variables alone are made anew, for weights with the model's paths.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+
+import contextlib
+import copy
 from collections.abc import Sequence
 from typing import Any
 
-import federated_language as fl
 import keras
+import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
@@ -18,27 +26,68 @@ from ray_fed.learning.models import Model
 
 
 class OptimizerSpec:
-    """What is needed to make an optimiser again: its class and its settings.
+    """A user's optimiser, to be copied into graphs.
 
     Args:
-        optimizer: of Keras; read now, and left as it is.
+        optimizer: of Keras, an object or a name such as "sgd"; left as it is.
 
     Raises:
-        ValueMismatchError: it is no optimiser of Keras, or one that scales losses.
+        ValueMismatchError: it is no optimiser of Keras, one that scales losses, or one
+            whose `build` computes variables from the weights in a way of its own.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+    def __init__(self, optimizer: keras.optimizers.Optimizer | str) -> None:
+        if isinstance(optimizer, str):
+            optimizer = _named(optimizer)
         expect_object(
-            optimizer, keras.optimizers.Optimizer, "keras.optimizers.SGD(0.1)"
+            optimizer, keras.optimizers.Optimizer, 'keras.optimizers.SGD(0.1) or "sgd"'
         )
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise errors.ValueMismatchError(
                 "Expected an optimizer that takes gradients as they are, found a"
-                " LossScaleOptimizer, which divides them by a factor that no loss is"
-                " multiplied with here: pass its inner optimizer."
+                " LossScaleOptimizer, which changes its factor by what each step finds:"
+                " pass its inner optimizer, with a `loss_scale_factor` that stays."
             )
         self._class = type(optimizer)
-        self._config = optimizer.get_config()
+        self._name = optimizer.name
+        rate: Any = optimizer._learning_rate
+        is_number = isinstance(rate, keras.Variable)
+        self._rate: Any = float(rate.numpy()) if is_number else rate
+        bare = keras.optimizers.Optimizer(0.1)
+        # Private names of the base class are its variables and their bookkeeping, which
+        # copies have of their own; so have they the cache of what is excluded.
+        left_out = {name for name in vars(bare) if name.startswith("_")}
+        left_out |= {"built", "_exclude_from_weight_decay_cache"}
+        self._settings = {
+            name: _copied(value)
+            for name, value in vars(optimizer).items()
+            if name not in left_out
+        }
+        self._inner = _read_inner(optimizer)
+        self._starts_from_weights = not self._inner and _starts_from_weights(self)
+
+    @property
+    def takes_rate(self) -> bool:
+        """Whether its learning rate is a number, which `assign_rate` may change."""
+        return isinstance(self._rate, float) and not self._inner
+
+    def refuse(self, where: str, **reasons: str) -> None:
+        """Raise if the optimiser has a setting that would not do what it does in `fit`.
+
+        Args:
+            where: the place of the optimiser, for the message.
+            **reasons: by the name of a setting, why not and what to do.
+
+        Raises:
+            ValueMismatchError: one of these settings is in use.
+        """
+        specs = (self, *self._inner.values())
+        for name, reason in reasons.items():
+            if any(spec._settings.get(name) for spec in specs):
+                raise errors.ValueMismatchError(
+                    f"Expected an optimizer without `{name}` {where}, found"
+                    f" `{self._class.__name__}` with it: {reason}."
+                )
 
     def stamp(self, model: Model) -> "StampedOptimizer":
         """Add the optimiser, and variables for a model's weights, to the current graph.
@@ -46,12 +95,32 @@ class OptimizerSpec:
         Args:
             model: whose trainable weights it optimises, within their constraints.
         """
-        weight_types: Any = model.weights_type
         return StampedOptimizer(
-            self._class.from_config(self._config),
-            list(weight_types.trainable),
-            model.constraints,
+            self.copy(),
+            model.trainable_variables,
+            starts_from_weights=self._starts_from_weights,
         )
+
+    def initial_state(self, model: Model) -> tuple[Any, ...]:
+        """Return what `StampedOptimizer.read_state` is for a model's weights of now."""
+        optimizer = self.copy()
+        optimizer.build(list(model.trainable_variables))
+        return tuple(_numpy_of(optimizer.variables))
+
+    def copy(self) -> Any:
+        """Return an optimiser with these settings, which is not yet built."""
+        copied: Any = object.__new__(self._class)
+        rate = self._rate
+        keras.optimizers.Optimizer.__init__(copied, learning_rate=rate, name=self._name)
+        vars(copied).update(
+            {name: _copied(value) for name, value in self._settings.items()}
+        )
+        if self._inner:
+            inner = {key: spec.copy() for key, spec in self._inner.items()}
+            copied._inner_optimizers = list(inner.values())
+            chosen_by = self._settings["_optimizer_map"]
+            copied._optimizer_map = lambda variable: inner[id(chosen_by(variable))]
+        return copied
 
 
 class StampedOptimizer:
@@ -59,24 +128,31 @@ class StampedOptimizer:
 
     Args:
         optimizer: not yet built; owned.
-        weight_types: of the weights to optimise.
-        constraints: of these, applied after each step; None: there is none.
+        references: the model's variables: what an optimiser may ask its variables for,
+            such as paths and constraints, is theirs.
+        starts_from_weights: whether `build` computes variables from the weights.
     """
 
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,
-        weight_types: Sequence[fl.TensorType],
-        constraints: Sequence[Any],
+        references: Sequence[Any],
+        *,
+        starts_from_weights: bool,
     ) -> None:
         self._optimizer = optimizer
-        self._weights = [
-            keras.Variable("zeros", _shape_of(weight_type), weight_type.dtype)
-            for weight_type in weight_types
-        ]
-        for weight, constraint in zip(self._weights, constraints, strict=True):
-            weight.constraint = constraint
+        self._starts_from_weights = starts_from_weights
+        self._num_before_build = len(optimizer.variables)
+        self._weights = [_variable_like(reference) for reference in references]
         optimizer.build(self._weights)
+        for leaf in _leaves(optimizer):
+            _exclude_alike(leaf, references, self._weights)
+
+    def start(self, weights: Sequence[Any]) -> None:
+        """Give the weights values, as the optimiser's first step is to find them."""
+        self.assign_weights(weights)
+        if self._starts_from_weights:
+            _build_again(self._optimizer, self._weights, self._num_before_build)
 
     def assign_weights(self, values: Sequence[Any]) -> None:
         """Give the weights values."""
@@ -90,9 +166,21 @@ class StampedOptimizer:
         """Give the learning rate a value."""
         self._optimizer.learning_rate = rate
 
+    def scale_loss(self, loss: Any) -> Any:
+        """Return the loss whose gradients `apply` takes."""
+        return self._optimizer.scale_loss(loss)
+
     def apply(self, gradients: Sequence[Any]) -> None:
-        """Take one step against the gradients, one for each weight."""
+        """Take one step against the gradients, one for each weight.
+
+        A weight whose gradient is None stays as it is.
+        """
         self._optimizer.apply(list(gradients), self._weights)
+
+    def finish(self) -> tuple[tf.Tensor, ...]:
+        """Return the weights as `fit` leaves them: with `use_ema` their averages."""
+        self._optimizer.finalize_variable_values(self._weights)
+        return self.read_weights()
 
     def read_weights(self) -> tuple[tf.Tensor, ...]:
         """Return the weights as they are at this place of the graph."""
@@ -103,8 +191,126 @@ class StampedOptimizer:
         return _read(self._optimizer.variables)
 
 
-def _shape_of(weight_type: fl.TensorType) -> list[int]:
-    return [size or 0 for size in weight_type.shape or ()]
+def _named(name: str) -> keras.optimizers.Optimizer:
+    try:
+        return keras.optimizers.get(name)
+    except ValueError as error:
+        raise errors.ValueMismatchError(
+            f'Expected the name of a Keras optimizer, such as "sgd", found `{name}`.'
+        ) from error
+
+
+def _read_inner(optimizer: Any) -> dict[int, OptimizerSpec]:
+    """Return what a MultiOptimizer delegates to, by the `id` of the user's object."""
+    if not isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return {}
+    if not isinstance(optimizer._optimizer_map, keras.optimizers.OptimizerMap):
+        raise errors.ValueMismatchError(
+            "Expected a MultiOptimizer of a keras.optimizers.OptimizerMap, found one of"
+            f" {errors.describe(optimizer._optimizer_map)}: name weights by patterns of"
+            " their paths."
+        )
+    specs = {id(inner): OptimizerSpec(inner) for inner in optimizer.optimizers}
+    if any(spec._starts_from_weights for spec in specs.values()):
+        raise errors.ValueMismatchError(
+            "Expected a MultiOptimizer of optimizers whose variables begin alike for"
+            " all weights, found one, such as ScheduleFreeAdamW, that computes them"
+            " from the weights: use it alone."
+        )
+    return specs
+
+
+def _copied(value: Any) -> Any:
+    """Return a setting; a container of settings is copied, as Keras writes to some."""
+    return copy.copy(value) if isinstance(value, dict | list | set) else value
+
+
+def _leaves(optimizer: Any) -> list[Any]:
+    """Return the optimisers that update variables: the given one, or its inner ones."""
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        return optimizer.optimizers
+    return [optimizer]
+
+
+def _variable_like(reference: Any) -> Any:
+    """Return a new variable, zeros, that an optimiser treats as it does another."""
+    scope, _, _ = reference.path.rpartition("/")
+    # With "/" at its end TensorFlow adds no number to a name that it has seen.
+    with tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():
+        variable: Any = keras.Variable(
+            "zeros", reference.shape, reference.dtype, name=reference.name
+        )
+    variable._path = reference.path
+    variable.constraint = reference.constraint
+    variable.overwrite_with_gradient = reference.overwrite_with_gradient
+    return variable
+
+
+def _exclude_alike(
+    optimizer: Any, references: Sequence[Any], variables: Sequence[Any]
+) -> None:
+    """Exclude from weight decay what stands for variables that the user excluded."""
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", set[Any]())
+    optimizer._exclude_from_weight_decay = {
+        optimizer._var_key(variable)
+        for reference, variable in zip(references, variables, strict=True)
+        if optimizer._var_key(reference) in excluded
+    }
+
+
+def _starts_from_weights(spec: OptimizerSpec) -> bool:
+    """Return whether `build` computes variables from the weights that it is given.
+
+    That of ScheduleFreeAdamW does. In a graph, `build` makes the variables before the
+    weights have values, so it runs once more when they have: see `_build_again`.
+
+    Raises:
+        ValueMismatchError: running it once more does not give the same, or there are
+            variables that `build` does not make.
+    """
+    variable: Any = keras.Variable(np.ones((2, 2), np.float32), name="kernel")
+    first, second = spec.copy(), spec.copy()
+    first.build([variable])
+    _check_variables(first, variable)
+    of_ones = _numpy_of(first.variables)
+    variable.assign(np.full((2, 2), 2.0, np.float32))
+    second.build([variable])
+    of_twos = _numpy_of(second.variables)
+    if all(map(np.array_equal, of_ones, of_twos)):
+        return False
+    _build_again(first, [variable], len(spec.copy().variables))
+    if all(map(np.array_equal, _numpy_of(first.variables), of_twos)):
+        return True
+    raise errors.ValueMismatchError(
+        "Expected an optimizer whose variables begin with the same values for all"
+        f" weights, found `{type(first).__name__}`, whose `build` computes them from"
+        " weights: have `build` make variables of zeros, then `assign` them values."
+    )
+
+
+def _check_variables(optimizer: Any, weight: Any) -> None:
+    known = {id(variable) for variable in (*optimizer.variables, weight)}
+    for name, value in vars(optimizer).items():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, keras.Variable) and id(item) not in known:
+                raise errors.ValueMismatchError(
+                    "Expected an optimizer whose variables are made in its `build`,"
+                    f" found `{type(optimizer).__name__}` with the variable `{name}`"
+                    " that is not: a graph has variables of its own."
+                )
+
+
+def _build_again(optimizer: Any, weights: Sequence[Any], num_before: int) -> None:
+    """Run `build` on weights that have values, over the variables that it made."""
+    existing = iter(optimizer.variables[num_before:])
+    optimizer.built = False
+    vars(optimizer)["add_variable"] = lambda *_, **__: next(existing)
+    optimizer.build(list(weights))
+    del vars(optimizer)["add_variable"]
+
+
+def _numpy_of(variables: Sequence[Any]) -> list[Any]:
+    return [variable.numpy() for variable in variables]
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:

@@ -98,11 +98,12 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
     check_positive("client_learning_rate", client_learning_rate)
     check_positive("server_learning_rate", server_learning_rate)
     read_whole("num_clients", num_clients, 1)
-    if any(model.constraints):
+    constraints = [v.constraint for v in model.trainable_variables]
+    if any(constraints):
         raise errors.ConfigError(
             "Expected a model without constraints for SCAFFOLD, whose control variates"
             " take a client's steps for sums of gradients, found"
-            f" {errors.describe([c for c in model.constraints if c])}: remove them, or"
+            f" {errors.describe([c for c in constraints if c])}: remove them, or"
             " use another algorithm."
         )
     finalize = _build_finalization(model, float(server_learning_rate), num_clients)

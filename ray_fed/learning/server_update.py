@@ -3,10 +3,11 @@
 from typing import Any
 
 import federated_language as fl
+import numpy as np
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.local_training import Delta
+from ray_fed.learning.local_training import Delta, as_float
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import Part
@@ -17,11 +18,12 @@ def build_server_update(model: Model, optimizer: OptimizerSpec) -> Part:
 
     Its state is the optimiser's variables, in their own order.
     """
-
-    @rtf.computation
-    def initial_variables() -> tuple[Any, ...]:
-        return optimizer.stamp(model).read_state()
-
+    optimizer.refuse(
+        "at the server",
+        use_ema="its averages replace the weights at the end of training, which a"
+        " process does not know",
+    )
+    initial_variables = build_initial_variables(model, optimizer)
     variables_type = initial_variables.type_signature.result
 
     @rtf.computation(variables_type, model.weights_type, delta_type(model))
@@ -32,7 +34,7 @@ def build_server_update(model: Model, optimizer: OptimizerSpec) -> Part:
         def step() -> tuple[Any, Any]:
             stamped.assign_weights(weights.trainable)
             stamped.assign_state(variables)
-            stamped.apply([-move for move in delta.trainable])
+            stamped.apply([stamped.scale_loss(-move) for move in delta.trainable])
             return stamped.read_weights(), stamped.read_state()
 
         trainable, new_variables = step()
@@ -41,6 +43,17 @@ def build_server_update(model: Model, optimizer: OptimizerSpec) -> Part:
         )
 
     return build_server_part(initial_variables, update)
+
+
+def build_initial_variables(model: Model, optimizer: OptimizerSpec) -> Any:
+    """Return the computation of an optimiser's variables before any round."""
+    values = optimizer.initial_state(model)
+
+    @rtf.computation
+    def initial_variables() -> tuple[Any, ...]:
+        return tuple(tf.constant(value) for value in values)
+
+    return initial_variables
 
 
 def build_server_part(initial: Any, update: Any) -> Part:
@@ -67,11 +80,19 @@ def build_server_part(initial: Any, update: Any) -> Part:
 def delta_type(model: Model) -> Any:
     """Return the type of the Delta of a model's weights."""
     weights_type: Any = model.weights_type
+    statistics = [weights_type.non_trainable[i] for i in model.statistics_indices]
     members: Any = (
         tuple(weights_type.trainable),
-        tuple(weights_type.non_trainable[i] for i in model.statistics_indices),
+        tuple(
+            fl.TensorType(t.dtype if _is_float(t) else np.float32, t.shape)
+            for t in statistics
+        ),
     )
     return fl.to_type(Delta(*members))
+
+
+def _is_float(tensor_type: Any) -> bool:
+    return tf.as_dtype(tensor_type.dtype).is_floating
 
 
 def add_statistics(
@@ -80,5 +101,10 @@ def add_statistics(
     """Return the weights that are not trained, moved by a delta of those averaged."""
     non_trainable = list(weights.non_trainable)
     for index, drift in zip(model.statistics_indices, delta.statistics, strict=True):
-        non_trainable[index] += drift
+        before = non_trainable[index]
+        if before.dtype.is_floating:
+            non_trainable[index] = before + drift
+        else:  # counters: the nearest whole number, which one client has exactly
+            moved = as_float(before) + drift
+            non_trainable[index] = tf.cast(tf.round(moved), before.dtype)
     return tuple(non_trainable)

@@ -293,11 +293,6 @@ def test_zero_epochs_are_refused(linear_model: Model) -> None:
         build_fed_avg(linear_model, keras.optimizers.SGD(RATE), epochs=0)
 
 
-def test_name_of_an_optimizer_is_refused(linear_model: Model) -> None:
-    with pytest.raises(errors.ValueMismatchError, match=r"such as keras.optimizers"):
-        build_fed_avg(linear_model, "sgd")  # pyright: ignore[reportArgumentType]
-
-
 def test_state_is_a_named_tuple_of_arrays(linear_model: Model) -> None:
     state = build_fed_avg(linear_model, keras.optimizers.SGD(RATE)).initialize()
 

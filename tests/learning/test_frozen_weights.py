@@ -11,7 +11,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import learning
-from ray_fed.learning import Model, frozen_weights
+from ray_fed.learning import Model, models
 from ray_fed.learning.processes import LearningProcess
 
 BATCH = {
@@ -140,12 +140,31 @@ def test_values_are_those_when_the_model_was_made() -> None:
     keras_model = build_keras_model()
     model = build_model(keras_model)
     base: Any = keras_model.get_layer("base")
-    before = base.get_weights()[0]
+    before, initial = base.get_weights()[0], model.initial_weights()
 
     base.set_weights([weight + 1 for weight in base.get_weights()])
 
-    found: Any = model.to_keras(model.initial_weights()).get_layer("base")
+    found: Any = model.to_keras(initial).get_layer("base")
     np.testing.assert_array_equal(found.get_weights()[0], before)
+
+
+def load_other_weights(keras_model: Any) -> None:
+    keras_model.set_weights([weight + 1 for weight in keras_model.get_weights()])
+
+
+def train_the_base(keras_model: Any) -> None:
+    keras_model.get_layer("base").trainable = True
+
+
+@pytest.mark.parametrize("change", [load_other_weights, train_the_base])
+def test_changes_after_the_model_was_made_are_refused(change: Any) -> None:
+    keras_model = build_keras_model()
+    model = build_model(keras_model)
+
+    change(keras_model)
+
+    with pytest.raises(errors.ValueMismatchError, match="call `from_keras` after it"):
+        learning.build_fed_avg(model, "sgd")
 
 
 class Counting(keras.layers.Layer):
@@ -173,7 +192,7 @@ def test_layer_that_writes_though_frozen_is_named() -> None:
 
 
 def test_too_many_frozen_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen_weights, "_MAX_BYTES", 100)
+    monkeypatch.setattr(models, "_MAX_FROZEN_BYTES", 100)
 
     with pytest.raises(errors.ValueMismatchError, match="up to 100 bytes, found 288"):
         build_model(build_keras_model())
