@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import federated_language as fl
 import keras
+import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
@@ -281,4 +282,5 @@ def _types_of(variables: Sequence[Any]) -> tuple[fl.TensorType, ...]:
 
 
 def _tensor_type(dtype: str, shape: Sequence[int | None]) -> fl.TensorType:
-    return fl.TensorType(tf.as_dtype(dtype).as_numpy_dtype, list(shape))
+    numpy_dtype = np.str_ if dtype == "string" else tf.as_dtype(dtype).as_numpy_dtype
+    return fl.TensorType(numpy_dtype, list(shape))
