@@ -446,4 +446,5 @@ def _types_of(variables: Sequence[Any]) -> tuple[fl.TensorType, ...]:
 
 
 def _tensor_type(dtype: str, shape: Sequence[int | None]) -> fl.TensorType:
-    return fl.TensorType(tf.as_dtype(dtype).as_numpy_dtype, list(shape))
+    numpy_dtype = np.str_ if dtype == "string" else tf.as_dtype(dtype).as_numpy_dtype
+    return fl.TensorType(numpy_dtype, list(shape))

@@ -1,6 +1,7 @@
 """What rounds move, and that they leave nothing behind."""
 
 import asyncio
+import gc
 import os
 import pathlib
 import statistics
@@ -239,6 +240,35 @@ def test_memory_of_200_rounds_is_that_of_50(
     assert max(sum(halves) for halves in grown.values()) < 0.1, grown
     assert ray_memory.settle(ray_memory.stored_bytes, 0) == 0
     assert ray_memory.settle(ray_memory.num_references, 0) == 0
+
+
+def graphs_of_python() -> dict[int, Any]:
+    gc.collect()
+    return {id(each): each for each in gc.get_objects() if isinstance(each, tf.Graph)}
+
+
+def test_graphs_of_a_process_leave_no_python_objects_of_their_nodes(
+    local_contexts: ContextFactory,
+) -> None:
+    """Python's graphs are most of the memory; functions of a few ops keep theirs."""
+    context = local_contexts(workers=2)
+    context.invoke(spread, [1.0, 2.0])
+    before = set(graphs_of_python())
+
+    process = wide_process()
+    traced = graphs_of_python().keys() - before
+    state = context.invoke(process.initialize)
+    context.invoke(process.next, (state, pick_cohort(0)))
+
+    assert traced == set()
+    assert context.last_report is not None
+    assert context.last_report.kernel_leaves > 0
+    left = [
+        graph.get_operations()
+        for key, graph in graphs_of_python().items()
+        if key not in before
+    ]
+    assert max(map(len, left), default=0) < 100, left  # that of a fold has 600
 
 
 def test_nothing_moves_on_the_local_backend(local_contexts: ContextFactory) -> None:

@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import pytest
 
+import ray_fed
 import ray_fed.errors as errors
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import Model, ModelWeights, build_fed_avg
 
 BatchMaker = Callable[..., list[Any]]
@@ -193,26 +195,51 @@ def test_round_without_examples_moves_nothing(linear_model: Model) -> None:
     assert np.isnan(metrics["loss"])
 
 
-def test_penalties_of_layers_are_part_of_the_loss(make_batches: BatchMaker) -> None:
-    dense = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.5))
-    keras_model = keras.Sequential([keras.Input((3,)), dense])
-    dense.set_weights([np.ones((3, 1), np.float32), np.zeros(1, np.float32)])
+PENALTIES: dict[str, list[dict[str, Any]]] = {
+    "l1": [{"kernel_regularizer": "l1"}, {"bias_regularizer": "l1"}],
+    "others": [
+        {"kernel_regularizer": keras.regularizers.L2(0.1), "bias_regularizer": "l1"},
+        {"kernel_regularizer": keras.regularizers.L1L2(0.1, 0.2)},
+        {"kernel_regularizer": keras.regularizers.OrthogonalRegularizer(0.1)},
+        {"activity_regularizer": keras.regularizers.L1(0.1)},
+        {"activity_regularizer": "l2"},
+    ],
+}
+
+
+@pytest.mark.parametrize("penalties", PENALTIES)
+def test_penalties_of_layers_are_those_of_keras(
+    thread_context: ExecutionContext, make_batches: BatchMaker, penalties: str
+) -> None:
+    layers = [keras.layers.Dense(3, **penalty) for penalty in PENALTIES[penalties]]
+    last = keras.layers.Dense(1)
+    keras_model = keras.Sequential([keras.Input((3,)), *layers, last])
     model = Model.from_keras(
         keras_model,
         loss=keras.losses.MeanSquaredError(),
         label_type=fl.TensorType(np.float32, [None, 1]),
     )
     process = build_fed_avg(model, keras.optimizers.SGD(RATE))
-    (batch,) = make_batches([5], 0)
+    batches = make_batches([4, 4, 4], 0)
+    interpreter = ray_fed.Config.load(backend="local", kernels={"enabled": False})
 
-    after, metrics = process.next(process.initialize(), [[batch]])
+    state, metrics = process.next(process.initialize(), [batches])
 
-    residual = batch["x"].sum(axis=1, keepdims=True) - batch["y"]
-    gradient = 2 * batch["x"].T @ residual / 5 + 1.0
-    np.testing.assert_allclose(
-        after.weights.trainable[0], 1.0 - RATE * gradient, rtol=1e-5
-    )
-    np.testing.assert_allclose(metrics["loss"], (residual**2).mean() + 1.5, rtol=1e-5)
+    assert thread_context.last_report is not None
+    assert thread_context.last_report.no_kernel == ()
+    with ray_fed.create_context(interpreter) as context:
+        same = context.invoke(process.next, (process.initialize(), [batches]))
+    pairs = zip(state.weights.trainable, same[0].weights.trainable, strict=True)
+    for found, wanted in pairs:
+        np.testing.assert_array_equal(found, wanted)
+    x, y = (np.concatenate([batch[key] for batch in batches]) for key in "xy")
+    typed: Any = keras_model
+    typed.compile(keras.optimizers.SGD(RATE), "mse")
+    told = typed.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    pairs = zip(state.weights.trainable, typed.get_weights(), strict=True)
+    for found, wanted in pairs:
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metrics["loss"], told.history["loss"][0], rtol=1e-5)
 
 
 def build_image_model(*layers: Any) -> Model:

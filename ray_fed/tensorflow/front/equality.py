@@ -21,14 +21,19 @@ class TracedGraph(tf.Graph):
     def __init__(self) -> None:
         super().__init__()
         # By identity; holds the tensors, so that an id is not another's.
-        self._constants: dict[int, tuple[Any, Any]] = {}
+        self._written: dict[int, tuple[Any, Any]] = {}
 
-    def constant_of(self, tensor: Any) -> Any:
-        """Return an eager tensor as a constant of this graph, the same each time."""
-        if id(tensor) not in self._constants:
+    def write_once(self, tensor: Any, write: Callable[[Any], Any]) -> Any:
+        """Return what an eager tensor is in this graph, the same each time.
+
+        Args:
+            tensor: the eager one.
+            write: returns a tensor of this graph that stands for it.
+        """
+        if id(tensor) not in self._written:
             with tf.control_dependencies(None):
-                self._constants[id(tensor)] = tensor, tf.constant(tensor.numpy())
-        return self._constants[id(tensor)][1]
+                self._written[id(tensor)] = tensor, write(tensor)
+        return self._written[id(tensor)][1]
 
 
 def _comparing(operation: Method, *, when_none: bool) -> Callable[[Method], Method]:

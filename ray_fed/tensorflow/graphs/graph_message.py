@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import federated_language as fl
 import tensorflow as tf
 from federated_language.proto import computation_pb2
+from tensorflow.python.framework import ops  # no public name
 
 from ray_fed.language.structs import Struct, to_struct
 from ray_fed.tensorflow.graphs import function_names, origins, python_functions
@@ -168,6 +169,7 @@ def build_message(
     """
     message = pb.TensorFlow(parameter=parameter, result=result)
     graph_def = graph.as_graph_def()
+    _forget_gradients(graph_def)
     function_names.name_by_place(graph_def)
     origins.write(graph_def, fn)
     python_functions.write_process(graph_def)
@@ -175,6 +177,22 @@ def build_message(
     if initialize_op is not None:
         message.initialize_op = initialize_op
     return message
+
+
+def _forget_gradients(graph_def: Any) -> None:
+    """Take the gradients of `tf.custom_gradient` from TensorFlow's registry.
+
+    It would keep them for ever, and with each of them the graph that was traced. That
+    graph is complete, and no other can use its gradients: they take its tensors.
+    """
+    registry: Any = ops.gradient_registry
+    registered = registry._registry  # noqa: SLF001 (its keys are taken by nothing else)
+    for nodes in function_names.all_nodes(graph_def):
+        for node in nodes:
+            if "_gradient_op_type" in node.attr:
+                name = node.attr["_gradient_op_type"].s.decode()
+                if name.startswith("CustomGradient-"):
+                    registered.pop(name, None)
 
 
 def build_computation(message: TensorFlowMessage, type_spec: fl.FunctionType) -> Any:

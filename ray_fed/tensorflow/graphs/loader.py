@@ -184,22 +184,23 @@ def import_graph(
         )
 
     wrapped = tf.compat.v1.wrap_function(load, list(signature))
-    names = [function.signature.name for function in graph_def.library.function]
-    _free_at_end(wrapped, names)
-
     eager: Any = context.context()
-    name = wrapped.name.decode()
+    # Once more: the runtime counts, and keeps it when Python's objects of its nodes go,
+    # which take more memory than it.
+    eager.add_function_def(wrapped.function_def)
+    name, num_outputs = wrapped.name.decode(), len(wrapped.outputs)
     attributes = tuple(itertools.chain(*call_options.current().as_attrs().items()))
 
     def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        num_outputs = len(wrapped.outputs)  # asked of it, so that it stays
         return execute.execute(name, num_outputs, tensors, attributes, eager)
 
+    names = [function.signature.name for function in graph_def.library.function]
+    _free_at_end(run, [name, *names])
     return run
 
 
 def _free_at_end(wrapped: Any, names: list[str]) -> None:
-    """Free a graph's library with the function that was made of it.
+    """Free functions of the runtime with what calls them: of a graph, its library.
 
     TensorFlow adds the library to the process for each such function, counts by name,
     and takes nothing back: a round with a computation of its own would leak.

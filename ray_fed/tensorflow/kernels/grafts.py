@@ -103,6 +103,11 @@ class Grafts:
         """
         self._state_of = state_of
 
+    def leave_graph(self) -> None:
+        """Let go of the graph that was current: its tensors hold all of it."""
+        self.ends = []
+        self._state_of = None
+
     def shield(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a tensor that what is put in takes; where that is isolated, opaque.
 

@@ -90,7 +90,12 @@ class LeafLoop:
 
     def trace(self, leaf_fold: LeafFold) -> GraphFunction:
         """Return the graph that folds the clients of each leaf in one way."""
-        return as_graph(functools.partial(self._build, leaf_fold), self._signature())
+        build = functools.partial(self._build, leaf_fold)
+        try:
+            return as_graph(build, self._signature())
+        finally:
+            self.work_grafts.leave_graph()
+            self.fold_grafts.leave_graph()
 
     def _signature(self) -> list[tf.TensorSpec]:
         states = tf.TensorSpec([None, None, random_keys.STATE_SIZE], tf.int64)

@@ -208,8 +208,10 @@ class _Run:
         mapped: dict[str, tf.Tensor] = {}
         for node in nodes.values():
             graph_def.node.append(self._detached(node, nodes, mapped))
+        # Without a prefix: with one, TensorFlow may give two nodes one name where an
+        # argument of a loop, named after what was captured, has that prefix, too.
         operations: Any = tf.graph_util.import_graph_def(
-            graph_def, input_map=mapped, return_elements=list(nodes), name="copied"
+            graph_def, input_map=mapped, return_elements=list(nodes), name=""
         )
         for name, operation in zip(nodes, operations, strict=True):
             self._anchors[name] = [operation]

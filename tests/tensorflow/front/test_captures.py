@@ -16,6 +16,13 @@ from ray_fed import tensorflow as rtf
 
 THREE = tf.constant(3)
 NAMES = tf.constant(["a", "b"])
+PLACES = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(["b", "c", "a"], [2, 3, 1]), -5
+)
+
+
+DATASET = tf.data.Dataset.range(3)
+VARIABLE: Any = tf.Variable(tf.constant(3, tf.int64))
 
 
 @rtf.computation(np.int32)
@@ -41,6 +48,15 @@ def of_strings(x: Any) -> Any:
     return tf.gather(NAMES, x)
 
 
+@rtf.computation(fl.SequenceType(np.str_))
+def of_a_table(dataset: Any) -> Any:
+    """Of the table by itself, in a function of a dataset and in a loop."""
+    total = dataset.reduce(0, lambda total, x: total * 10 + PLACES.lookup(x))
+    for name in NAMES:
+        total = total * 10 + PLACES[name]
+    return total * 10 + tf.cast(PLACES.size(), tf.int32)
+
+
 @tf.function
 def times_three(x: Any) -> Any:
     return x * THREE
@@ -54,6 +70,7 @@ def times_three(x: Any) -> Any:
         pytest.param(in_loops_and_branches, 4, 13, id="a loop"),
         pytest.param(in_loops_and_branches, 1, -3, id="a branch"),
         pytest.param(of_strings, 1, b"b", id="strings"),
+        pytest.param(of_a_table, ["c", "d"], 25123, id="a table"),
         pytest.param(rtf.computation(times_three, np.int32), 2, 6, id="a tf.function"),
     ],
 )
@@ -73,14 +90,20 @@ def test_tensor_that_is_used_twice_is_written_once() -> None:
     assert twice.to_proto().ByteSize() < 1.5 * 40_000
 
 
-def test_dataset_made_outside_is_refused() -> None:
-    dataset = tf.data.Dataset.range(3)
-
-    with pytest.raises(ValueError, match="such as a dataset"):
-
-        @rtf.computation(np.int64)
-        def total(x: Any) -> Any:
-            return dataset.reduce(x, lambda so_far, n: so_far + n)
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        pytest.param(
+            lambda x: DATASET.reduce(x, lambda so_far, n: so_far + n),
+            "such as a dataset",
+            id="dataset",
+        ),
+        pytest.param(lambda x: x + VARIABLE, "a variable", id="variable"),
+    ],
+)
+def test_what_may_change_is_refused(work: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rtf.computation(work, np.int64)
 
 
 TRACE = """

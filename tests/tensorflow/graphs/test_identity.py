@@ -48,6 +48,19 @@ def build_sum(*, backwards: bool = False) -> Any:
     return total
 
 
+TABLE = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer([f"word {i}" for i in range(50)], range(50)), -1
+)
+
+
+def build_lookup() -> Any:
+    @rtf.computation(np.str_)
+    def place(word: Any) -> Any:
+        return TABLE.lookup(word)
+
+    return place
+
+
 def test_the_same_work_has_one_hash_whatever_its_names() -> None:
     first = rtf.identify_computation(build_mean(build_scaled(2.0)))
     second = rtf.identify_computation(build_mean(build_scaled(2.0, name="other")))
@@ -89,6 +102,7 @@ import tensorflow as tf
 [tf.function(tf.negative)(1.0) for _ in range(int(sys.argv[1]))]
 print(t.rtf.identify_computation(t.build_mean(t.build_scaled(2.0))))
 print(t.rtf.identify_computation(t.build_sum()))
+print(t.rtf.identify_computation(t.build_lookup()))
 """
     found = {
         subprocess.run(
@@ -101,5 +115,5 @@ print(t.rtf.identify_computation(t.build_sum()))
         for count in ("0", "3")
     }
 
-    here = [build_mean(build_scaled(2.0)), build_sum()]
+    here = [build_mean(build_scaled(2.0)), build_sum(), build_lookup()]
     assert found == {"".join(f"{rtf.identify_computation(c)}\n" for c in here)}

@@ -434,6 +434,18 @@ def in_branches(ds: Any, squares: Any) -> Any:
     return total * 0.9 + next(iterator)
 
 
+@client(F32)
+def with_constants_named_alike(ds: Any) -> Any:
+    """A loop takes `Const` and `Const_1`, and has its own `Const` and `Const_2`."""
+    scale, shift = tf.constant(2.0, name="Const"), tf.constant(3.0, name="Const_1")
+
+    def step(state: Any, x: Any) -> Any:
+        scaled = tf.constant(5.0, name="Const") * x
+        return state * scale + scaled - shift * tf.constant(7.0, name="Const_2")
+
+    return ds.reduce(np.float32(0), step)
+
+
 @client(BATCHED)
 def with_keras_layers(ds: Any) -> Any:
     initializer: Any = keras.initializers.RandomUniform(seed=1)
@@ -532,6 +544,7 @@ CLIENTS: list[Any] = [
     pytest.param(in_nested_functions, numbers(5), id="nested tf.functions"),
     pytest.param(in_branches, (numbers(5), True), id="iterator in a branch"),
     pytest.param(in_branches, (numbers(5), False), id="reduce in a branch"),
+    pytest.param(with_constants_named_alike, numbers(4), id="constants named alike"),
     pytest.param(with_keras_layers, batched(4, 3), id="Keras layers"),
     pytest.param(with_a_table, ["a", "b", "c"], id="table"),
     pytest.param(with_assertions, [1, 4, 2], id="assertions"),
