@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from ray_fed.files import opening
+from ray_fed.files.arrow_types import decoded_table
 from ray_fed.files.features import Leaf
 from ray_fed.files.laid_columns import count_row_bytes
 from ray_fed.files.parquet_files import list_files, locate, reading
@@ -181,7 +182,8 @@ class ParquetRows(TableRows):
                 )
         if parts:
             return pyarrow.concat_tables(parts)
-        return pyarrow.schema([self.schema.field(n) for n in columns]).empty_table()
+        fields = [self.schema.field(name) for name in columns]
+        return decoded_table(pyarrow.schema(fields).empty_table())
 
     def _read_group(self, group: int, columns: Sequence[str]) -> Any:
         if group in self._held:
@@ -212,7 +214,7 @@ class ParquetRows(TableRows):
                 values = pyarrow.array([keys[name]] * table.num_rows)
                 field = self.schema.field(name)
                 table = table.append_column(field, values.cast(field.type))
-        return table.select(list(columns))
+        return decoded_table(table.select(list(columns)))
 
 
 def take_rows(table: Any, rows: NDArray[np.int64]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 import ray_fed.errors as errors
-from ray_fed.files import features, npy, opening
+from ray_fed.files import arrow_types, npy, opening
 from ray_fed.files.opening import DataFile
 from ray_fed.values.columnar_sequence import Dims
 
@@ -188,10 +188,11 @@ class ArrowTable:
 
     def _cells(self, array: Any, name: str) -> Cells:
         """Return an arrow array as one value a row."""
+        array = arrow_types.decoded(array)
         if array.null_count:
             raise self._file.mismatch(f"a value in every row of `{name}`", "nulls")
-        if not features.is_list(array.type):
-            return _values(array)
+        if not arrow_types.is_list(array.type):
+            return arrow_types.to_numpy(array)
         values = self._cells(array.flatten(), name)
         size = getattr(array.type, "list_size", None)
         if size is not None:
@@ -216,37 +217,10 @@ def _is_struct(arrow_type: Any) -> bool:
 
 
 def _arrow_spec(arrow_type: Any) -> ColumnSpec:
-    if not features.is_list(arrow_type):
-        dtype = _dtype(arrow_type)
-        return ColumnSpec(dtype, (None,), is_flat=False, label=str(arrow_type))
+    label, arrow_type = str(arrow_type), arrow_types.value_type(arrow_type)
+    if not arrow_types.is_list(arrow_type):
+        dtype = arrow_types.dtype_of(arrow_type)
+        return ColumnSpec(dtype, (None,), is_flat=False, label=label)
     size = getattr(arrow_type, "list_size", None)
-    dtype = _dtype(arrow_type.value_type)
-    return ColumnSpec(dtype, (None, size), is_flat=True, label=str(arrow_type))
-
-
-def _dtype(arrow_type: Any) -> np.dtype[Any] | None:
-    types = opening.import_extra("pyarrow.types")
-    if _is_bytes(arrow_type):
-        return np.dtype(object)
-    if types.is_integer(arrow_type) or types.is_floating(arrow_type):
-        return np.dtype(arrow_type.to_pandas_dtype())
-    return np.dtype(np.bool_) if types.is_boolean(arrow_type) else None
-
-
-def _is_bytes(arrow_type: Any) -> bool:
-    types = opening.import_extra("pyarrow.types")
-    return (
-        types.is_string(arrow_type)
-        or types.is_large_string(arrow_type)
-        or types.is_binary(arrow_type)
-        or types.is_large_binary(arrow_type)
-    )
-
-
-def _values(array: Any) -> Any:
-    if not _is_bytes(array.type):
-        return array.to_numpy(zero_copy_only=False)
-    pyarrow: Any = opening.import_extra("pyarrow")
-    values = np.empty(len(array), object)
-    values[:] = array.cast(pyarrow.large_binary()).to_pylist()
-    return values
+    dtype = arrow_types.dtype_of(arrow_type.value_type)
+    return ColumnSpec(dtype, (None, size), is_flat=True, label=label)
