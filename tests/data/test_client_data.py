@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import importlib
 import itertools
 import os
 import pathlib
@@ -276,6 +277,36 @@ def test_what_cannot_travel_is_refused_in_words(
         context.invoke(mean_of_totals, (build(threading.Lock()), 1.0))
 
     assert len(str(caught.value)) < 500
+
+
+LOADER = """
+def load(client):
+    return [[client] * 3]
+def shift(row):
+    return row + 1
+"""
+
+
+@pytest.mark.ray
+def test_a_module_that_workers_lack_is_named(
+    ray_contexts: ContextFactory,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = ray_contexts(workers=2, subrounds=2)
+    (tmp_path / "clinic_loader.py").write_text(LOADER)
+    monkeypatch.syspath_prepend(tmp_path)
+    clinic = importlib.import_module("clinic_loader")
+    rows = [np.zeros(3, np.float32)]
+
+    for data in (
+        ClientData.from_function([1, 2], clinic.load, DATASET),
+        ClientData.from_function([1], lambda i: [*clinic.load(i)], DATASET),
+        ClientData.from_values({4: rows}, DATASET).map(clinic.shift),
+    ):
+        message = r"the module `clinic_loader`.*node `.*runtime_env=.*working_dir"
+        with pytest.raises(errors.UnsupportedError, match=message):
+            context.invoke(mean_of_totals, (data, 1.0))
 
 
 def test_id_and_position_of_a_client_are_told_apart(context: ExecutionContext) -> None:
