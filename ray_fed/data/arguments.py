@@ -98,8 +98,14 @@ def check_ids(ids: Sequence[Any]) -> None:
     """Raise unless each client has an id of its own.
 
     Raises:
-        ConfigError: one cannot be hashed, or is there twice.
+        ConfigError: one cannot be hashed, is missing, or is there twice.
     """
+    missing = [client for client in ids if _is_missing(client)]
+    if missing:
+        raise errors.ConfigError(
+            f"Expected an id of each client, found {errors.describe(missing[0])}, which"
+            " says that there is none: leave it out, such as by `dropna`."
+        )
     unhashable = [client for client in ids if not _is_hashable(client)]
     if unhashable:
         raise errors.ConfigError(
@@ -132,6 +138,13 @@ def read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64
                 f" {structs.show(weight)} for the client with the id {client!r}."
             )
     return found.astype(np.float64)
+
+
+def _is_missing(client: Any) -> bool:
+    """Return whether an id is None, or NaN, NaT or NA of numpy or pandas."""
+    if isinstance(client, float | np.floating | np.datetime64 | np.timedelta64):
+        return client != client  # noqa: PLR0124 (so are they told)
+    return client is None or type(client).__name__ in ("NAType", "NaTType")
 
 
 def _is_hashable(client: object) -> bool:

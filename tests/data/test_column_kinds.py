@@ -340,6 +340,20 @@ def test_owners_are_the_groups_of_pandas(kind: str) -> None:
     assert [rows.tolist() for rows in parts.values()] == expected
 
 
+@pytest.mark.parametrize("kind", [kind for kind in CLIENTS if kind != "list"])
+def test_ids_of_a_function_are_the_groups_of_pandas(kind: str) -> None:
+    column = pd.Series(CLIENTS[kind][0])
+
+    def build() -> ClientData:
+        return ClientData.from_function(column.unique(), list, np.float32)
+
+    if column.isna().any():
+        with pytest.raises(errors.ConfigError, match="such as by `dropna`"):
+            build()
+        return
+    assert list(build().ids) == list(column.drop_duplicates())
+
+
 def test_labels_of_a_frame_go_by_place_and_not_by_index() -> None:
     labels = np.arange(12) // 3
     column = pd.Series(labels, index=np.random.default_rng(0).permutation(12))
