@@ -1,12 +1,17 @@
 """Arguments of `ClientData` that a user may get wrong, checked when it is made."""
 
-from collections.abc import Iterable
+import collections
+import math
+import numbers
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
+from numpy.typing import NDArray
 
 import ray_fed.errors as errors
+from ray_fed.language import structs
 
 
 def read_member_type(given: object) -> fl.Type:
@@ -87,3 +92,74 @@ def check_place(given: object) -> None:
             f"Expected the place of a client, or a slice, found"
             f" {errors.describe(given)}: `select` takes ids."
         )
+
+
+def check_ids(ids: Sequence[Any]) -> None:
+    """Raise unless each client has an id of its own.
+
+    Raises:
+        ConfigError: one cannot be hashed, is missing, or is there twice.
+    """
+    missing = [client for client in ids if _is_missing(client)]
+    if missing:
+        raise errors.ConfigError(
+            f"Expected an id of each client, found {errors.describe(missing[0])}, which"
+            " says that there is none: leave it out, such as by `dropna`."
+        )
+    unhashable = [client for client in ids if not _is_hashable(client)]
+    if unhashable:
+        raise errors.ConfigError(
+            "Expected ids that can be hashed, such as numbers, text or tuples of"
+            f" these, found {structs.show(unhashable[0])}."
+        )
+    if len(set(ids)) < len(ids):
+        ((twice, count),) = collections.Counter(ids).most_common(1)
+        raise errors.ConfigError(
+            "Expected an id of its own for each client, found"
+            f" {structs.show(twice)} {count} times."
+        )
+
+
+def read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64]:
+    """Return one number for each client; text and truth values are none.
+
+    Raises:
+        ConfigError: there are more or fewer, or one is not finite and >= 0.
+    """
+    found = np.asarray(weights, object)
+    if found.shape != (len(ids),):
+        raise errors.ConfigError(
+            f"Expected one weight for each of {len(ids)} clients, found {found.size}."
+        )
+    for client, weight in zip(ids, found, strict=True):
+        if not _is_weight(weight):
+            raise errors.ConfigError(
+                "Expected finite numbers as weights, of at least 0, found"
+                f" {structs.show(weight)} for the client with the id {client!r}."
+            )
+    return found.astype(np.float64)
+
+
+def _is_missing(client: Any) -> bool:
+    """Return whether an id is None, or NaN, NaT or NA of numpy or pandas."""
+    if isinstance(client, float | np.floating | np.datetime64 | np.timedelta64):
+        return client != client  # noqa: PLR0124 (so are they told)
+    return client is None or type(client).__name__ in ("NAType", "NaTType")
+
+
+def _is_hashable(client: object) -> bool:
+    try:
+        hash(client)  # a tuple may hold what cannot be hashed
+    except TypeError:
+        return False
+    return True
+
+
+def _is_weight(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        found = float(value)
+    except OverflowError:
+        return False
+    return math.isfinite(found) and found >= 0

@@ -1,6 +1,6 @@
 """What is done with a client's rows before its work: declared once, done on the worker.
 
-    rows --part--> --take--> --shuffle, for each epoch--> --batch--> elements
+    rows --parts--> --take--> --shuffle, for each epoch--> --batch--> elements
 
 The order is fixed, in whichever order it was asked for. Rows are numpy columns, so that
 all of it is indexing: the rows of a client are cached, their arrangement is not.
@@ -41,7 +41,7 @@ class Arrangement:
     """What is done with the rows of each client.
 
     Attributes:
-        part: which of them; None: all.
+        parts: which of them: of the rows that a part leaves, the next has some.
         take: the first of those, at most; None: all.
         shuffles: whether they are in another order in each call and epoch.
         seed: of the order, >= 0; None: the seed of the configuration.
@@ -50,7 +50,7 @@ class Arrangement:
         drop_remainder: whether a smaller batch, at the end of an epoch, is left out.
     """
 
-    part: Part | None = None
+    parts: tuple[Part, ...] = ()
     take: int | None = None
     shuffles: bool = False
     seed: int | None = None
@@ -75,13 +75,10 @@ class Arrangement:
         return batch_type(row)
 
     def weigh(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the rows that clients' work goes through, from those that they have.
-
-        Parts are counted by their share.
-        """
-        if self.part is not None:
-            share = self.part.fraction
-            rows = np.round(rows * (share if self.part.is_held_out else 1 - share))
+        """Return the rows that clients' work goes through, of those that they have."""
+        for part in self.parts:
+            held = np.round(part.fraction * rows)  # as `round` does in `Part.rows`
+            rows = held if part.is_held_out else rows - held
         if self.take is not None:
             rows = np.minimum(rows, self.take)
         return rows * self.epochs
@@ -160,9 +157,10 @@ class ArrangedSource(ClientSource):
 
     def _kept(self, client: Hashable, count: int) -> NDArray[np.int64]:
         """Return the rows of one epoch, by index, in the order of the base."""
-        part, take = self.arrangement.part, self.arrangement.take
-        rows = np.arange(count) if part is None else part.rows(client, count)
-        return rows if take is None else rows[:take]
+        rows = np.arange(count)
+        for part in self.arrangement.parts:
+            rows = rows[part.rows(client, len(rows))]
+        return rows[: self.arrangement.take]
 
     def _count_epochs(
         self, client: Hashable, rows: ColumnarSequence, num_kept: int

@@ -1,10 +1,7 @@
 """Clients by reference with their ids, and what is done with the rows of each."""
 
-import collections
 import dataclasses
 import functools
-import math
-import numbers
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Self
 
@@ -14,11 +11,16 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.data.arguments import check_callable, check_number, check_place
+from ray_fed.data.arguments import (
+    check_callable,
+    check_ids,
+    check_number,
+    check_place,
+    read_weights,
+)
 from ray_fed.data.arrangement import ArrangedSource, Arrangement
 from ray_fed.data.mapped_source import MappedSource, map_rows
 from ray_fed.data.parts import Part, check_fraction, draw_held_out
-from ray_fed.language import structs
 from ray_fed.observability import reprs
 from ray_fed.values.client_references import ClientReference, ClientRun, ClientSource
 
@@ -57,8 +59,8 @@ class ClientRows(ClientRun):
         ids: Sequence[Hashable],
         weights: Sequence[float] | NDArray[np.float64] | None,
     ) -> Self:
-        _check_ids(ids)
-        of_clients = None if weights is None else _read_weights(weights, ids)
+        check_ids(ids)
+        of_clients = None if weights is None else read_weights(weights, ids)
         positions = np.arange(len(ids), dtype=np.int64)
         return cls(source, member, positions, of_clients, tuple(ids))
 
@@ -93,11 +95,15 @@ class ClientRows(ClientRun):
     def take(self, count: int) -> Self:
         """Return the clients with their first `count` rows at most.
 
+        Of those that an earlier `take` left.
+
         Raises:
             ConfigError: it is below 1.
             UnsupportedError: clients have no sequences of rows.
         """
-        return self._arranged(take=count)
+        check_number(count, "take", 1)
+        before = self._rows()[2].take
+        return self._arranged(take=count if before is None else min(count, before))
 
     def shuffle(self, seed: int | None = None) -> Self:
         """Return the clients with rows in another order in each call and epoch.
@@ -156,21 +162,31 @@ class ClientRows(ClientRun):
         mapped = MappedSource(base, self._by_position(self.ids), row_map)
         return self._over(mapped, row_map.result, arrangement)
 
-    def hold_out_rows(self, fraction: float, seed: int = 0) -> tuple[Self, Self]:
+    def hold_out_rows(
+        self, fraction: float, seed: int = 0, *, last: bool = False
+    ) -> tuple[Self, Self]:
         """Return the clients with most of their rows, and with the rows held out.
 
         Args:
             fraction: of each client's rows to hold out, above 0 and below 1; rounded,
-                so that a client of few rows may hold out none.
+                so that a client of few rows may hold out none. Of the rows that an
+                earlier call left.
             seed: of the rows, >= 0.
+            last: hold out the last rows, those of the latest time in a table that is
+                sorted by it, and none by the seed.
 
         Raises:
             ConfigError: an argument is out of its range.
         """
         check_fraction(fraction, seed)
+        before = self._rows()[2].parts
+        kept, held = (
+            Part(fraction, None if last else seed, is_held_out=is_held_out)
+            for is_held_out in (False, True)
+        )
         return (
-            self._arranged(part=Part(fraction, seed, is_held_out=False)),
-            self._arranged(part=Part(fraction, seed, is_held_out=True)),
+            self._arranged(parts=(*before, kept)),
+            self._arranged(parts=(*before, held)),
         )
 
     def hold_out_clients(self, fraction: float, seed: int = 0) -> tuple[Self, Self]:
@@ -246,52 +262,3 @@ class ClientRows(ClientRun):
         for position, value in zip(self.positions, values, strict=True):
             found[position] = value
         return found
-
-
-def _check_ids(ids: Sequence[Any]) -> None:
-    unhashable = [client for client in ids if not _is_hashable(client)]
-    if unhashable:
-        raise errors.ConfigError(
-            "Expected ids that can be hashed, such as numbers, text or tuples of"
-            f" these, found {structs.show(unhashable[0])}."
-        )
-    if len(set(ids)) < len(ids):
-        ((twice, count),) = collections.Counter(ids).most_common(1)
-        raise errors.ConfigError(
-            "Expected an id of its own for each client, found"
-            f" {structs.show(twice)} {count} times."
-        )
-
-
-def _read_weights(weights: object, ids: Sequence[Hashable]) -> NDArray[np.float64]:
-    """Return one number for each client; text and truth values are none."""
-    found = np.asarray(weights, object)
-    if found.shape != (len(ids),):
-        raise errors.ConfigError(
-            f"Expected one weight for each of {len(ids)} clients, found {found.size}."
-        )
-    for client, weight in zip(ids, found, strict=True):
-        if not _is_weight(weight):
-            raise errors.ConfigError(
-                "Expected finite numbers as weights, of at least 0, found"
-                f" {structs.show(weight)} for the client with the id {client!r}."
-            )
-    return found.astype(np.float64)
-
-
-def _is_hashable(client: object) -> bool:
-    try:
-        hash(client)  # a tuple may hold what cannot be hashed
-    except TypeError:
-        return False
-    return True
-
-
-def _is_weight(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        found = float(value)
-    except OverflowError:
-        return False
-    return math.isfinite(found) and found >= 0

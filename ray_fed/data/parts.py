@@ -2,12 +2,15 @@
 
 import dataclasses
 import hashlib
+import numbers
 from collections.abc import Hashable
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
+from ray_fed.data.arguments import check_number
 
 
 def seed_of(*fields: object) -> int:
@@ -17,22 +20,26 @@ def seed_of(*fields: object) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Some rows of each client, drawn by a seed.
+    """Some rows of each client, drawn by a seed, or the last ones.
 
     Attributes:
         fraction: of the rows that are held out, above 0 and below 1.
-        seed: >= 0.
+        seed: >= 0; None: the last rows are held out.
         is_held_out: whether this is the part held out, or what is left.
     """
 
     fraction: float
-    seed: int
+    seed: int | None
     is_held_out: bool
 
     def rows(self, client: Hashable, count: int) -> NDArray[np.int64]:
         """Return the rows of the part, ascending."""
-        generator = np.random.default_rng(seed_of("part", self.seed, client))
-        held = generator.permutation(count)[: round(self.fraction * count)]
+        num_held = round(self.fraction * count)
+        if self.seed is None:
+            held = np.arange(count - num_held, count)
+        else:
+            generator = np.random.default_rng(seed_of("part", self.seed, client))
+            held = generator.permutation(count)[:num_held]
         if self.is_held_out:
             return np.sort(held)
         return np.setdiff1d(np.arange(count), held)
@@ -42,14 +49,14 @@ def check_fraction(fraction: float, seed: int) -> None:
     """Raise unless a part can be held out.
 
     Raises:
-        ConfigError: the fraction is not between 0 and 1, or the seed is negative.
+        ConfigError: the fraction is not between 0 and 1, or the seed is no whole number
+            of at least 0.
     """
-    if not 0 < fraction < 1:
+    if not isinstance(cast("object", fraction), numbers.Real) or not 0 < fraction < 1:
         raise errors.ConfigError(
-            f"Expected a `fraction` above 0 and below 1, found {fraction}."
+            f"Expected a `fraction` above 0 and below 1, found {fraction!r}."
         )
-    if seed < 0:
-        raise errors.ConfigError(f"Expected `seed` to be at least 0, found {seed}.")
+    check_number(seed, "seed")
 
 
 def draw_held_out(

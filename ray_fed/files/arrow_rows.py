@@ -9,6 +9,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
+from ray_fed.files.arrow_types import decoded_table
 from ray_fed.files.features import check_columns
 from ray_fed.files.parquet_rows import take_rows
 from ray_fed.files.row_index import IdCoder
@@ -33,7 +34,7 @@ class ArrowRows(TableRows):
         names = list(dict.fromkeys(columns))
         found = _column_names(table)
         check_columns(names, found, self.label)
-        self._table = _to_arrow(table, names)
+        self._table = decoded_table(_to_arrow(table, names))
         self.schema = self._table.schema
 
     @override
@@ -72,7 +73,8 @@ def _to_arrow(table: Any, names: list[str]) -> Any:
             return table.select(names)
         if isinstance(table, Mapping):
             return pyarrow.table({name: table[name] for name in names})
-        return pyarrow.Table.from_pandas(table[names], preserve_index=False)
+        named = table.rename(columns=str)[names]
+        return pyarrow.Table.from_pandas(named, preserve_index=False)
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
         raise errors.ValueMismatchError(
             f"Expected columns that arrow has types for, found that they are not"

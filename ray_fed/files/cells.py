@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
-from ray_fed.files.features import Features, Leaf, is_list, value_type
-from ray_fed.values import tensor_structures
+from ray_fed.files.arrow_types import is_list, is_text, to_numpy
+from ray_fed.files.features import Features, Leaf
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 
 
@@ -17,7 +17,7 @@ def decode(features: Features, table: Any, client: object) -> ColumnarSequence:
 
     Args:
         features: what they are.
-        table: of arrow, with `columns`.
+        table: of arrow, with `columns`, `decoded_table`.
         client: its id, for errors.
 
     Raises:
@@ -32,15 +32,33 @@ def decode(features: Features, table: Any, client: object) -> ColumnarSequence:
 
 
 def find_whole(table: Any) -> NDArray[np.bool_]:
-    """Return which rows have neither a null nor a NaN."""
-    compute = opening.import_extra("pyarrow.compute")
-    types = opening.import_extra("pyarrow.types")
+    """Return which rows have neither a null nor a NaN, in lists neither."""
     whole = np.ones(table.num_rows, np.bool_)
     for column in table.columns:
-        is_float = types.is_floating(column.type)
-        missing = compute.is_null(column, nan_is_null=is_float)
-        whole &= ~missing.to_numpy()
+        whole &= ~_find_missing(column)
     return whole
+
+
+def _find_missing(column: Any) -> NDArray[np.bool_]:
+    compute = opening.import_extra("pyarrow.compute")
+    types = opening.import_extra("pyarrow.types")
+    array = _combined(column)
+    is_float = types.is_floating(array.type)
+    missing = np.array(compute.is_null(array, nan_is_null=is_float))
+    if is_list(array.type):
+        inside = _find_missing(array.flatten())
+        missing[compute.list_parent_indices(array).to_numpy()[inside]] = True
+    return missing
+
+
+def _combined(column: Any) -> Any:
+    """Return a column, in one or many chunks, as one array."""
+    pyarrow: Any = opening.import_extra("pyarrow")
+    array = column
+    if isinstance(array, pyarrow.ChunkedArray):
+        is_one = array.num_chunks == 1  # `combine_chunks` would copy it
+        array = array.chunk(0) if is_one else array.combine_chunks()
+    return array.storage if hasattr(array, "storage") else array
 
 
 def _find_changed(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.bool_]:
@@ -73,7 +91,7 @@ class _Cells:
         return Column(np.stack(arrays, axis=1) if leaf.is_stacked else arrays[0])
 
     def _fixed(self, name: str, leaf: Leaf) -> NDArray[Any]:
-        array = self._combined(self._table.column(name))
+        array = _combined(self._table.column(name))
         while is_list(array.type):
             self._check_nulls(name, array)
             array = array.flatten()
@@ -81,60 +99,60 @@ class _Cells:
         return values.reshape(self._table.num_rows, *(leaf.shape or ()))
 
     def _ragged(self, name: str, leaf: Leaf) -> Column:
-        array = self._combined(self._table.column(name))
+        array = _combined(self._table.column(name))
         self._check_nulls(name, array)
         lengths = array.value_lengths().to_numpy(zero_copy_only=False)
         splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return Column(self._values(name, array.flatten(), leaf), splits)
 
-    def _combined(self, column: Any) -> Any:
-        pyarrow: Any = opening.import_extra("pyarrow")
-        wanted = value_type(column.type)
-        if wanted != column.type:
-            column = column.cast(wanted)
-        array = (
-            column.chunk(0)
-            if column.num_chunks == 1
-            else pyarrow.concat_arrays(column.chunks)
-            if column.num_chunks
-            else pyarrow.array([], wanted)
-        )
-        return array.storage if hasattr(array, "storage") else array
-
     def _check_nulls(self, name: str, array: Any) -> None:
-        if array.null_count:
-            raise self._mismatch(
-                name,
-                f"{array.null_count} nulls",
-                'fill them, or leave such rows out with `missing="drop"`.',
+        if not array.null_count:
+            return
+        then = 'fill them, or leave such rows out with `missing="drop"`'
+        if is_text(array.type):
+            then += ', or take each as `""` with `missing="keep"`'
+        elif not is_list(array.type):
+            then += (
+                f', or as NaN with `dtypes={{"{name}": np.float32}}` and'
+                ' `missing="keep"`'
             )
+        raise self._mismatch(name, f"{array.null_count} nulls", f"{then}.")
 
     def _values(self, name: str, array: Any, leaf: Leaf) -> NDArray[Any]:
         pyarrow: Any = opening.import_extra("pyarrow")
-        is_float = pyarrow.types.is_floating(array.type)
-        if not (is_float and self._features.missing == "keep"):
-            self._check_nulls(name, array)
-        if tensor_structures.storage_dtype(leaf.type_signature).kind == "O":
-            values = np.empty(len(array), object)
-            values[:] = array.cast(pyarrow.large_binary()).to_pylist()
-            return values
-        if leaf.cast_to is not None:
+        keeps = self._features.missing == "keep"
+        if leaf.cast_to is not None and leaf.cast_to.kind in "biuf":
             array = self._cast(name, array, leaf.cast_to)
-        values = array.to_numpy(zero_copy_only=False)
-        if values.dtype.kind == "f" and self._features.missing != "keep":
+        elif keeps and is_text(array.type):
+            array = array.cast(pyarrow.large_binary()).fill_null(b"")
+        if not (keeps and pyarrow.types.is_floating(array.type)):
+            self._check_nulls(name, array)
+        values = to_numpy(array)
+        if values.dtype.kind == "f" and not keeps:
             self._check_nan(name, values)
         return values
 
     def _cast(self, name: str, array: Any, dtype: np.dtype[Any]) -> Any:
+        """Return numbers, of numbers, of their text, or of times in their unit."""
         pyarrow: Any = opening.import_extra("pyarrow")
         then = f"name a dtype other than {dtype}."
+        if is_text(array.type):
+            then = (
+                "leave it out of `dtypes` and look strings up in the model"
+                " (`keras.layers.StringLookup`), or make a column of numbers of them,"
+                f' such as `frame["{name}"].astype("category").cat.codes`.'
+            )
+        if pyarrow.types.is_temporal(array.type):
+            is_wide = array.type.bit_width == pyarrow.int64().bit_width
+            array = array.view(pyarrow.int64() if is_wide else pyarrow.int32())
         try:
             cast = array.cast(pyarrow.from_numpy_dtype(dtype))
+            whole = array.cast(pyarrow.float64(), safe=False)
         except pyarrow.ArrowException as error:
             raise self._mismatch(name, f"`{error}`", then) from error
         if dtype.kind != "f":
             self._check_nulls(name, cast)
-        before = array.to_numpy(zero_copy_only=False)
+        before = whole.to_numpy(zero_copy_only=False)
         changed = before[_find_changed(before, cast.to_numpy(zero_copy_only=False))]
         if len(changed):
             found = f"{len(changed)} that {dtype} does not hold, such as {changed[0]}"

@@ -17,7 +17,7 @@ import federated_language as fl
 import numpy as np
 
 import ray_fed.errors as errors
-from ray_fed.files import opening
+from ray_fed.files import arrow_types
 from ray_fed.values.columnar_sequence import Dims
 
 ColumnNames: TypeAlias = Union[str, Sequence[str], Mapping[str, "ColumnNames"]]  # noqa: UP007 (it names itself)
@@ -87,7 +87,8 @@ class Features:
             table: what the table is called in an error.
 
         Raises:
-            ConfigError: a column is not there, `dtypes` or `missing` is none of those.
+            ConfigError: a column is not there, or `dtypes` or `missing` is none that a
+                column can have.
             ValueMismatchError: no tensor holds what a column has, or columns of
                 different types are to be stacked.
         """
@@ -97,7 +98,7 @@ class Features:
             )
         if cast("object", x) is None:
             raise _no_columns(x)
-        casts = {name: np.dtype(dtype) for name, dtype in (dtypes or {}).items()}
+        casts = _read_dtypes(dtypes)
         found = _Columns(schema, casts, table)
         leaves: list[Leaf] = []
         named = [("x", x)] if y is None else [("x", x), ("y", y)]
@@ -114,6 +115,32 @@ class Features:
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
         return list(dict.fromkeys(n for leaf in self.leaves for n in leaf.columns))
+
+
+def _read_dtypes(given: object) -> dict[str, np.dtype[Any]]:
+    """Return dtypes by column, of what numpy takes for one.
+
+    Raises:
+        ConfigError: they are not by column, or numpy has no such dtype.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise errors.ConfigError(
+            "Expected `dtypes` as a dictionary from columns to dtypes, such as"
+            f' `{{"x": np.float32}}`, found {errors.describe(given)}.'
+        )
+    found: dict[str, np.dtype[Any]] = {}
+    for name, dtype in cast("Mapping[str, Any]", given).items():
+        try:
+            # numpy takes None for float64
+            found[name] = np.dtype("None" if dtype is None else dtype)
+        except TypeError as error:
+            raise errors.ConfigError(
+                f"Expected a dtype of numpy, such as `np.float32`, in `dtypes` for the"
+                f" column `{name}`, found {errors.describe(dtype)}."
+            ) from error
+    return found
 
 
 class _Columns:
@@ -143,16 +170,35 @@ class _Columns:
         if len(set(map(str, cells.values()))) != 1 or () not in {
             shape for _, shape in cells.values()
         }:
-            shown = ", ".join(
-                f"`{name}` {dtype}{list(shape or [])}"
-                for name, (dtype, shape) in cells.items()
-            )
-            raise errors.ValueMismatchError(
-                f"Expected columns of one dtype to stack, one value a row, in"
-                f" {self._table}, found {shown or 'none'}: cast some by `dtypes`, or"
-                " name inputs by a dictionary."
-            )
+            raise self._cannot_stack(cells)
         return self._leaf(names, cells[names[0]][0], (), is_stacked=True)
+
+    def _cannot_stack(
+        self, cells: Mapping[str, tuple[np.dtype[Any], Dims]]
+    ) -> Exception:
+        dtypes = {name: dtype for name, (dtype, _) in cells.items()}
+        shown = ", ".join(
+            f"`{name}` {'str' if dtype.kind == 'O' else dtype}{list(shape or [])}"
+            for name, (dtype, shape) in cells.items()
+        )
+        texts = [name for name, dtype in dtypes.items() if dtype.kind == "O"]
+        floats = [dtype for dtype in dtypes.values() if dtype.kind == "f"]
+        then = "name inputs by a dictionary."
+        if texts:
+            then = (
+                f"name inputs by a dictionary, such as `{{{texts[0]!r}: {texts[0]!r},"
+                " ...}`, and look strings up in the model"
+                " (`keras.layers.StringLookup`), or make a column of numbers of them,"
+                f' such as `frame["{texts[0]}"].astype("category").cat.codes`.'
+            )
+        elif cells and not any(shape for _, shape in cells.values()):
+            wanted = max(floats or dtypes.values(), key=lambda dtype: dtype.itemsize)
+            casts = {n: wanted.name for n, dtype in dtypes.items() if dtype != wanted}
+            then = f"pass `dtypes={casts}`, or {then}"
+        return errors.ValueMismatchError(
+            f"Expected columns of one dtype to stack, one value a row, in"
+            f" {self._table}, found {shown or 'none'}: {then}"
+        )
 
     def _leaf(
         self,
@@ -171,20 +217,22 @@ class _Columns:
         """Return dtype and shape of a column's cells."""
         if name not in self._schema.names:
             raise missing_column(name, self._schema.names, self._table)
-        field_type = value_type(self._schema.field(name).type)
-        dtype, shape = _cell_of(field_type)
-        if dtype is None:
+        inside, shape = arrow_types.cell_of(self._schema.field(name).type)
+        dtype, cast = arrow_types.dtype_of(inside), self._casts.get(name)
+        if dtype is None and (cast is None or not arrow_types.is_castable(inside)):
             raise errors.ValueMismatchError(
                 f"Expected {_KINDS} in the column `{name}` of {self._table}, found"
-                f" `{field_type}`: convert it, or leave the column out."
+                f" `{self._schema.field(name).type}`:"
+                f" {arrow_types.describe_cast(name, inside)}"
             )
-        cast = self._casts.get(name, dtype)
-        if (cast.kind in "OUS") != (dtype.kind == "O"):
+        if cast is None or (dtype == np.dtype(object) and cast.kind in "OUS"):
+            return dtype or np.dtype(object), shape
+        if cast.kind not in ("iuf" if dtype == np.dtype(object) else "biuf"):
             raise errors.ConfigError(
-                f"Expected a dtype of numbers for the column `{name}` of numbers,"
-                f" found {cast} for {dtype}."
+                f"Expected a dtype of numbers in `dtypes` for the column `{name}` of"
+                f" `{inside}`, found {cast}."
             )
-        return dtype if dtype.kind == "O" else cast, shape
+        return cast, shape
 
 
 def check_columns(names: Sequence[str], found: Sequence[str], table: str) -> None:
@@ -205,58 +253,11 @@ def check_columns(names: Sequence[str], found: Sequence[str], table: str) -> Non
 
 def missing_column(name: str, found: Sequence[str], table: str) -> errors.ConfigError:
     """Return the error that a table has no column of a name."""
-    near = difflib.get_close_matches(name, found, 1)
+    near = difflib.get_close_matches(str(name), found, 1)
     hint = f" Did you mean `{near[0]}`?" if near else ""
     return errors.ConfigError(
         f"Expected a column `{name}` in {table}, found {list(found)}.{hint}"
     )
-
-
-def value_type(arrow_type: Any) -> Any:
-    """Return the arrow type of a column's values, of dictionaries and extensions."""
-    types = opening.import_extra("pyarrow.types")
-    return arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
-
-
-def _cell_of(arrow_type: Any) -> tuple[np.dtype[Any] | None, Dims]:
-    types = opening.import_extra("pyarrow.types")
-    shape: list[int] = []
-    if hasattr(arrow_type, "shape") and hasattr(arrow_type, "storage_type"):
-        shape = list(arrow_type.shape)
-        inside = getattr(arrow_type, "value_type", None)  # Ray's tensors say it so:
-        arrow_type = inside or arrow_type.scalar_type
-    while types.is_fixed_size_list(arrow_type):
-        shape.append(arrow_type.list_size)
-        arrow_type = arrow_type.value_type
-    ragged = types.is_list(arrow_type) or types.is_large_list(arrow_type)
-    if ragged and not shape:
-        return _dtype(arrow_type.value_type), (None,)
-    return _dtype(arrow_type), tuple(shape)
-
-
-def is_list(arrow_type: Any) -> bool:
-    """Return whether a column's cells are lists, of a fixed length or not."""
-    types = opening.import_extra("pyarrow.types")
-    return (
-        types.is_list(arrow_type)
-        or types.is_large_list(arrow_type)
-        or types.is_fixed_size_list(arrow_type)
-    )
-
-
-def _dtype(arrow_type: Any) -> np.dtype[Any] | None:
-    types = opening.import_extra("pyarrow.types")
-    if types.is_integer(arrow_type) or types.is_floating(arrow_type):
-        return np.dtype(arrow_type.to_pandas_dtype())
-    if types.is_boolean(arrow_type):
-        return np.dtype(np.bool_)
-    is_bytes = (
-        types.is_string(arrow_type)
-        or types.is_large_string(arrow_type)
-        or types.is_binary(arrow_type)
-        or types.is_large_binary(arrow_type)
-    )
-    return np.dtype(object) if is_bytes else None
 
 
 def columns_of(names: ColumnNames | None) -> Iterator[str]:

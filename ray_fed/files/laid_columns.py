@@ -56,7 +56,7 @@ class _Layout:
         return 1 + (self.cell is None) + self.is_text
 
 
-def count_row_bytes(leaves: Sequence[Leaf]) -> int | None:
+def count_laid_bytes(leaves: Sequence[Leaf]) -> int | None:
     """Return the bytes of a laid row; None where rows differ."""
     layouts = [_Layout.of(leaf) for leaf in leaves]
     if any(layout.is_text or layout.cell is None for layout in layouts):

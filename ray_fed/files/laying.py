@@ -190,7 +190,8 @@ class _Positions:
             if not (numbers[np.minimum(places, len(numbers) - 1)] == given).all():
                 raise self._changed()
             return places.astype(np.int64)
-        encoded = pyarrow.chunked_array(column.dictionary_encode()).combine_chunks()
+        named = column.dictionary_encode()
+        encoded = pyarrow.chunked_array(named).combine_chunks()
         try:
             names = [self._named[client] for client in encoded.dictionary.to_pylist()]
         except KeyError as error:

@@ -5,16 +5,22 @@ depth of what they parse together: two at once can end in a SystemError, where t
 garbage collector lets the other one run (https://github.com/python/cpython/issues/106905).
 """
 
+import contextlib
 import io
 import lzma
 import math
+import shutil
 import threading
 import zipfile
 import zlib
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
+
+from ray_fed.files.laid_columns import open_unnamed
 
 DAMAGES = (
     zipfile.BadZipFile,
@@ -40,20 +46,112 @@ _STEP_BYTES = 2**20
 """Read at a time, so that memory follows what is there and not what a header claims."""
 
 
-def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Read the header of an array, and no more.
+_ACROSS = 4
+"""How many times as many rows are read at once where an array lies by columns."""
+
+
+class ArrayReader:
+    """An array in a file, whose rows are read when asked for; nothing is unpickled.
 
     Args:
-        file: opened to read bytes, where the array begins.
+        file: opened to read bytes, where the array begins and nothing follows it; of
+            this process alone, and read to its end before it is closed.
+        num_bytes: of the array with its header, where that is known: compared with what
+            the header claims before elements are read.
 
-    Returns:
-        The array's shape and dtype; object dtype where its elements were pickled.
+    Attributes:
+        shape: of the array.
+        dtype: of its elements; object dtype where they were pickled.
+        num_bytes: of the elements.
+        row_bytes: of the elements of a row.
 
     Raises:
-        ValueError: this is no array in numpy's format.
+        ValueError: this is no array in numpy's format, or is shorter or longer than its
+            header claims.
     """
-    shape, _, dtype = _read_header(file)
-    return shape, dtype
+
+    def __init__(self, file: IO[bytes], num_bytes: int | None = None) -> None:
+        start = file.tell()
+        self._file = file
+        self.shape, self._is_by_columns, self.dtype = _read_header(file)
+        self._start = file.tell()
+        self.num_bytes = math.prod(self.shape) * self.dtype.itemsize
+        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        found = None if num_bytes is None else num_bytes - (self._start - start)
+        if found is not None and found != self.num_bytes and not self.dtype.hasobject:
+            raise ValueError(f"{found} bytes for {self.num_bytes} of {self}")
+
+    @override
+    def __str__(self) -> str:
+        return f"the shape {self.shape} of {self.dtype}"
+
+    def read(self) -> NDArray[Any]:
+        """Return the array.
+
+        Raises:
+            ValueError: it is shorter or longer than its header claims, or its elements
+                were pickled.
+        """
+        found = self._lay(_read_bytes(self._file, self.num_bytes), self.shape)
+        self._check_end()
+        return found
+
+    def read_rows(self, count: int) -> Iterator[NDArray[Any]]:
+        """Yield the rows, so many at a time; see `read`."""
+        length = self.shape[0]
+        if length <= count:
+            yield self.read()
+            return
+        if self._is_by_columns and len(self.shape) > 1:
+            yield from self._read_across(count)
+            return
+        for start in range(0, length, count):
+            found = min(count, length - start)
+            content = _read_bytes(self._file, found * self.row_bytes)
+            yield self._lay(content, (found, *self.shape[1:]))
+        self._check_end()
+
+    def _read_across(self, count: int) -> Iterator[NDArray[Any]]:
+        """Yield rows of an array that lies by columns, of which each read has a piece.
+
+        Elements of an archive are copied to disk: it is not read in another order.
+        """
+        length, width = self.shape[0], self.dtype.itemsize
+        num_columns, step = math.prod(self.shape[1:]), _ACROSS * count
+        with contextlib.ExitStack() as stack:
+            file, origin = self._file, self._start
+            if isinstance(file, zipfile.ZipExtFile):
+                copied = open_unnamed(stack)
+                shutil.copyfileobj(file, copied, _STEP_BYTES)
+                file, origin = copied, 0
+            for start in range(0, length, step):
+                found, content = min(step, length - start), bytearray()
+                for column in range(num_columns):
+                    file.seek(origin + (column * length + start) * width)
+                    content += _read_bytes(file, found * width)
+                rows = self._lay(content, (found, *self.shape[1:]))
+                for first in range(0, found, count):
+                    yield rows[first : first + count]
+            file.seek(origin + self.num_bytes)
+            if file.read(1):
+                raise self._is_longer()
+
+    def _lay(self, content: bytearray, shape: tuple[int, ...]) -> NDArray[Any]:
+        if self.dtype.hasobject:
+            raise ValueError("pickled objects, which need allow_pickle=True")
+        order = "F" if self._is_by_columns else "C"
+        try:
+            return np.ndarray(shape, self.dtype, buffer=content, order=order)
+        except (TypeError, OverflowError) as error:  # sizes that no array can have
+            raise ValueError(f"{self}: {error}") from error
+
+    def _check_end(self) -> None:
+        # Which has zipfile compare the checksum, too.
+        if self._file.read(1):
+            raise self._is_longer()
+
+    def _is_longer(self) -> ValueError:
+        return ValueError(f"more than {self.num_bytes} bytes of {self}")
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -90,36 +188,6 @@ def _read_bytes(file: IO[bytes], count: int) -> bytearray:
     return content
 
 
-def read_array(file: IO[bytes], num_bytes: int | None = None) -> NDArray[Any]:
-    """Read an array; nothing is unpickled.
-
-    Args:
-        file: opened to read bytes, where the array begins and nothing follows it.
-        num_bytes: of the array with its header, where that is known: compared with what
-            the header claims before the elements are read.
-
-    Raises:
-        ValueError: this is no array in numpy's format, it is shorter or longer than its
-            header claims, or its elements were pickled.
-    """
-    start = file.tell()
-    shape, by_columns, dtype = _read_header(file)
-    if dtype.hasobject:
-        raise ValueError("pickled objects, which need allow_pickle=True")
-    claimed = math.prod(shape) * dtype.itemsize
-    found = claimed if num_bytes is None else num_bytes - (file.tell() - start)
-    if found != claimed:
-        raise ValueError(f"{found} bytes for {claimed} of the shape {shape} of {dtype}")
-    content = _read_bytes(file, claimed)
-    if file.read(1):
-        raise ValueError(f"more than {claimed} bytes of the shape {shape} of {dtype}")
-    order = "F" if by_columns else "C"
-    try:
-        return np.ndarray(shape, dtype, buffer=content, order=order)
-    except (TypeError, OverflowError) as error:  # sizes that no array can have
-        raise ValueError(f"the shape {shape} of {dtype}: {error}") from error
-
-
 def read_member(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
     """Read an array of an archive; nothing is unpickled.
 
@@ -131,4 +199,4 @@ def read_member(archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
         One of DAMAGES: the archive has no such member, or it is not an array, whole.
     """
     with archive.open(member) as file:
-        return read_array(file, archive.getinfo(member).file_size)
+        return ArrayReader(file, archive.getinfo(member).file_size).read()

@@ -7,6 +7,9 @@ import platform
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import ray_fed.errors as errors
 from ray_fed.files import opening
 from ray_fed.files.features import check_columns, missing_column
@@ -63,6 +66,65 @@ def digest_footer(metadata: Any) -> bytes:
     with pyarrow.BufferOutputStream() as written:
         metadata.write_metadata_file(written)
         return hashlib.sha256(written.getvalue()).digest()
+
+
+_READ_BYTES = 2**20
+"""Of a column that are read from a file at once."""
+
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+"""Bytes of a value in memory, by its physical type."""
+
+_OFFSET_BYTES = 8
+
+
+def open_bounded(file: Any) -> Any:
+    """Return a parquet file whose columns are read piece by piece, and verified."""
+    parquet: Any = opening.import_extra("pyarrow.parquet")
+    return parquet.ParquetFile(
+        file,
+        page_checksum_verification=True,
+        pre_buffer=False,  # a row group may be the whole file
+        buffer_size=_READ_BYTES,
+    )
+
+
+def count_group_bytes(metadata: Any, columns: Sequence[str]) -> NDArray[np.int64]:
+    """Return how many bytes some columns of each row group take in memory.
+
+    As encoded, a column of zeros takes none, whatever the number of its values. Strings
+    count as they are encoded.
+
+    Args:
+        metadata: of the file.
+        columns: by name; parts of structs with dots.
+    """
+    schema = metadata.schema
+    indices = [
+        index
+        for index in range(metadata.num_columns)
+        if any(_is_of(schema.column(index).path, name) for name in columns)
+    ]
+    found = np.zeros(metadata.num_row_groups, np.int64)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for index in indices:
+            chunk, kind = group.column(index), schema.column(index).physical_type
+            if kind == "BYTE_ARRAY":
+                found[number] += chunk.total_uncompressed_size
+            width = _WIDTHS.get(kind, max(_OFFSET_BYTES, schema.column(index).length))
+            found[number] += chunk.num_values * width
+    return found
+
+
+def _is_of(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}.")
+
+
+def count_row_bytes(metadata: Any, columns: Sequence[str]) -> int:
+    """Return about how many bytes a row takes in memory, where it takes most."""
+    sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    found = count_group_bytes(metadata, columns) // np.maximum(sizes, 1)
+    return int(found.max(initial=1))
 
 
 def locate(uri: str) -> tuple[Any, str]:

@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from ray_fed.files import opening
+from ray_fed.files.arrow_types import decoded_table
 from ray_fed.files.features import Leaf
-from ray_fed.files.laid_columns import count_row_bytes
-from ray_fed.files.parquet_files import list_files, locate, reading
+from ray_fed.files.laid_columns import count_laid_bytes
+from ray_fed.files.parquet_files import (
+    count_group_bytes,
+    count_row_bytes,
+    list_files,
+    locate,
+    open_bounded,
+    reading,
+)
 from ray_fed.files.row_index import IdCoder
 from ray_fed.files.table_rows import TableRows
 
@@ -25,10 +33,7 @@ _CHUNK_ROWS = 65_536
 """Ids in memory at a time, while the index is made."""
 
 _BATCH_BYTES = 16 * 2**20
-"""Rows in memory at a time, as encoded, while all are read."""
-
-_READ_BYTES = 2**20
-"""Of a column that are read from a file at once."""
+"""Rows in memory at a time, while all are read."""
 
 _EXPANSION = 2
 """How many times as large strings and lists are taken to be as they are encoded."""
@@ -121,12 +126,12 @@ class ParquetRows(TableRows):
         """Yield columns of all rows, in order, as tables of bounded size."""
         pyarrow: Any = opening.import_extra("pyarrow")
         columns = list(dict.fromkeys(columns))
-        row_bytes = max(1, self._num_bytes // max(1, int(self._group_ends[-1])))
-        count = min(_CHUNK_ROWS, max(1, _BATCH_BYTES // row_bytes))
         for number, file in enumerate(self._files):
             read = [name for name in columns if name not in file.keys]
             with self._lock:
                 opened = self._open(number)
+            row_bytes = count_row_bytes(opened.metadata, read)
+            count = min(_CHUNK_ROWS, max(1, _BATCH_BYTES // row_bytes))
             with reading(file.path):
                 for group in range(len(file.group_sizes)):
                     for batch in opened.iter_batches(
@@ -137,7 +142,7 @@ class ParquetRows(TableRows):
 
     def count_bytes(self, leaves: Sequence[Leaf]) -> int:
         """Return about how many bytes the tensors of all rows take."""
-        row_bytes = count_row_bytes(leaves)
+        row_bytes = count_laid_bytes(leaves)
         if row_bytes is None:
             return _EXPANSION * self._num_bytes
         return row_bytes * int(self._group_ends[-1])
@@ -147,19 +152,13 @@ class ParquetRows(TableRows):
         if number in self._opened:
             self._opened.move_to_end(number)
             return self._opened[number]
-        parquet: Any = opening.import_extra("pyarrow.parquet")
         if self._filesystem is None:
             self._filesystem, _ = locate(self._uri)
         looked_at = self._files[number]
         with reading(looked_at.path):
             modified_ns = self._filesystem.get_file_info(looked_at.path).mtime_ns
             file = self._filesystem.open_input_file(looked_at.path)
-            opened = parquet.ParquetFile(
-                file,
-                page_checksum_verification=True,
-                pre_buffer=False,  # a row group may be the whole file
-                buffer_size=_READ_BYTES,
-            )
+            opened = open_bounded(file)
         looked_at.check(opened.metadata, modified_ns)
         self._opened[number] = opened
         if len(self._opened) > _HELD_FILES:
@@ -174,14 +173,44 @@ class ParquetRows(TableRows):
         parts: list[Any] = []
         with self._lock:
             for group in np.unique(groups):
-                inside = rows[groups == group]
-                table = self._read_group(int(group), columns)
-                parts.append(
-                    take_rows(table, inside - self._group_ends[group] + table.num_rows)
-                )
+                number, inside = self._groups[group]
+                size = self._files[number].group_sizes[inside]
+                found = rows[groups == group] - self._group_ends[group] + size
+                if self._is_large(number, inside, columns):
+                    parts.extend(self._pick_rows(int(group), found, columns))
+                else:
+                    table = self._read_group(int(group), columns)
+                    parts.append(take_rows(table, found))
         if parts:
             return pyarrow.concat_tables(parts)
-        return pyarrow.schema([self.schema.field(n) for n in columns]).empty_table()
+        fields = [self.schema.field(name) for name in columns]
+        return decoded_table(pyarrow.schema(fields).empty_table())
+
+    def _is_large(self, number: int, inside: int, columns: Sequence[str]) -> bool:
+        """Return whether a row group is read piece by piece, each time."""
+        metadata = self._open(number).metadata
+        return count_group_bytes(metadata, columns)[inside] > _HELD_BYTES
+
+    def _pick_rows(
+        self, group: int, rows: NDArray[np.int64], columns: Sequence[str]
+    ) -> Iterator[Any]:
+        """Yield columns of some rows of a row group, copied, as tables of arrow."""
+        pyarrow: Any = opening.import_extra("pyarrow")
+        number, inside = self._groups[group]
+        file, opened, start = self._files[number], self._open(number), 0
+        read = [name for name in columns if name not in file.keys]
+        count = max(1, _BATCH_BYTES // count_row_bytes(opened.metadata, read))
+        self.num_groups_read += 1
+        self.num_bytes_read += _count_compressed(opened.metadata, inside, read)
+        with reading(file.path):
+            for batch in opened.iter_batches(
+                count, row_groups=[inside], columns=read, use_threads=False
+            ):
+                found = rows[(rows >= start) & (rows < start + len(batch))] - start
+                start += len(batch)
+                if len(found):
+                    table = pyarrow.Table.from_batches([batch]).take(found)
+                    yield self._with_keys(table, columns, file.keys)
 
     def _read_group(self, group: int, columns: Sequence[str]) -> Any:
         if group in self._held:
@@ -212,7 +241,7 @@ class ParquetRows(TableRows):
                 values = pyarrow.array([keys[name]] * table.num_rows)
                 field = self.schema.field(name)
                 table = table.append_column(field, values.cast(field.type))
-        return table.select(list(columns))
+        return decoded_table(table.select(list(columns)))
 
 
 def take_rows(table: Any, rows: NDArray[np.int64]) -> Any:

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
-from ray_fed.files.features import value_type
+from ray_fed.files.arrow_types import decoded, is_text
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,6 +78,7 @@ class IdCoder(abc.ABC):
         Raises:
             ValueMismatchError: a row has no client, or the column holds no ids.
         """
+        chunk = decoded(chunk)
         self._check(chunk)
         if len(chunk):
             encoded = chunk.dictionary_encode()
@@ -86,7 +87,9 @@ class IdCoder(abc.ABC):
         self._num_rows += len(chunk)
 
     def add_range(self, client: Hashable, count: int) -> None:
-        """Add rows that come next, all of one client."""
+        """Add rows that come next, all of one client; see `add`."""
+        if client is None:
+            raise self._no_client(count, 0)
         if count:
             self._add_range(self._code(client), count)
         self._num_rows += count
@@ -104,25 +107,28 @@ class IdCoder(abc.ABC):
 
     def _check(self, chunk: Any) -> None:
         types = opening.import_extra("pyarrow.types")
-        found = value_type(chunk.type)
-        is_id = (
-            types.is_integer(found)
-            or types.is_string(found)
-            or types.is_large_string(found)
-            or types.is_binary(found)
-        )
-        if not is_id:
-            raise errors.ValueMismatchError(
-                f"Expected whole numbers or strings, an id for each client, in the"
-                f" column `{self._column}` of {self._table}, found `{found}`."
-            )
+        is_float = types.is_floating(chunk.type)  # pandas' for numbers with gaps
         if chunk.null_count:
             first = int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
+            then = f'.astype({{"{self._column}": "int64"}})' * is_float
+            raise self._no_client(chunk.null_count, first, then)
+        if not (types.is_integer(chunk.type) or is_text(chunk.type)):
+            kind = "int64" if is_float else "str"
             raise errors.ValueMismatchError(
-                f"Expected a client in every row of the column `{self._column}` of"
-                f" {self._table}, found {chunk.null_count} nulls from row"
-                f" {self._num_rows + first} on: leave such rows out."
+                f"Expected whole numbers or strings, an id for each client, in the"
+                f" column `{self._column}` of {self._table}, found `{chunk.type}`: make"
+                f' it one, such as by `frame.astype({{"{self._column}": "{kind}"}})`.'
             )
+
+    def _no_client(
+        self, count: int, first: int, then: str = ""
+    ) -> errors.ValueMismatchError:
+        return errors.ValueMismatchError(
+            f"Expected a client in every row of the column `{self._column}` of"
+            f" {self._table}, found {count} nulls from row {self._num_rows + first} on:"
+            " leave such rows out, such as by"
+            f' `frame.dropna(subset=["{self._column}"]){then}`.'
+        )
 
 
 class IndexBuilder(IdCoder):

@@ -20,6 +20,7 @@ from ray_fed.learning.guards import Guards
 from ray_fed.learning.history import History, RoundRecord
 from ray_fed.learning.mime_lite import build_mime_lite
 from ray_fed.learning.models import Model, ModelWeights
+from ray_fed.learning.normalization import build_normalization
 from ray_fed.learning.processes import LearningProcess, Part
 from ray_fed.learning.round_values import ServerState
 from ray_fed.learning.run import TrainingResult, run
@@ -46,6 +47,7 @@ __all__ = [
     "build_fed_prox",
     "build_fed_sgd",
     "build_mime_lite",
+    "build_normalization",
     "build_process",
     "build_scaffold",
     "callbacks",

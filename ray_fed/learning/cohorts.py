@@ -119,8 +119,9 @@ def split_by_label(
         The indices of each client's examples, in random order.
 
     Raises:
-        ConfigError: an argument is out of its range.
+        ConfigError: an argument is out of its range, or a label is missing.
     """
+    labels = read_labels(labels, "labels")
     if not 1 <= num_clients <= len(labels):
         raise errors.ConfigError(
             f"Expected `num_clients` from 1 to {len(labels)}, the number of examples,"
@@ -140,6 +141,33 @@ def split_by_label(
         _draw(generator, generator.dirichlet(alpha * prior), pools, size)
         for size in sizes
     ]
+
+
+def read_labels(given: object, name: str) -> NDArray[Any]:
+    """Return one label for each example, of an array, a list or a column of pandas.
+
+    Raises:
+        ConfigError: they are not one for each, of one kind, or one is missing.
+    """
+    labels = np.asarray(given)
+    if labels.ndim != 1:
+        raise errors.ConfigError(
+            f"Expected one label for each example as `{name}`, found an array of the"
+            f" shape {list(labels.shape)}."
+        )
+    try:
+        np.unique(labels)
+        hash(tuple(labels.tolist()))
+        are_whole = not np.not_equal(labels, labels).any()  # NaN, NaT
+    except TypeError:  # None and NA have no order, text and numbers neither
+        are_whole = False
+    if not are_whole:
+        raise errors.ConfigError(
+            f"Expected labels of one kind as `{name}`, and none missing, found others:"
+            " leave such examples out, such as by `dropna`, or make text of all, such"
+            " as by `astype(str)`."
+        )
+    return labels
 
 
 def _draw(
@@ -168,13 +196,27 @@ def _check_seed(seed: int) -> None:
         raise errors.ConfigError(f"Expected `seed` to be at least 0, found {seed}.")
 
 
-def say_who(error: BaseException, round_index: int, cohort: Sequence[int]) -> None:
-    """Note which round and clients an error is of: it knows of its call alone."""
+def say_who(
+    error: BaseException, round_index: int, cohort: Sequence[int], data: object
+) -> None:
+    """Note which round and clients an error is of: it knows of its call alone.
+
+    Args:
+        error: of a round.
+        round_index: of the run.
+        cohort: the clients of the round, by index in `data`.
+        data: of all clients; those of `ClientData` are named by their ids.
+    """
     place = getattr(getattr(error, "location", None), "client_index", None)
+    ids: Sequence[object] = getattr(data, "ids", ())
     if place is None:
-        shown = ", ".join(map(str, cohort[:_MAX_NAMED]))
+        shown = ", ".join(repr(ids[i]) if ids else str(i) for i in cohort[:_MAX_NAMED])
         others = f" and {len(cohort) - _MAX_NAMED} others" * (len(cohort) > _MAX_NAMED)
         who = f"cohort is, in order, `data[i]` for i in {shown}{others}"
+        if ids:
+            who = f"cohort is, in order, the clients with the ids {shown}{others}"
+    elif ids:
+        who = f"client is the one with the id {ids[cohort[place]]!r}"
     else:
         who = f"client at position {place} of the cohort is `data[{cohort[place]}]`"
     error.add_note(f"In round {round_index} of the run, the {who}.")

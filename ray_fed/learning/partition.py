@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
-from ray_fed.learning.cohorts import split_by_label
+from ray_fed.learning.cohorts import read_labels, split_by_label
 
 Parts: TypeAlias = list[NDArray[np.int64]]
 """The indices of each client's examples."""
@@ -61,11 +61,7 @@ def dirichlet(
         ConfigError: an argument is out of its range, or no draw of 100 gave every
             client its examples.
     """
-    if np.ndim(labels) != 1:
-        raise errors.ConfigError(
-            "Expected one label for each example as `labels`, found an array of the"
-            f" shape {list(np.shape(labels))}."
-        )
+    labels = read_labels(labels, "labels")
     _check(len(labels), num_clients, seed)
     _check_positive("alpha", alpha)
     generator = np.random.default_rng(seed)
@@ -100,6 +96,7 @@ def shards(
     Raises:
         ConfigError: an argument is out of its range.
     """
+    labels = read_labels(labels, "labels")
     _check(len(labels), num_clients * shards_per_client, seed)
     _check_positive("shards_per_client", shards_per_client)
     generator = np.random.default_rng(seed)
@@ -142,11 +139,16 @@ def natural(owners: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
 
     Args:
         owners: who each example is of: writers, speakers, devices; [n].
+
+    Raises:
+        ConfigError: an example has no owner, or owners are of several kinds.
     """
-    names, codes = np.unique(np.asarray(owners), return_inverse=True)
+    names, codes = np.unique(read_labels(owners, "owners"), return_inverse=True)
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
-    return dict(zip(names.tolist(), np.split(order, ends), strict=True))
+    is_time = names.dtype.kind in "mM"  # of which a list has whole numbers
+    owned = list(names) if is_time else names.tolist()
+    return dict(zip(owned, np.split(order, ends), strict=True))
 
 
 def draw_labels(
@@ -161,7 +163,9 @@ def draw_labels(
 
     Raises:
         UnsupportedError: matplotlib is not installed.
+        ConfigError: a label is missing.
     """
+    labels = read_labels(labels, "labels")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -200,7 +200,7 @@ class RunLoop:
             concurrent.futures.wait([following])
             if following.exception() is error:
                 return
-        say_who(error, index, cohort)
+        say_who(error, index, cohort, self._spec.data)
 
     def _leave(self, following: concurrent.futures.Future[bool] | None) -> Reason:
         """Give what follows the last round some time, once a signal came."""

@@ -11,7 +11,7 @@ a member reads it from its source.
 
 import abc
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -21,7 +21,6 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
-from ray_fed.language.type_checks import check_assignable
 from ray_fed.values.stored import ClientSequence
 
 
@@ -197,8 +196,62 @@ def as_run(value: object, type_spec: fl.Type) -> ClientRun | None:
     run = value if isinstance(value, ClientRun) else _gather(value)
     if run is None:
         return None
-    check_assignable(type_spec, run.type_signature, "what a client has")
+    if not type_spec.is_assignable_from(run.type_signature):
+        raise errors.ValueMismatchError(
+            f"Expected what a client has of type `{type_spec}`, found"
+            f" `{run.type_signature}`{_advise(type_spec, run.type_signature)}."
+        )
     return ClientRun(run.source, run.type_signature, run.positions, run.weights)
+
+
+def _advise(wanted: fl.Type, found: fl.Type) -> str:
+    """Return what makes one type of another, as an error goes on; nothing: unknown."""
+    sequences = isinstance(wanted, fl.SequenceType), isinstance(found, fl.SequenceType)
+    if not all(sequences):
+        return ""
+    declared, given = dict(_named_leaves(wanted, "")), dict(_named_leaves(found, ""))
+    pairs = {
+        name: (declared[name], leaf)
+        for name, leaf in given.items()
+        if name in declared and declared[name] != leaf
+    }
+    ranks = {len(w.shape or ()) - len(f.shape or ()) for w, f in pairs.values()}
+    if ranks == {1} and len(pairs) == len(declared):
+        return ": make batches of rows by `data.batch(32)`, or by `batch_size`"
+    steps: list[str] = []
+    if "y" in declared.keys() - given.keys():
+        steps.append("name the column of labels as `y`")
+    if ranks - {0}:
+        steps.append("a list of one column has a dimension more than the column")
+    texts = [name for name, (_, leaf) in pairs.items() if leaf.dtype.type is np.str_]
+    if texts:
+        steps.append(
+            f"`{texts[0]}` has strings, for an input of the model that goes through"
+            " `keras.layers.StringLookup`"
+        )
+    casts = [
+        f"`{name}` to {declares.dtype.name}"
+        for name, (declares, leaf) in pairs.items()
+        if declares.dtype != leaf.dtype and name not in texts
+    ]
+    if casts:
+        steps.append(f"cast the columns of {', '.join(casts)} by `dtypes`")
+    if "y" in pairs and "y" not in texts:
+        dtype, shape = pairs["y"][1].dtype, pairs["y"][1].shape
+        label_type = f"fl.TensorType(np.{dtype.name}, {list(shape or ())})"
+        steps.append(f"or have a model of such labels by `label_type={label_type}`")
+    return f": {'; '.join(steps)}" if steps else ""
+
+
+def _named_leaves(type_spec: fl.Type, name: str) -> Iterator[tuple[str, fl.TensorType]]:
+    if isinstance(type_spec, fl.SequenceType):
+        yield from _named_leaves(type_spec.element, name)
+    elif isinstance(type_spec, fl.TensorType):
+        yield name, type_spec
+    elif isinstance(type_spec, fl.StructType):
+        for index, (inner, member) in enumerate(type_spec.items()):
+            path = f"{name}.{inner or index}" if name else str(inner or index)
+            yield from _named_leaves(member, path)
 
 
 def _gather(value: object) -> ClientRun | None:

@@ -1,9 +1,11 @@
 """What is done with a client's rows: in one order, by the seed, the call and the id."""
 
+import itertools
 from typing import Any
 
 import federated_language as fl
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -140,6 +142,60 @@ def test_rows_held_out_are_the_others_in_each_client() -> None:
     assert rows_of(kept.batch(4)) == [
         [rows[i : i + 4] for i in range(0, len(rows), 4)] for rows in kept_rows
     ]
+
+
+def test_last_rows_are_held_out_of_a_table_in_order_of_time() -> None:
+    frame = pd.DataFrame(
+        {
+            "who": ["b", "a", "b", "a", "b", "b"],
+            "time": [5, 1, 3, 2, 9, 7],
+            "x": range(6),
+        }
+    ).sort_values("time")
+    data = ClientData.from_table(frame, client="who", x="x")
+
+    kept, held = data.hold_out_rows(0.25, last=True)
+    both, halves = kept.shuffle().hold_out_rows(0.5, last=True)
+
+    groups = frame.groupby("who")["x"]
+    expected = {who: rows.tolist() for who, rows in groups}
+    assert dict(zip(held.ids, rows_of(held), strict=True)) == {
+        "a": [],
+        "b": expected["b"][-1:],
+    }
+    assert rows_of(kept) == [expected["a"], expected["b"][:-1]]
+    assert [sorted(rows) for rows in rows_of(both)] == [
+        expected["a"][:1],
+        sorted(expected["b"][:1]),
+    ]
+    assert [len(rows) for rows in rows_of(halves)] == [1, 2]
+    assert held.weights is not None
+    np.testing.assert_array_equal(held.weights, [0, 1])
+    for part in (kept, both, halves):
+        assert part.weights is not None
+        assert part.weights.tolist() == [len(rows) for rows in rows_of(part)]
+
+
+def test_rows_that_are_held_out_stay_out() -> None:
+    data = of_sizes(40, 7)
+
+    kept, test = data.hold_out_rows(0.25, seed=1)
+    train, validation = kept.hold_out_rows(0.25, seed=2)
+
+    for index, whole in enumerate(rows_of(data)):
+        parts = [rows_of(part)[index] for part in (train, validation, test)]
+        assert sorted(itertools.chain(*parts)) == whole
+    assert [list(map(len, rows_of(p))) for p in (train, validation, test)] == [
+        [22, 4],
+        [8, 1],
+        [10, 2],
+    ]
+
+
+def test_the_least_of_several_takes_counts() -> None:
+    data = of_sizes(9)
+
+    assert rows_of(data.take(2).take(5)) == rows_of(data.take(5).take(2)) == [[0, 1]]
 
 
 def test_clients_held_out_are_the_others() -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import importlib
 import itertools
 import os
 import pathlib
@@ -21,7 +22,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.program import ClientData, RayFederatedContext
-from ray_fed.values.client_references import ClientRun
+from ray_fed.values.client_references import ClientRun, as_run
 from ray_fed.worker import stacks
 from ray_fed.worker.client_store import ClientStore
 
@@ -278,6 +279,36 @@ def test_what_cannot_travel_is_refused_in_words(
     assert len(str(caught.value)) < 500
 
 
+LOADER = """
+def load(client):
+    return [[client] * 3]
+def shift(row):
+    return row + 1
+"""
+
+
+@pytest.mark.ray
+def test_a_module_that_workers_lack_is_named(
+    ray_contexts: ContextFactory,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = ray_contexts(workers=2, subrounds=2)
+    (tmp_path / "clinic_loader.py").write_text(LOADER)
+    monkeypatch.syspath_prepend(tmp_path)
+    clinic = importlib.import_module("clinic_loader")
+    rows = [np.zeros(3, np.float32)]
+
+    for data in (
+        ClientData.from_function([1, 2], clinic.load, DATASET),
+        ClientData.from_function([1], lambda i: [*clinic.load(i)], DATASET),
+        ClientData.from_values({4: rows}, DATASET).map(clinic.shift),
+    ):
+        message = r"the module `clinic_loader`.*node `.*runtime_env=.*working_dir"
+        with pytest.raises(errors.UnsupportedError, match=message):
+            context.invoke(mean_of_totals, (data, 1.0))
+
+
 def test_id_and_position_of_a_client_are_told_apart(context: ExecutionContext) -> None:
     def load(client: int) -> Any:
         if client == 1:
@@ -307,6 +338,58 @@ def test_clients_of_another_type_are_refused(context: ExecutionContext) -> None:
 
     with pytest.raises(errors.ValueMismatchError, match="what a client has"):
         context.invoke(mean_of_totals, (data, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (
+            {"batch_size": None},
+            r": make batches .* by `data.batch\(32\)`, or .*_size`\.$",
+        ),
+        ({"y": None}, ": name the column of labels as `y`."),
+        (
+            {"x": ["c", "c"]},
+            ": cast the columns of `x` to float32 by `dtypes`.",
+        ),
+        (
+            {"y": "n"},
+            r"cast the columns of `y` to int32 .*`label_type=.*np\.int64, \[None\]\)`",
+        ),
+        (
+            {"y": ["y"]},
+            r"a list of one column has .*`label_type=.*np\.int32, \[None, 1\]\)`",
+        ),
+        ({"x": ["s", "s"]}, r"`x` has strings, .*`keras\.layers\.StringLookup`\."),
+        ({}, None),
+    ],
+)
+def test_types_that_differ_say_what_to_type(
+    options: dict[str, Any], advice: str | None
+) -> None:
+    table: dict[str, Any] = {
+        "who": [1, 1],
+        "a": np.ones(2, np.float32),
+        "c": np.ones(2),
+        "y": np.zeros(2, np.int32),
+        "n": [0, 1],
+        "s": ["u", "v"],
+    }
+    given: dict[str, Any] = {"x": ["a", "a"], "y": "y", "batch_size": 2} | options
+    data = ClientData.from_table(table, client="who", **given)
+    batch = fl.StructWithPythonType(
+        [
+            ("x", fl.TensorType(np.float32, [None, 2])),
+            ("y", fl.TensorType(np.int32, [None])),
+        ],
+        dict,
+    )
+
+    if advice is None:
+        assert as_run(data, fl.SequenceType(batch)) is not None
+        return
+    with pytest.raises(errors.ValueMismatchError, match=advice):
+        as_run(data, fl.SequenceType(batch))
 
 
 def test_debugging_stack_reads_clients_too() -> None:

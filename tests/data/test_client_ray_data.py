@@ -48,6 +48,21 @@ def test_dataset_is_grouped_and_read_by_workers(ray_contexts: Any) -> None:
         ClientData.from_ray(dataset, client="whom", x="n")
 
 
+@rtf_data_warnings
+def test_categories_that_no_row_has_are_no_clients(ray_contexts: Any) -> None:
+    import ray.data
+
+    ray_contexts(workers=2)
+    codes = pa.array([1, 0, 1, 0])
+    who = pa.DictionaryArray.from_arrays(codes, pa.array(["b", "a", "z"]))
+    dataset = ray.data.from_arrow(pa.table({"who": who, "x": [1, 2, 3, 4], "w": who}))
+
+    data = ClientData.from_ray(dataset, client="who", x={"x": "x", "w": "w"})
+
+    found = {name: sorted(rows) for name, rows in tables.read(data).items()}
+    assert found == {"a": [[1, b"a"], [3, b"a"]], "b": [[2, b"b"], [4, b"b"]]}
+
+
 def test_what_is_no_dataset_is_refused(ray_contexts: Any) -> None:
     with pytest.raises(errors.ValueMismatchError, match=r"Expected a ray\.data"):
         ClientData.from_ray([1], client="who", x="n")

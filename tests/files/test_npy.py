@@ -1,10 +1,14 @@
 """Arrays in numpy's format, and two threads that read them at once."""
 
+# pyright: reportUnknownLambdaType=false
+
 import concurrent.futures
 import gc
 import inspect
 import io
+import math
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,17 +32,47 @@ def _saved(array: Any, **kwargs: Any) -> bytes:
 def test_an_array_is_read_as_it_was_saved(array: Any) -> None:
     saved = _saved(array)
 
-    read = npy.read_array(io.BytesIO(saved))
-    shape, dtype = npy.read_header(io.BytesIO(saved))
+    reader = npy.ArrayReader(io.BytesIO(saved))
+    read = reader.read()
 
     np.testing.assert_array_equal(read, array)
-    assert (read.shape, read.dtype) == (shape, dtype) == (array.shape, array.dtype)
+    found = reader.shape, reader.dtype
+    assert (read.shape, read.dtype) == found == (array.shape, array.dtype)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 100])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 3), (5, 0), (0, 2)])
+def test_rows_are_read_so_many_at_a_time(
+    shape: tuple[int, ...], order: Any, count: int
+) -> None:
+    array = np.arange(math.prod(shape), dtype=">i2").reshape(shape, order=order)
+    stored, packed = io.BytesIO(_saved(array)), io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", stored.getvalue())
+
+    with zipfile.ZipFile(packed) as archive, archive.open("x.npy") as member:
+        for file in (stored, member):
+            runs = list(npy.ArrayReader(file).read_rows(count))
+
+            np.testing.assert_array_equal(np.concatenate(runs), array)
+            assert max(map(len, runs)) <= count
+
+
+@pytest.mark.parametrize("count", [1, 100])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("change", [lambda x: x + b"x", lambda x: x[:-1]])
+def test_rows_are_all_that_there_is(change: Any, order: Any, count: int) -> None:
+    saved = change(_saved(np.zeros((5, 3), order=order)))
+
+    with pytest.raises(ValueError, match=r"more than|cut short"):
+        list(npy.ArrayReader(io.BytesIO(saved)).read_rows(count))
 
 
 def test_a_header_is_read_and_no_more() -> None:
     file = io.BytesIO(_saved(ARRAY))
 
-    npy.read_header(file)
+    npy.ArrayReader(file)
 
     assert file.read() == ARRAY.tobytes(order="A")
 
@@ -47,7 +81,7 @@ def test_nothing_is_unpickled() -> None:
     saved = _saved(np.array([{}]), allow_pickle=True)
 
     with pytest.raises(ValueError, match="allow_pickle"):
-        npy.read_array(io.BytesIO(saved))
+        npy.ArrayReader(io.BytesIO(saved)).read()
 
 
 @pytest.fixture
@@ -84,7 +118,14 @@ def _is_parser(frame: Any) -> bool:
     return frame.f_code.co_name == "parse" and frame.f_globals["__name__"] == "ast"
 
 
-@pytest.mark.parametrize("read", [npy.read_header, npy.read_array])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda file: npy.ArrayReader(file).shape,
+        lambda file: npy.ArrayReader(file).read(),
+    ],
+    ids=["header", "array"],
+)
 def test_two_threads_read_headers_in_turn(
     read: Callable[[Any], Any],
     while_collecting: Callable[[Callable[[], object]], None],

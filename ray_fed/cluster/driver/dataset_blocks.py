@@ -12,6 +12,7 @@ from ray_fed.cluster import workers
 from ray_fed.cluster.driver import task_cpus
 from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.files import opening
+from ray_fed.files.arrow_types import decoded_table
 from ray_fed.files.features import check_columns
 from ray_fed.files.parquet_rows import take_rows
 from ray_fed.files.row_index import IdCoder
@@ -57,8 +58,11 @@ class DatasetBlocks(TableRows):
     def _group(self, dataset: Any, client: str, names: list[str]) -> list[Any]:
         found: list[str] = list(dataset.columns() or ())
         check_columns(names, found, self.label)
-        grouped = dataset.select_columns(names).sort(client).materialize()
-        return grouped.to_arrow_refs()
+        # Arrow sorts no dictionaries.
+        plain = dataset.select_columns(names).map_batches(
+            decoded_table, batch_format="pyarrow", batch_size=None
+        )
+        return plain.sort(client).materialize().to_arrow_refs()
 
     @override
     def __getstate__(self) -> dict[str, Any]:

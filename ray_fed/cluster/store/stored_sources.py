@@ -12,6 +12,7 @@ from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
+from ray_fed.files.opening import describe_executor
 from ray_fed.language.structs import Plain
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun, ClientSource
@@ -142,8 +143,32 @@ class StoredSource(ClientSource):
     @override
     def opened(self) -> ClientSource:
         if self._opened is None:
-            self._opened = fetch(self.reference)
+            try:
+                self._opened = fetch(self.reference)
+            except ray.exceptions.RaySystemError as error:
+                raise _missing_code(error) from error
         return cast("ClientSource", self._opened)
+
+
+def _missing_code(error: ray.exceptions.RaySystemError) -> Exception:
+    """Return the error that a worker lacks what clients' function or ids are made of.
+
+    Itself where that is not why it could not be read.
+    """
+    cause = cast("object", error.client_exc)
+    match cause:
+        case ModuleNotFoundError():
+            missing = f"the module `{cause.name}`"
+        case ImportError() | AttributeError():
+            missing = f"the code of this process ({cause})"
+        case _:
+            return error
+    return errors.UnsupportedError(
+        f"Expected {missing}, which the function or the ids of the clients are from,"
+        f" found it missing in {describe_executor()}: install it on every machine, send"
+        ' it with the job by `Config(runtime_env={"working_dir": "."})` or by'
+        ' "py_modules", or define the function in the program itself.'
+    )
 
 
 class _ChunkedSource(ClientSource):

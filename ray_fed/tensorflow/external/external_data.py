@@ -9,6 +9,7 @@ tensor alone is the column after the `#` of the name, else the file's only one.
 Elements without names are `arr_0`, `arr_1` and so on, as `numpy.savez` names them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -130,6 +131,9 @@ def open_table(
     leaves = _named(file, leaves, table.specs)
     for name, tensor_type in leaves.items():
         _check_column(file, name, tensor_type, table.specs, is_sequence=is_sequence)
+    lengths = {name: (table.specs[name].shape or (None,))[0] for name in leaves}
+    if is_sequence and len(set(lengths.values())) > 1:
+        raise file.mismatch("one number of rows in all columns", f"{lengths}")
     return table, leaves
 
 
@@ -218,7 +222,7 @@ def chunks_of(
     """
     names = list(leaves)
     shapes = [leaf.shape and leaf.shape[rank:] for leaf in leaves.values()]
-    for chunk in table.read(names):
+    for chunk in table.read(names, math.inf if rank else tables.CHUNK_BYTES):
         yield [
             _shaped(file, name, cells, shape) if table.specs[name].is_flat else cells
             for name, cells, shape in zip(names, chunk, shapes, strict=True)

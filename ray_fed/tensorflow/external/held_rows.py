@@ -47,6 +47,8 @@ def read_if_small(
     if file.suffix in tfrecords.SUFFIXES:
         return external_data.read(uri, type_spec)
     table, leaves = external_data.open_table(file, type_spec.element, is_sequence=True)
+    if table.count_bytes(list(leaves)) > SMALL_BYTES:
+        return external_data.read(uri, type_spec)
     parts: list[list[Column]] = [[_column([], leaf)] for leaf in leaves.values()]
     num_bytes = 0
     for chunk in external_data.chunks_of(file, table, leaves, rank=0):

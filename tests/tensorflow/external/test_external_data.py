@@ -479,6 +479,16 @@ def test_nulls_are_refused(tmp_path: pathlib.Path) -> None:
         _compute(str(path), fl.TensorType(np.int64, (None,)))
 
 
+def test_categories_are_their_values(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "words.parquet"
+    words = pa.DictionaryArray.from_arrays(pa.array([2, 0]), pa.array(["a", "b", "c"]))
+    pyarrow.parquet.write_table(pa.table({"x": words, "v": ["d", "e"]}), path)
+
+    found = _compute(f"{path}#x", fl.TensorType(np.str_, (None,)))
+
+    assert found.tolist() == [b"c", b"a"]
+
+
 def test_unknown_suffix_lists_those_that_are_read() -> None:
     with pytest.raises(errors.UnsupportedError, match=r"\.npz.*\.tfrecord.*data\.csv"):
         _compute("data.csv", fl.SequenceType(np.int64))

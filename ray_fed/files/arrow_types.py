@@ -1,0 +1,131 @@
+"""Types of arrow: which dtype and shape of numpy a column's cells have, and how."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ray_fed.files import opening
+from ray_fed.values.columnar_sequence import Dims
+
+
+def decoded(array: Any) -> Any:
+    """Return an array or chunks of arrow with the values of a dictionary in place.
+
+    A dictionary may have values that no row has, a null among them, or one twice.
+    """
+    wanted = value_type(array.type)
+    return array if wanted == array.type else array.cast(wanted)
+
+
+def decoded_table(table: Any) -> Any:
+    """Return a table of arrow whose columns are `decoded`."""
+    for index, field in enumerate(table.schema):
+        if value_type(field.type) != field.type:
+            column = decoded(table.column(index))
+            table = table.set_column(index, field.name, column)
+    return table
+
+
+def value_type(arrow_type: Any) -> Any:
+    """Return the arrow type that `decoded` gives the values of a column."""
+    pyarrow: Any = opening.import_extra("pyarrow")
+    types = pyarrow.types
+    if types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    if types.is_string_view(arrow_type):
+        return pyarrow.large_string()
+    if types.is_binary_view(arrow_type) or types.is_fixed_size_binary(arrow_type):
+        return pyarrow.large_binary()
+    return arrow_type
+
+
+def cell_of(arrow_type: Any) -> tuple[Any, Dims]:
+    """Return the arrow type of the values of a column's cells, and the cells' shape."""
+    types = opening.import_extra("pyarrow.types")
+    arrow_type = value_type(arrow_type)
+    shape: list[int] = []
+    if hasattr(arrow_type, "shape") and hasattr(arrow_type, "storage_type"):
+        shape = list(arrow_type.shape)
+        inside = getattr(arrow_type, "value_type", None)  # Ray's tensors say it so:
+        arrow_type = inside or arrow_type.scalar_type
+    while types.is_fixed_size_list(arrow_type):
+        shape.append(arrow_type.list_size)
+        arrow_type = arrow_type.value_type
+    ragged = types.is_list(arrow_type) or types.is_large_list(arrow_type)
+    if ragged and not shape:
+        return arrow_type.value_type, (None,)
+    return arrow_type, tuple(shape)
+
+
+def is_list(arrow_type: Any) -> bool:
+    """Return whether a column's cells are lists, of a fixed length or not."""
+    types = opening.import_extra("pyarrow.types")
+    return (
+        types.is_list(arrow_type)
+        or types.is_large_list(arrow_type)
+        or types.is_fixed_size_list(arrow_type)
+    )
+
+
+def is_text(arrow_type: Any) -> bool:
+    """Return whether values are strings or bytes."""
+    types = opening.import_extra("pyarrow.types")
+    return (
+        types.is_string(arrow_type)
+        or types.is_large_string(arrow_type)
+        or types.is_binary(arrow_type)
+        or types.is_large_binary(arrow_type)
+    )
+
+
+def dtype_of(arrow_type: Any) -> np.dtype[Any] | None:
+    """Return the dtype of values, object for strings; None: no tensor holds them."""
+    types = opening.import_extra("pyarrow.types")
+    if types.is_integer(arrow_type) or types.is_floating(arrow_type):
+        return np.dtype(arrow_type.to_pandas_dtype())
+    if types.is_boolean(arrow_type):
+        return np.dtype(np.bool_)
+    return np.dtype(object) if is_text(arrow_type) else None
+
+
+def to_numpy(array: Any) -> NDArray[Any]:
+    """Return the values of an array of arrow, strings as objects of bytes."""
+    if not is_text(array.type):
+        return array.to_numpy(zero_copy_only=False)
+    pyarrow: Any = opening.import_extra("pyarrow")
+    values = np.empty(len(array), object)
+    values[:] = array.cast(pyarrow.large_binary()).to_pylist()
+    return values
+
+
+def is_castable(arrow_type: Any) -> bool:
+    """Return whether values that no tensor holds are numbers after a cast."""
+    types = opening.import_extra("pyarrow.types")
+    return (
+        types.is_decimal(arrow_type)
+        or types.is_null(arrow_type)
+        or (types.is_temporal(arrow_type) and not types.is_interval(arrow_type))
+    )
+
+
+def describe_cast(name: str, arrow_type: Any) -> str:
+    """Return what makes numbers of a column that no tensor holds as it is."""
+    types = opening.import_extra("pyarrow.types")
+    if types.is_decimal(arrow_type):
+        return f'pass `dtypes={{"{name}": np.float64}}`, or leave the column out.'
+    if types.is_null(arrow_type):
+        return (
+            "every cell of it is missing: leave the column out, or let NaN through with"
+            f' `dtypes={{"{name}": np.float32}}` and `missing="keep"`.'
+        )
+    if types.is_temporal(arrow_type):
+        unit = getattr(arrow_type, "unit", "days")
+        if types.is_timestamp(arrow_type) or types.is_date(arrow_type):
+            unit += " since 1970-01-01"
+        return (
+            f'pass `dtypes={{"{name}": np.int64}}` for whole numbers in its unit'
+            f' ({unit}), as pandas\' `astype("int64")` gives them, or leave the column'
+            " out."
+        )
+    return "convert it, or leave the column out."
