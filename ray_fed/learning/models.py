@@ -15,6 +15,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.frozen_weights import SEED_NAME, FrozenWeights
+from ray_fed.learning.layer_seeds import keyed_global_seeds
 from ray_fed.learning.objectives import Loss, Metrics, Output, build_outputs
 from ray_fed.learning.totals import Totals, TotalsKeeper
 from ray_fed.observability import reprs
@@ -176,13 +177,14 @@ class Model:
         """
         given = self._frozen.fill_traced(weights.non_trainable)
         call: Any = self._keras.stateless_call
-        predictions, non_trainable, penalties = call(
-            list(weights.trainable),
-            given,
-            batch["x"],
-            training=training,
-            return_losses=True,
-        )
+        with keyed_global_seeds():
+            predictions, non_trainable, penalties = call(
+                list(weights.trainable),
+                given,
+                batch["x"],
+                training=training,
+                return_losses=True,
+            )
         self._frozen.check_kept(given, non_trainable)
         predictions = self._by_name(predictions)
         losses: list[Any] = [
