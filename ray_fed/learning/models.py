@@ -4,6 +4,7 @@ The Keras model that a user hands in is read and never written: its layers run b
 `stateless_call`, on weights that come from the server and go back to it.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.frozen_weights import SEED_NAME, FrozenWeights
 from ray_fed.learning.layer_seeds import keyed_global_seeds
@@ -154,11 +156,36 @@ class Model:
         """The positions among the non-trainable weights of random layers' seeds."""
         return tuple(i for i, v in enumerate(self._others) if v.name == SEED_NAME)
 
-    @property
+    @functools.cached_property
     def statistics_indices(self) -> tuple[int, ...]:
-        """The positions of non-trainable weights that clients average: the floats."""
+        """The positions of the running statistics: what clients average untrained.
+
+        Floats among the non-trainable weights that a batch in training changes.
+        """
         is_float = keras.backend.is_float_dtype
-        return tuple(i for i, v in enumerate(self._others) if is_float(v.dtype))
+        floats = [i for i, v in enumerate(self._others) if is_float(v.dtype)]
+        return self._find_written(floats, training=True)
+
+    @functools.cached_property
+    def inference_seed_indices(self) -> tuple[int, ...]:
+        """Those of `seed_indices` that layers draw from outside of training, too."""
+        return self._find_written(self.seed_indices, training=False)
+
+    def _find_written(
+        self, indices: Sequence[int], *, training: bool
+    ) -> tuple[int, ...]:
+        written: list[int] = []
+
+        def run(weights: ModelWeights, batch: Any) -> Any:
+            zero = self.totals.zero()
+            passed = self.forward(weights, batch, zero, training=training)
+            before, after = weights.non_trainable, passed.non_trainable
+            written.extend(i for i in indices if after[i] is not before[i])
+            return passed.totals
+
+        if indices:
+            rtf.computation(run, (self.weights_type, self.batch_type))
+        return tuple(written)
 
     @tf.autograph.experimental.do_not_convert
     def forward(
@@ -191,7 +218,9 @@ class Model:
             output.loss(output.of(batch["y"]), output.of(predictions))
             for output in self._outputs
         ]
-        loss = sum([*losses[1:], *penalties], losses[0])
+        # Penalties are of the weights' type, losses of Keras' `floatx`.
+        alike = [tf.cast(penalty, losses[0].dtype) for penalty in penalties]
+        loss = sum([*losses[1:], *alike], losses[0])
         totals = self.totals.add(totals, batch["y"], predictions, loss)
         return ForwardPass(loss, tuple(self._frozen.others(non_trainable)), totals)
 
