@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
+from ray_fed.learning.layer_seeds import reseed
 from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.totals import Totals
@@ -146,7 +147,14 @@ def build_measures(model: Model) -> tuple[Any, Any]:
 
 
 def _count(model: Model, weights: ModelWeights, dataset: Any) -> Totals:
-    def add(totals: Totals, batch: Any) -> Totals:
-        return model.forward(weights, batch, totals, training=False).totals
+    seeds = model.inference_seed_indices
 
-    return dataset.reduce(model.totals.zero(), add)
+    def add(carried: Any, batch: Any) -> Any:
+        seeded, totals = carried
+        at = weights._replace(non_trainable=seeded or weights.non_trainable)
+        passed = model.forward(at, batch, totals, training=False)
+        return passed.weights.non_trainable if seeds else (), passed.totals
+
+    # Without a draw, XLA may compile it.
+    seeded = reseed(seeds, weights.non_trainable) if seeds else ()
+    return dataset.reduce((seeded, model.totals.zero()), add)[1]
