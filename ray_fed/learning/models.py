@@ -191,7 +191,7 @@ class Model:
     def statistics_indices(self) -> tuple[int, ...]:
         """The positions of the running statistics: what clients average untrained.
 
-        Those of non-trainable weights, but for seeds, that a batch in training changes.
+        The non-trainable weights that a batch in training changes, but for seeds.
         """
         seeds = self.seed_indices
         others = [i for i in range(len(self._others)) if i not in seeds]
