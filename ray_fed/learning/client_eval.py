@@ -84,7 +84,7 @@ def _build_tuning(model: Model, spec: OptimizerSpec, epochs: int) -> Any:
 
     @rtf.computation(model.weights_type, model.data_type.member)
     def tune(weights: ModelWeights, dataset: Any) -> ModelWeights:
-        trainer = LocalTrainer(model, spec.stamp(model), tf.constant(0))
+        trainer = LocalTrainer(model, spec.stamp(model))
 
         @tf.function(autograph=False)
         def train() -> ModelWeights:

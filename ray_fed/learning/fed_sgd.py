@@ -23,6 +23,7 @@ from ray_fed.learning.local_training import (
     Broadcast,
     Delta,
     broadcast_type,
+    measure_statistics,
     send_weights,
     stateless_client_part,
 )
@@ -42,7 +43,7 @@ def build_fed_sgd(
 ) -> LearningProcess:
     """Build FedSGD: the gradient of each client over all of its data, one step a round.
 
-    Weights that are not trained, such as running statistics, stay as they are.
+    Running statistics of layers are averaged over clients, each after its own batches.
 
     Args:
         model: to train.
@@ -60,13 +61,13 @@ def build_fed_sgd(
     @rtf.computation(broadcast_type(model), model.data_type.member)
     def compute_gradient(broadcast: Broadcast, dataset: Any) -> ClientResult:
         weights = broadcast.weights
-        gradients, totals = full_gradient(model, weights, dataset)
-        statistics = (weights.non_trainable[i] for i in model.statistics_indices)
-        still = tuple(tf.zeros_like(value) for value in statistics)
+        gradient = full_gradient(model, weights, dataset)
         # `build_server_update` takes minus the gradient.
-        update = Delta(tuple(-gradient for gradient in gradients), still)
+        minus = tuple(-part for part in gradient.trainable)
+        statistics = measure_statistics(model, weights, gradient)
+        totals = gradient.totals
         weight = tf.cast(totals.num_examples, tf.float32)
-        return ClientResult(update, weight, Measured(totals, ()))
+        return ClientResult(Delta(minus, statistics), weight, Measured(totals, ()))
 
     return build_process(
         model,

@@ -17,6 +17,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import no_state
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.composition import view_type
+from ray_fed.learning.layer_seeds import reseed
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.optimizers import OptimizerSpec, StampedOptimizer
 from ray_fed.learning.processes import ClientPart, Part
@@ -32,7 +33,7 @@ class Broadcast(NamedTuple):
 
     Attributes:
         weights: to start from.
-        round_index: i32[], so that random layers draw anew in each round.
+        round_index: i32[], for a learning rate that follows a schedule.
     """
 
     weights: ModelWeights
@@ -99,7 +100,7 @@ def build_training(model: Model, training: LocalTraining) -> ClientPart:
     def update_client(broadcast: Broadcast, dataset: Any) -> ClientResult:
         start = broadcast.weights.trainable
         optimizer = training.optimizer.stamp(model)
-        trainer = LocalTrainer(model, optimizer, broadcast.round_index)
+        trainer = LocalTrainer(model, optimizer)
         if corrects:
             trainer.correct = lambda gradients, weights: [
                 g + training.proximal * (w - w0)
@@ -180,12 +181,9 @@ class LocalTrainer:
         correct: of gradients before each step; None: they are left as they are.
     """
 
-    def __init__(
-        self, model: Model, optimizer: StampedOptimizer, round_index: tf.Tensor
-    ) -> None:
+    def __init__(self, model: Model, optimizer: StampedOptimizer) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._round_index = round_index
         self.correct: Correction | None = None
 
     def train(
@@ -193,7 +191,10 @@ class LocalTrainer:
     ) -> tuple[ModelWeights, Totals]:
         """Return weights after passes over a dataset, and the totals on the way."""
         self._optimizer.start(weights.trainable)
-        carried = (tuple(weights.non_trainable), self._model.totals.zero())
+        carried = (
+            reseed(self._model.seed_indices, weights.non_trainable),
+            self._model.totals.zero(),
+        )
         for _ in range(epochs):
             carried = dataset.reduce(carried, self._step)
         non_trainable, totals = carried
@@ -201,9 +202,7 @@ class LocalTrainer:
 
     def _step(self, carried: Any, batch: Any) -> Any:
         non_trainable, totals = carried
-        weights = ModelWeights(
-            self._optimizer.read_weights(), self._reseed(non_trainable, batch["x"])
-        )
+        weights = ModelWeights(self._optimizer.read_weights(), non_trainable)
         gradients, passed = self._model.differentiate(
             weights, batch, totals, self._optimizer.scale_loss
         )
@@ -226,34 +225,20 @@ class LocalTrainer:
             for before, after in zip(gradients, corrected, strict=True)
         ]
 
-    def _reseed(self, non_trainable: Sequence[Any], x: Any) -> tuple[Any, ...]:
-        """Make random layers draw by round and data: clients know not who they are."""
-        seeds = self._model.seed_indices
-        if not seeds:
-            return tuple(non_trainable)
-        mixed = list(non_trainable)
-        fingerprint = tf.add_n(
-            [
-                tf.reduce_sum(tf.bitcast(tf.cast(part, tf.float32), tf.int32))
-                for part in tf.nest.flatten(x)
-            ]
-        )
-        fold_in: Any = tf.random.fold_in
-        for index in seeds:
-            seed = fold_in(mixed[index], self._round_index)
-            mixed[index] = fold_in(seed, fingerprint)
-        return tuple(mixed)
-
 
 def measure(model: Model, before: ModelWeights, after: ModelWeights) -> Delta:
     """Return how far weights moved."""
-    statistics = model.statistics_indices
     return Delta(
         tuple(b - a for a, b in zip(before.trainable, after.trainable, strict=True)),
-        tuple(
-            as_float(after.non_trainable[i]) - as_float(before.non_trainable[i])
-            for i in statistics
-        ),
+        measure_statistics(model, before, after),
+    )
+
+
+def measure_statistics(model: Model, before: Any, after: Any) -> tuple[Any, ...]:
+    """Return how far running statistics moved, of what has `non_trainable` weights."""
+    return tuple(
+        as_float(after.non_trainable[i]) - as_float(before.non_trainable[i])
+        for i in model.statistics_indices
     )
 
 

@@ -115,7 +115,7 @@ def _build_client_work(
     @rtf.computation(sent_type, model.data_type.member)
     def train_client(sent: ServerView, dataset: Any) -> ClientResult:
         optimizer = spec.stamp(model)
-        trainer = LocalTrainer(model, optimizer, sent.round_index)
+        trainer = LocalTrainer(model, optimizer)
 
         def fix_state(gradients: Any, _: Any) -> Any:
             optimizer.assign_state(sent.optimizer)
@@ -128,7 +128,7 @@ def _build_client_work(
             return trainer.train(sent.weights, dataset, epochs)
 
         after, totals = train()
-        gradient, _ = full_gradient(model, sent.weights, dataset)
+        gradient = full_gradient(model, sent.weights, dataset).trainable
         update = MimeUpdate(measure(model, sent.weights, after), gradient)
         weight = tf.cast(totals.num_examples // epochs, tf.float32)
         return ClientResult(update, weight, Measured(totals, ()))

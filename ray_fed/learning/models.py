@@ -22,6 +22,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.keras_copies import copy_model
+from ray_fed.learning.layer_seeds import keyed_global_seeds
 from ray_fed.learning.objectives import Loss, Metrics, Output, build_outputs
 from ray_fed.learning.totals import Totals, TotalsKeeper
 from ray_fed.observability import reprs
@@ -263,7 +264,7 @@ class Model:
             *zip(self._others, weights.non_trainable, strict=True),
             *frozen,
         ]
-        with _Scope(mapping, tape) as scope:
+        with keyed_global_seeds(), _Scope(mapping, tape) as scope:
             predictions = self._keras(batch["x"], training=training)
             penalties: list[Any] = self._keras.losses
         written = [v.path for v, value in frozen if scope.value_of(v) is not value]

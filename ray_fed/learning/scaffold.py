@@ -137,7 +137,7 @@ def _build_client_work(
 
     @rtf.computation(sent_type, kept_type, model.data_type.member)
     def train_client(sent: ServerView, own: Any, dataset: Any) -> Any:
-        trainer = LocalTrainer(model, spec.stamp(model), sent.round_index)
+        trainer = LocalTrainer(model, spec.stamp(model))
         trainer.correct = lambda gradients, _: [
             g - own_part + part
             for g, own_part, part in zip(gradients, own, sent.optimizer, strict=True)

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import federated_language as fl
 import keras
 import numpy as np
 import pytest
@@ -53,9 +54,20 @@ ALGORITHMS: dict[str, Build] = {
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def random_model() -> Model:
+    layers = [keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
+    return Model.from_keras(
+        keras.Sequential([keras.Input((3,)), *layers]),
+        loss="mse",
+        metrics=["mae"],
+        label_type=fl.TensorType(np.float32, [None, 1]),
+    )
+
+
 @pytest.fixture(params=ALGORITHMS)
-def process(request: pytest.FixtureRequest, linear_model: Model) -> LearningProcess:
-    return ALGORITHMS[request.param](linear_model)
+def process(request: pytest.FixtureRequest, random_model: Model) -> LearningProcess:
+    return ALGORITHMS[request.param](random_model)
 
 
 @pytest.fixture
@@ -95,14 +107,19 @@ def test_bits_do_not_depend_on_the_number_of_threads(
 
 
 def test_resumed_run_has_the_bits_of_one_in_one_go(
-    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
+    process: LearningProcess,
+    clients: list[Any],
+    tmp_path: pathlib.Path,
+    thread_context: ExecutionContext,
 ) -> None:
     many = [clients[index % NUM_CLIENTS] for index in range(100)]
     data, size = (many, None) if process.privacy else (clients, 4)
     arguments: dict[str, Any] = {"cohort_size": size, "seed": 3}
 
+    thread_context.resume_at(0)  # as a new program
     whole = learning.run(process, data, num_rounds=5, **arguments)
     for num_rounds in (2, 5):
+        thread_context.resume_at(0)
         parts = learning.run(
             process, data, num_rounds=num_rounds, storage_path=tmp_path, **arguments
         )
