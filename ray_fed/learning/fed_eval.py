@@ -1,6 +1,6 @@
 """Federated evaluation: loss and metrics over all clients' examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import federated_language as fl
@@ -64,12 +64,10 @@ def _build_for_several(
     )
     state_type: Any = initialize.type_signature.result
 
-    seeds = {name: _find_seeds(model) for name, model in models.items()}
-
     @rtf.computation(state_type.member, data_type.member)
     def count(weights: Any, dataset: Any) -> Any:
         return {
-            name: _count(model, seeds[name], weights[name], dataset)
+            name: _count(model, weights[name], dataset)
             for name, model in models.items()
         }
 
@@ -136,11 +134,10 @@ def build_measures(model: Model) -> tuple[Any, Any]:
 
     The first takes weights and the batches of a client.
     """
-    seeds = _find_seeds(model)
 
     @rtf.computation(model.weights_type, model.data_type.member)
     def count(weights: ModelWeights, dataset: Any) -> Totals:
-        return _count(model, seeds, weights, dataset)
+        return _count(model, weights, dataset)
 
     @rtf.computation(count.type_signature.result)
     def report(totals: Totals) -> Any:
@@ -149,25 +146,9 @@ def build_measures(model: Model) -> tuple[Any, Any]:
     return count, report
 
 
-def _find_seeds(model: Model) -> tuple[int, ...]:
-    """Return the seeds that a model draws from outside of training: of few or none."""
-    drawn: list[int] = []
+def _count(model: Model, weights: ModelWeights, dataset: Any) -> Totals:
+    seeds = model.inference_seed_indices
 
-    def infer(weights: ModelWeights, batch: Any) -> Any:
-        zero = model.totals.zero()
-        passed = model.forward(weights, batch, zero, training=False)
-        before, after = weights.non_trainable, passed.weights.non_trainable
-        drawn.extend(i for i in model.seed_indices if after[i] is not before[i])
-        return passed.totals
-
-    if model.seed_indices:
-        rtf.computation(infer, (model.weights_type, model.batch_type))
-    return tuple(drawn)
-
-
-def _count(
-    model: Model, seeds: Sequence[int], weights: ModelWeights, dataset: Any
-) -> Totals:
     def add(carried: Any, batch: Any) -> Any:
         seeded, totals = carried
         at = weights._replace(non_trainable=seeded or weights.non_trainable)

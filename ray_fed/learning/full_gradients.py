@@ -7,6 +7,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed.learning.layer_seeds import reseed
 from ray_fed.learning.models import Model, ModelWeights
+from ray_fed.learning.precision import widened
 from ray_fed.learning.totals import Totals
 
 
@@ -33,11 +34,7 @@ def full_gradient(model: Model, weights: ModelWeights, dataset: Any) -> FullGrad
         weights: where; tensors.
         dataset: of a client.
     """
-    # Sums over examples in float32 at least: those in float16 end at 65,504.
-    zeros = tuple(
-        tf.zeros(w.shape, tf.experimental.numpy.promote_types(w.dtype, tf.float32))
-        for w in weights.trainable
-    )
+    zeros = tuple(widened(tf.zeros_like(weight)) for weight in weights.trainable)
 
     def add(carried: Any, batch: Any) -> Any:
         sums, non_trainable, totals = carried
@@ -51,9 +48,7 @@ def full_gradient(model: Model, weights: ModelWeights, dataset: Any) -> FullGrad
             )
         size = passed.totals.num_examples - totals.num_examples
         added = tuple(
-            s
-            if g is None
-            else s + tf.cast(tf.convert_to_tensor(g), s.dtype) * tf.cast(size, s.dtype)
+            s if g is None else s + widened(g) * tf.cast(size, s.dtype)
             for s, g in zip(sums, gradients, strict=True)
         )
         return added, passed.weights.non_trainable, passed.totals

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.learning.models import ModelWeights
+from ray_fed.learning.precision import widened
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ def is_finite(tensors: Sequence[Any]) -> tf.Tensor:
     Of elements so large that their sum is infinite it says that they are not.
     """
     # One pass and no copy: what is not finite makes a sum that is not.
-    sums = [tf.reduce_sum(t) for t in tensors if t.dtype.is_floating]
+    sums = [tf.reduce_sum(widened(t)) for t in tensors if t.dtype.is_floating]
     finite = [tf.math.is_finite(total) for total in sums]
     return tf.reduce_all(tf.stack(finite)) if finite else tf.ones([], tf.bool)
 

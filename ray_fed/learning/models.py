@@ -10,6 +10,7 @@ constants of the graphs that use them, which reach a worker once.
 
 # pyright: reportPrivateUsage=false
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +21,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.keras_copies import copy_model
 from ray_fed.learning.layer_seeds import keyed_global_seeds
@@ -185,11 +187,36 @@ class Model:
         """The positions among the non-trainable weights of random layers' seeds."""
         return tuple(i for i, v in enumerate(self._others) if v.name == _SEED_NAME)
 
-    @property
+    @functools.cached_property
     def statistics_indices(self) -> tuple[int, ...]:
-        """The positions of non-trainable weights that clients average: not seeds."""
+        """The positions of the running statistics: what clients average untrained.
+
+        The non-trainable weights that a batch in training changes, but for seeds.
+        """
         seeds = self.seed_indices
-        return tuple(i for i in range(len(self._others)) if i not in seeds)
+        others = [i for i in range(len(self._others)) if i not in seeds]
+        return self._find_written(others, training=True)
+
+    @functools.cached_property
+    def inference_seed_indices(self) -> tuple[int, ...]:
+        """Those of `seed_indices` that layers draw from outside of training, too."""
+        return self._find_written(self.seed_indices, training=False)
+
+    def _find_written(
+        self, indices: Sequence[int], *, training: bool
+    ) -> tuple[int, ...]:
+        written: list[int] = []
+
+        def run(weights: ModelWeights, batch: Any) -> Any:
+            zero = self.totals.zero()
+            passed = self.forward(weights, batch, zero, training=training)
+            before, after = weights.non_trainable, passed.weights.non_trainable
+            written.extend(i for i in indices if after[i] is not before[i])
+            return passed.totals
+
+        if indices:
+            rtf.computation(run, (self.weights_type, self.batch_type))
+        return tuple(written)
 
     @tf.autograph.experimental.do_not_convert
     def forward(
@@ -279,7 +306,9 @@ class Model:
             output.loss(output.of(batch["y"]), output.of(predictions))
             for output in self._outputs
         ]
-        loss = sum([*losses[1:], *penalties], losses[0])
+        # Penalties are of the weights' type, losses of Keras' `floatx`.
+        alike = [tf.cast(penalty, losses[0].dtype) for penalty in penalties]
+        loss = sum([*losses[1:], *alike], losses[0])
         totals = self.totals.add(totals, batch["y"], predictions, loss)
         after = ModelWeights(
             tuple(scope.value_of(v) for v in self.trainable_variables),

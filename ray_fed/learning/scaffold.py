@@ -38,6 +38,7 @@ from ray_fed.learning.local_training import (
 )
 from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
+from ray_fed.learning.precision import widened
 from ray_fed.learning.processes import (
     AggregationPart,
     ClientPart,
@@ -151,7 +152,7 @@ def _build_client_work(
         steps = dataset.reduce(np.float32(0), lambda n, _: n + np.float32(1)) * epochs
         delta = measure(model, sent.weights, after)
         shift = tuple(
-            tf.where(steps > 0, -part - tf.math.divide_no_nan(d, steps * rate), 0.0)
+            tf.where(steps > 0, -part - _divided(d, steps * rate), tf.zeros_like(d))
             for part, d in zip(sent.optimizer, delta.trainable, strict=True)
         )
         new = tuple(own_part + s for own_part, s in zip(own, shift, strict=True))
@@ -218,7 +219,16 @@ def _build_finalization(model: Model, rate: float, num_clients: int) -> Part:
         delta, shift = merged
         moved = zip(weights.trainable, delta.trainable, strict=True)
         statistics = add_statistics(model, weights, delta)
-        new = tuple(c + s / num_clients for c, s in zip(control, shift, strict=True))
+        new = tuple(
+            c + _divided(s, num_clients) for c, s in zip(control, shift, strict=True)
+        )
         return new, ModelWeights(tuple(w + rate * d for w, d in moved), statistics)
 
     return build_server_part(initial_control, update)
+
+
+def _divided(tensor: Any, by: Any) -> tf.Tensor:
+    """Return a tensor by a number, which may be above what float16 holds; 0 by 0."""
+    wide = widened(tensor)
+    quotient = tf.math.divide_no_nan(wide, tf.cast(by, wide.dtype))
+    return tf.cast(quotient, tensor.dtype)

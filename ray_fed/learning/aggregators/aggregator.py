@@ -10,7 +10,9 @@ from typing import Any
 import federated_language as fl
 import tensorflow as tf
 
+import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
+from ray_fed.learning.precision import widened
 from ray_fed.learning.processes import AggregationPart
 
 
@@ -92,8 +94,41 @@ def norm_of(update: Any) -> tf.Tensor:
 
 
 def scaled(update: Any, factor: Any) -> Any:
-    """Return an update times a number."""
-    return tf.nest.map_structure(lambda t: t * tf.cast(factor, t.dtype), update)
+    """Return an update times a number, in types to add up in: integers as float64."""
+
+    def scale(tensor: Any) -> tf.Tensor:
+        wide = widened(tensor)
+        if not wide.dtype.is_floating:
+            wide = tf.cast(wide, tf.float64)
+        return wide * tf.cast(factor, wide.dtype)
+
+    return tf.nest.map_structure(scale, update)
+
+
+def statistics_of(update: Any) -> tuple[Any, ...]:
+    """Return the running statistics of an update, or their types of its type."""
+    delta = getattr(update, "delta", update)
+    return tuple(getattr(delta, "statistics", ()))
+
+
+def refuse_statistics(update_type: fl.Type, name: str, why: str) -> None:
+    """Raise for updates with running statistics, which a rule does not preserve.
+
+    Args:
+        update_type: of a client.
+        name: of the aggregator.
+        why: it does not.
+
+    Raises:
+        ValueMismatchError: there are some.
+    """
+    if found := statistics_of(update_type):
+        raise errors.ValueMismatchError(
+            f"Expected a model without running statistics for `{name}`, found"
+            f" {len(found)}, such as those of BatchNormalization: {why}. Use"
+            " GroupNormalization or LayerNormalization, set `trainable = False` on the"
+            " layers that have them, or take `aggregators.mean()`."
+        )
 
 
 def at_clients(types: Sequence[fl.Type]) -> list[fl.FederatedType]:

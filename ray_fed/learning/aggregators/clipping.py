@@ -30,6 +30,7 @@ from ray_fed.learning.aggregators.aggregator import (
 )
 from ray_fed.learning.aggregators.sums import mean
 from ray_fed.learning.checks import check_number, check_positive
+from ray_fed.learning.precision import narrowed
 from ray_fed.learning.processes import AggregationPart
 
 
@@ -146,7 +147,10 @@ def zeroed(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggre
 
 
 def clip(update: Any, bound: Any) -> tuple[Any, Any]:
-    """Return an update scaled down to a norm, and the norm that it had."""
+    """Return an update scaled down to a norm, and the norm that it had.
+
+    In types to add up in, as `scaled`.
+    """
     norm = norm_of(update)
     factor = tf.where(norm > bound, bound / tf.maximum(norm, 1e-30), 1.0)
     return scaled(update, factor), norm
@@ -172,7 +176,7 @@ def _build_bound(kind: str, update_type: fl.Type, weight_type: fl.Type) -> Any:
         bounded, norm = limit(update, bound)
         counts = tf.cast(weight > 0, tf.float32)
         above = tf.cast(norm > bound, tf.float32)
-        return bounded, (counts, counts * above, counts * norm)
+        return narrowed(bounded, update), (counts, counts * above, counts * norm)
 
     return bound_client
 

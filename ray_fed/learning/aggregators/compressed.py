@@ -20,9 +20,10 @@ import tensorflow as tf
 from typing_extensions import override
 
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.aggregators.aggregator import Aggregator, joined
+from ray_fed.learning.aggregators.aggregator import Aggregator, joined, statistics_of
 from ray_fed.learning.aggregators.sums import mean
 from ray_fed.learning.checks import check_number, read_whole
+from ray_fed.learning.precision import widened
 from ray_fed.learning.processes import AggregationPart
 
 _Compress = Callable[[Any], tuple[Any, Any]]
@@ -31,7 +32,7 @@ _MOST_BITS = 16
 
 @dataclasses.dataclass(frozen=True)
 class Compressed(Aggregator):
-    """Compresses each tensor of floats, then aggregates.
+    """Compresses each tensor of floats but for running statistics, then aggregates.
 
     Attributes:
         inner: takes what is left of the updates.
@@ -49,11 +50,12 @@ class Compressed(Aggregator):
         def compress_client(update: Any, weight: Any) -> Any:
             left: list[Any] = []
             sent = raw = tf.constant(0.0)
+            as_is = [id(tensor) for tensor in statistics_of(update)]
             for tensor in tf.nest.flatten(update):
                 size = np.float32(tensor.dtype.size * np.prod(tensor.shape))
                 small, used = (
                     self.compress(tensor)
-                    if tensor.dtype.is_floating
+                    if tensor.dtype.is_floating and id(tensor) not in as_is
                     else (tensor, size)
                 )
                 left.append(small)
@@ -89,9 +91,9 @@ class Compressed(Aggregator):
 def quantised(bits: int, inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator of updates rounded to 2^bits levels between their extremes.
 
-    Each number is rounded up or down at random, so that its mean stays. Metrics:
-    `bytes_sent` of all clients, eight for the extremes of each tensor included, and
-    `bytes_uncompressed`.
+    Each number is rounded up or down at random, so that its mean stays; running
+    statistics are sent as they are. Metrics: `bytes_sent` of all clients, eight for the
+    extremes of each tensor included, and `bytes_uncompressed`.
 
     Args:
         bits: of each number, 1 to 16.
@@ -103,12 +105,14 @@ def quantised(bits: int, inner: Aggregator | None = None) -> Aggregator:
     read_whole("bits", bits, 1, _MOST_BITS)
 
     def round_all(tensor: Any) -> Any:
-        low, high = tf.reduce_min(tensor), tf.reduce_max(tensor)
+        wide: Any = widened(tensor)
+        low, high = tf.reduce_min(wide), tf.reduce_max(wide)
         step = (high - low) / (2**bits - 1)
-        position = tf.math.divide_no_nan(tensor - low, step)
-        drawn = tf.random.uniform(tensor.shape, dtype=tensor.dtype)
+        position = tf.math.divide_no_nan(wide - low, step)
+        drawn = tf.random.uniform(wide.shape, dtype=wide.dtype)
         used = np.float32(np.ceil(bits * np.prod(tensor.shape) / 8) + 8)
-        return low + tf.floor(position + drawn) * step, used
+        rounded = low + tf.floor(position + drawn) * step
+        return tf.cast(rounded, tensor.dtype), used
 
     return Compressed(inner or mean(), round_all)
 
@@ -116,8 +120,8 @@ def quantised(bits: int, inner: Aggregator | None = None) -> Aggregator:
 def sparsified(share: float, inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator of the largest numbers of each tensor; others are zeros.
 
-    Metrics: `bytes_sent` of all clients, with four for the place of each number, and
-    `bytes_uncompressed`.
+    Running statistics are sent as they are. Metrics: `bytes_sent` of all clients, with
+    four for the place of each number, and `bytes_uncompressed`.
 
     Args:
         share: of the numbers of a tensor that are sent, above 0, to 1; one at least.

@@ -32,12 +32,14 @@ import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
-from ray_fed.learning.aggregators.aggregator import Aggregator
+from ray_fed.learning.aggregators.aggregator import Aggregator, refuse_statistics
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
 from ray_fed.learning.checks import check_number, check_positive, read_whole
 from ray_fed.learning.noise_state import NoiseState
+from ray_fed.learning.precision import narrowed, specs_of
 from ray_fed.learning.processes import AggregationPart
 
 _LEVELS = 31
@@ -75,6 +77,9 @@ class NoisyMean(Aggregator):
 
     @override
     def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
+        name = "dp_mean" if self.rounds_per_tree is None else "dp_ftrl_mean"
+        refuse_statistics(update_type, name, "noise puts variances below zero")
+        _check_floats(update_type, name)
         adaptive = self.norm if isinstance(self.norm, AdaptiveNorm) else None
         bound: Any = adaptive.initial if adaptive else self.norm
 
@@ -99,7 +104,8 @@ class NoisyMean(Aggregator):
 
         @rtf.computation(state_type, bounded_type)
         def finish(state: Any, sums: Any) -> Any:
-            return self._finish(state, *sums)
+            new_state, noisy, metrics = self._finish(state, *sums)
+            return new_state, narrowed(noisy, specs_of(update_type)), metrics
 
         @fl.federated_computation
         def initialize() -> Any:
@@ -278,6 +284,16 @@ def _check_norm(norm: Any) -> None:
     # Without a bound no noise protects a client.
     wanted = 'above 0 and finite, or "adaptive"'
     check_number("clip_norm", norm, lambda bound: bound > 0, wanted)
+
+
+def _check_floats(update_type: Any, name: str) -> None:
+    # The norm, and so the noise, is of floats.
+    for spec in tf.nest.flatten(specs_of(update_type)):
+        if not spec.dtype.is_floating:
+            raise errors.ValueMismatchError(
+                f"Expected updates of floats for `{name}`, found {spec.dtype.name}:"
+                " cast it at the clients."
+            )
 
 
 def _check_numbers(

@@ -26,6 +26,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
 from ray_fed.learning.checks import check_number, read_whole
 from ray_fed.learning.guards import require
+from ray_fed.learning.precision import specs_of, widened
 from ray_fed.learning.processes import AggregationPart
 
 
@@ -145,7 +146,9 @@ class _Rows:
 
         @rtf.computation
         def zero() -> Any:
-            return _zeros_of(table_type)
+            return tf.nest.map_structure(
+                lambda spec: tf.zeros(spec.shape, spec.dtype), specs_of(table_type)
+            )
 
         @rtf.computation(table_type, (update_type, weight_type))
         def accumulate(table: Any, value: Any) -> Any:
@@ -181,18 +184,6 @@ class _Rows:
         self.merge, self.report = merge, report
 
 
-def _zeros_of(type_spec: Any) -> Any:
-    if isinstance(type_spec, fl.TensorType):
-        return tf.zeros(list(type_spec.shape or ()), type_spec.dtype)
-    elements = [(name, _zeros_of(t)) for name, t in type_spec.items()]
-    container: Any = getattr(type_spec, "python_container", None)
-    if container is not None and hasattr(container, "_fields"):
-        return container(*(value for _, value in elements))
-    if any(name is not None for name, _ in elements):
-        return OrderedDict(elements)
-    return tuple(value for _, value in elements)
-
-
 def _as_column(mask: Any, row: Any) -> Any:
     """Return a mask of rows in a shape that goes with a table of such rows."""
     return tf.reshape(mask, [-1] + [1] * len(row.shape))
@@ -206,5 +197,7 @@ def _middle(rows: Any, cut: Any, count: Any) -> Any:
     # Along the last axis, which is the one that sorts fast.
     ordered = tf.sort(tf.where(present, rows, tf.constant(last, rows.dtype)), axis=0)
     kept = _as_column(tf.logical_and(index >= cut, index < count - cut), rows[0])
-    total = tf.reduce_sum(tf.where(kept, ordered, tf.zeros_like(ordered)), axis=0)
-    return tf.math.divide_no_nan(total, tf.cast(count - 2 * cut, total.dtype))
+    values = widened(tf.where(kept, ordered, tf.zeros_like(ordered)))
+    total = tf.reduce_sum(values, axis=0)
+    middle = tf.math.divide_no_nan(total, tf.cast(count - 2 * cut, total.dtype))
+    return tf.cast(middle, rows.dtype) if rows.dtype.is_floating else middle

@@ -19,8 +19,13 @@ import tensorflow as tf
 from typing_extensions import override
 
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
+from ray_fed.learning.aggregators.aggregator import (
+    Aggregator,
+    no_state,
+    refuse_statistics,
+)
 from ray_fed.learning.checks import check_positive, read_whole
+from ray_fed.learning.precision import averaged
 from ray_fed.learning.processes import AggregationPart
 
 _MOST_BITS = 32
@@ -47,6 +52,8 @@ class SecureMean(Aggregator):
 
     @override
     def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
+        why = "rounding may put variances below zero"
+        refuse_statistics(update_type, "secure_mean", why)
         initialize = no_state()
         largest = 2**self.bits - 1
         step = 2 * self.bound / largest
@@ -61,7 +68,10 @@ class SecureMean(Aggregator):
                 for p in places
             ]
             outside = [
-                tf.reduce_sum(tf.cast(tf.abs(t) > self.bound, tf.int64)) for t in flat
+                tf.reduce_sum(
+                    tf.cast(tf.abs(tf.cast(t, tf.float64)) > self.bound, tf.int64)
+                )
+                for t in flat
             ]
             return tuple(integers), (counts, counts * tf.add_n(outside))
 
@@ -72,19 +82,17 @@ class SecureMean(Aggregator):
             integers, (count, outside) = sums
             number = tf.cast(tf.maximum(count, 1), tf.float64)
             means = [
-                tf.cast(
-                    tf.cast(tf.math.floormod(total, self.modulus), tf.float64)
-                    / number
-                    * step
-                    - self.bound * tf.cast(count > 0, tf.float64),
-                    t.dtype,
-                )
-                for total, t in zip(integers, tf.nest.flatten(like), strict=True)
+                tf.cast(tf.math.floormod(total, self.modulus), tf.float64)
+                / number
+                * step
+                - self.bound * tf.cast(count > 0, tf.float64)
+                for total in integers
             ]
             metrics = OrderedDict(
                 modulus=tf.constant(self.modulus, tf.int64), num_clipped=outside
             )
-            return tf.nest.pack_sequence_as(like, means), metrics
+            packed = tf.nest.pack_sequence_as(like, means)
+            return averaged(packed, like), metrics
 
         @rtf.computation(update_type)
         def zeros(update: Any) -> Any:
@@ -111,8 +119,9 @@ def secure_mean(
 ) -> Aggregator:
     """Return the unweighted mean by a simulated secure sum of integers.
 
-    Each number is clipped to the bound and rounded to an integer. Metrics: `modulus`,
-    and `num_clipped`, numbers of all clients.
+    Each number is clipped to the bound and rounded to an integer; updates with running
+    statistics are refused. Metrics: `modulus`, and `num_clipped`, numbers of all
+    clients.
 
     Args:
         bound: of the absolute value of each number, > 0.

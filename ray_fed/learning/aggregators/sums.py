@@ -14,8 +14,10 @@ from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
     no_measurements,
     no_state,
+    refuse_statistics,
     scaled,
 )
+from ray_fed.learning.precision import averaged, narrowed, specs_of
 from ray_fed.learning.processes import AggregationPart
 
 
@@ -35,11 +37,13 @@ class Mean(Aggregator):
             counted = weight if self.weighted else tf.cast(weight > 0, weight.dtype)
             return scaled(update, counted), counted
 
-        @rtf.computation(update_type, weight_type)
-        def divide(total: Any, weight: Any) -> Any:
-            return tf.nest.map_structure(
+        @rtf.computation(weigh.type_signature.result)
+        def divide(weighed: Any) -> Any:
+            total, weight = weighed
+            means = tf.nest.map_structure(
                 lambda t: tf.math.divide_no_nan(t, tf.cast(weight, t.dtype)), total
             )
+            return averaged(means, specs_of(update_type))
 
         @fl.federated_computation(state_type, *_placed(update_type, weight_type))
         def merge(state: Any, update: Any, weight: Any) -> Any:
@@ -58,6 +62,8 @@ class Sum(Aggregator):
 
     @override
     def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
+        why = "the sum of how far variances moved may be below zero"
+        refuse_statistics(update_type, "sum_of_updates", why)
         initialize = no_state()
         state_type = initialize.type_signature.result
 
@@ -66,10 +72,14 @@ class Sum(Aggregator):
             counted = weight if self.weighted else tf.cast(weight > 0, weight.dtype)
             return scaled(update, counted)
 
+        @rtf.computation(weigh.type_signature.result)
+        def narrow(total: Any) -> Any:
+            return narrowed(total, specs_of(update_type))
+
         @fl.federated_computation(state_type, *_placed(update_type, weight_type))
         def merge(state: Any, update: Any, weight: Any) -> Any:
             merged = fl.federated_sum(fl.federated_map(weigh, (update, weight)))
-            return state, merged, no_measurements()
+            return state, fl.federated_map(narrow, merged), no_measurements()
 
         return AggregationPart(initialize, merge)
 
@@ -85,7 +95,7 @@ def mean(*, weighted: bool = True) -> Aggregator:
 
 
 def sum_of_updates(*, weighted: bool = False) -> Aggregator:
-    """Return the sum of updates.
+    """Return the sum of updates, which have no running statistics.
 
     Args:
         weighted: each update times its weight; else those of weights above 0 as is.

@@ -3,12 +3,16 @@
 from typing import Any
 
 import federated_language as fl
+import keras
+import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.learning import aggregators
+from ray_fed.learning import Model, aggregators, build_fed_avg
+from ray_fed.learning.aggregators import Aggregator
 
 UPDATE_TYPE = fl.to_type((fl.TensorType(np.float32, [2, 2]), fl.TensorType(np.float32)))
 WEIGHT_TYPE = fl.TensorType(np.float32)
@@ -179,6 +183,147 @@ def test_secure_mean_is_that_of_clipped_integers(
         if present
     )
     assert metrics == {"modulus": 2 ** (12 + 3), "num_clipped": outside}
+
+
+AGGREGATORS: dict[str, Aggregator] = {
+    "mean": aggregators.mean(),
+    "unweighted": aggregators.mean(weighted=False),
+    "sum": aggregators.sum_of_updates(),
+    "weighted sum": aggregators.sum_of_updates(weighted=True),
+    "clipped": aggregators.clipped(1e-4),
+    "adaptive": aggregators.clipped(aggregators.AdaptiveNorm()),
+    "zeroed": aggregators.zeroed(100.0),
+    "median": aggregators.median(max_clients=4),
+    "trimmed_mean": aggregators.trimmed_mean(0.1, max_clients=4),
+    "quantised": aggregators.quantised(1),
+    "quantised finely": aggregators.quantised(16),
+    "sparsified": aggregators.sparsified(1e-6),
+    "secure_mean": aggregators.secure_mean(bound=4.0, bits=24),
+    "dp_mean": aggregators.dp_mean(1.0, 1e-9, 3, 10, 1e-5),
+    "dp_ftrl_mean": aggregators.dp_ftrl_mean(1.0, 1e-9, 3, 10, 1e-5),
+    "clipped sum": aggregators.clipped(1.0, aggregators.sum_of_updates()),
+}
+FLOATS: tuple[Any, ...] = (np.float16, tf.bfloat16.as_numpy_dtype, "f4", "f8")
+
+
+def test_numbers_of_examples_do_not_overflow_short_floats() -> None:
+    """100,000 examples, and 65,535 levels, are infinite in float16."""
+    update_type = fl.to_type(
+        tuple(fl.TensorType(np.dtype(dtype).type, [3]) for dtype in FLOATS)
+    )
+    numbers = np.array([[1, 2, 3], [2, 2, 2], [3, 2, 1]]) / 256
+    weights = [50_000, 50_000, 100_000]
+    updates = [tuple(np.asarray(row, dtype) for dtype in FLOATS) for row in numbers]
+    means = {
+        "weighted": mean_of(numbers, weights),
+        "unweighted": mean_of(numbers, None),
+    }
+    expected: dict[str, Any] = {
+        **dict.fromkeys(("mean", "adaptive", "zeroed"), means["weighted"]),
+        **dict.fromkeys(("quantised finely",), means["weighted"]),
+        **dict.fromkeys(("unweighted", "median", "trimmed_mean"), means["unweighted"]),
+        **dict.fromkeys(("secure_mean", "dp_mean"), means["unweighted"]),
+        "dp_ftrl_mean": means["unweighted"],
+        "sum": numbers.sum(axis=0),
+        "clipped sum": numbers.sum(axis=0),
+        "weighted sum": np.array(weights) @ numbers,
+    }
+    for name, exact in expected.items():
+        part = AGGREGATORS[name].build(update_type, WEIGHT_TYPE)
+        found = part.next(part.initialize(), updates, [np.float32(w) for w in weights])
+        for merged, dtype in zip(found[1], FLOATS, strict=True):
+            step = float(ml_dtypes.finfo(dtype).eps)
+            assert merged.dtype == dtype
+            np.testing.assert_allclose(
+                merged.astype(np.float64), exact, step, 1e-6, err_msg=f"{name}, {dtype}"
+            )
+
+
+def test_integers_have_means_that_are_none_and_no_noise() -> None:
+    update_type = fl.to_type((fl.TensorType(np.int32, [2]),))
+    updates = [(np.array([30_000, 1], np.int32),), (np.array([30_001, 2], np.int32),)]
+    weights = [np.float32(100_000.0), np.float32(100_000.0)]
+
+    for name in ("mean", "unweighted", "median"):
+        part = AGGREGATORS[name].build(update_type, WEIGHT_TYPE)
+        merged = part.next(part.initialize(), updates, weights)[1]
+        assert merged[0].tolist() == [30_000.5, 1.5], name
+    for name in ("dp_mean", "dp_ftrl_mean"):
+        with pytest.raises(errors.ValueMismatchError, match=f"`{name}`, found int32"):
+            AGGREGATORS[name].build(update_type, WEIGHT_TYPE)
+
+
+def build_normalised(layer: Any) -> Model:
+    keras_model = keras.Sequential(
+        [keras.Input((3,)), layer, keras.layers.Dense(1, kernel_initializer="zeros")]
+    )
+    return Model.from_keras(keras_model, loss="mse")
+
+
+REFUSED = {
+    "sum",
+    "weighted sum",
+    "clipped sum",
+    "secure_mean",
+    "dp_mean",
+    "dp_ftrl_mean",
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in REFUSED else pytest.mark.slow)
+        for name in AGGREGATORS
+    ],
+)
+def test_variances_of_batch_normalisation_are_averaged_or_refused(name: str) -> None:
+    made = AGGREGATORS[name]
+    model = build_normalised(keras.layers.BatchNormalization(momentum=0.5))
+
+    def build(aggregator: Aggregator) -> Any:
+        return build_fed_avg(model, keras.optimizers.SGD(0.1), aggregator=aggregator)
+
+    if name in REFUSED:
+        with pytest.raises(
+            errors.ValueMismatchError, match="found 2, such as those of BatchNorm"
+        ):
+            build(made)
+        return
+    # Variances of features: from 1e-4, where that of before is 1, to 1e4.
+    scales = np.array([0.01, 1, 100], np.float32)
+    x = np.random.default_rng(0).normal(size=(3, 8, 3)).astype(np.float32) * scales
+    clients = [[{"x": rows, "y": rows[:, 1]}] for rows in x]
+    process = build(made)
+    state = process.initialize()
+    variances = np.ones(3)
+    for _ in range(8):
+        state, _ = process.next(state, clients)
+        _, variances = state.weights.non_trainable
+        assert np.all(np.isfinite(state.weights.trainable[0]))
+        assert np.all(variances > 0)
+    if name in ("mean", "unweighted", "quantised", "sparsified"):
+        expected = 0.5**8 + (1 - 0.5**8) * mean_of(x.var(axis=1), None)
+        np.testing.assert_allclose(variances, expected, rtol=1e-3)
+
+
+def test_constants_of_layers_are_neither_averaged_nor_refused() -> None:
+    layer = keras.layers.Normalization()
+    layer.adapt(np.random.default_rng(0).normal(size=(20, 3)))
+    model = build_normalised(layer)
+    process = build_fed_avg(
+        model, keras.optimizers.SGD(0.1), aggregator=AGGREGATORS["dp_mean"]
+    )
+    state = process.initialize()
+    batch = {"x": np.ones((2, 3), np.float32), "y": np.ones(2, np.float32)}
+
+    after, _ = process.next(state, [[batch]])
+
+    assert model.statistics_indices == ()
+    for before, now in zip(
+        state.weights.non_trainable, after.weights.non_trainable, strict=True
+    ):
+        assert np.array_equal(before, now)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""Weights of 16 and of 64 bits train as those of 32 do, however many examples count."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from ray_fed import learning
+from ray_fed.learning import LearningProcess, Model
+
+NUM_CLIENTS, ROWS = 2000, 50
+"""100,000 examples: float16 ends at 65,504."""
+
+ALGORITHMS: dict[str, Callable[[Model], LearningProcess]] = {
+    "fed_avg": lambda m: learning.build_fed_avg(m, sgd()),
+    "fed_prox": lambda m: learning.build_fed_prox(m, sgd(), proximal=0.1),
+    "fed_sgd": lambda m: learning.build_fed_sgd(m, sgd()),
+    "mime_lite": lambda m: learning.build_mime_lite(m, sgd()),
+    "scaffold": lambda m: learning.build_scaffold(m, 0.25, num_clients=NUM_CLIENTS),
+}
+
+
+def sgd() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.25, momentum=0.5)
+
+
+def build_model(policy: str, units: int) -> Model:
+    """Return a model with weights of zero and a penalty, in a dtype policy."""
+    dense = keras.layers.Dense(
+        1,
+        kernel_initializer="zeros",
+        kernel_regularizer="l2",
+        dtype=keras.dtype_policies.DTypePolicy(policy),
+    )
+    keras_model = keras.Sequential([keras.Input((units,)), dense])
+    return Model.from_keras(keras_model, loss="mse")
+
+
+def equal_clients(model: Model, rows: int, units: int, label: float) -> list[Any]:
+    x = np.ones((rows, units)).astype(model.batch_type["x"].dtype)
+    y = np.full(rows, label).astype(model.batch_type["y"].dtype)
+    return [{"x": x, "y": y}]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "float16",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("bfloat16", "float64", "mixed_float16", "mixed_bfloat16")
+        ),
+    ],
+)
+def test_many_examples_move_weights_as_far_as_few(policy: str) -> None:
+    model = build_model(policy, units=3)
+    clients = [equal_clients(model, ROWS, 3, 0.5)] * NUM_CLIENTS
+    moved: dict[str, float] = {}
+    for name, build in ALGORITHMS.items():
+        process = build(model)
+        kept = process.initial_client_state
+        middle = () if kept is None else ([kept] * NUM_CLIENTS,)
+        state, *_, metrics = process.next(process.initialize(), *middle, clients)
+        moved[name] = float(state.weights.trainable[0][0, 0])
+        if name == "scaffold":  # the mean of what clients keep
+            assert float(state.optimizer[0][0, 0]) == pytest.approx(-1, abs=0.01)
+        assert metrics["num_examples"] == NUM_CLIENTS * ROWS
+        assert metrics["loss"] == pytest.approx(0.25, abs=1e-3)
+
+    # By hand: the gradient is 2 (0 - 0.5), the rate 0.25.
+    assert moved == pytest.approx(dict.fromkeys(ALGORITHMS, 0.25), abs=1e-6)
+
+
+def test_large_tensors_of_small_floats_are_finite() -> None:
+    units = 70_000
+    model = build_model("float16", units)
+    process = learning.build_fed_sgd(model, keras.optimizers.SGD(1.0))
+
+    state, _ = process.next(process.initialize(), [equal_clients(model, 1, units, 0.5)])
+
+    assert np.all(state.weights.trainable[0] == 1)
