@@ -149,10 +149,20 @@ class ExecutionContext(flf.SyncContext):
                 have GPUs that TensorFlow does not see.
             ContextStateError: the context was closed.
         """
+        return self.invoke_at(None, comp, arg)
+
+    def invoke_at(self, number: int | None, comp: Any, arg: Any) -> Any:
+        """Do what `invoke` does, with the random numbers of a call of a number.
+
+        Args:
+            number: of the call, which is not counted then; None: the next one.
+            comp: to run.
+            arg: of it.
+        """
         started = time.monotonic()  # it may take longer to read an argument than to run
         thread = self._open_thread()
         comp, argument = read_invocation(comp, arg, self.read_limits)
-        spec = self._rounds.new_call(started=started)
+        spec = self._rounds.new_call(started=started, number=number)
         result = _wait_for(thread, self._invoke(comp, argument, spec))
         return plain_values.from_plain(result, comp.type_signature.result)
 

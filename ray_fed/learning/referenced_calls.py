@@ -1,11 +1,12 @@
 """How a run calls its process where the context has references.
 
 ReferencedCalls   a context of ray_fed: calls return at once, the state stays
+NumberedCalls     one with `debug`: one call after another, numbered as the above
 DirectCalls       any other context, or plain functions: one call after another
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import federated_language as fl
@@ -35,8 +36,10 @@ def open_calls(
     if isinstance(process.next, flf.Computation):
         if isinstance(context, RayFederatedContext):
             return ReferencedCalls(process, context, io, owns=False)
-        # With `debug`, a breakpoint is to stop the thread that calls.
-        if isinstance(context, ray_fed.ExecutionContext) and not context.config.debug:
+        if isinstance(context, ray_fed.ExecutionContext):
+            # With `debug`, a breakpoint is to stop the thread that calls.
+            if context.config.debug:
+                return NumberedCalls(process, context, interrupts)
             return ReferencedCalls(process, RayFederatedContext(context), io, owns=True)
     return DirectCalls(process, context, interrupts)
 
@@ -123,8 +126,11 @@ class ReferencedCalls(ProcessCalls):
 
     @override
     def evaluating(self, round_index: int) -> None:
-        first = ASIDE_FROM + _CALLS_A_ROUND * round_index
-        flf.set_default_context(_EvaluationContext(self._context, self._io, first))
+        def invoke_at(number: int, comp: Any, arg: Any) -> Any:
+            result = self._context.invoke_at(number, comp, arg)
+            return self._io.run(fl.program.materialize_value(result))
+
+        flf.set_default_context(_EvaluationContext(invoke_at, round_index))
 
     @override
     def close(self, num_rounds: int) -> None:
@@ -137,21 +143,70 @@ class ReferencedCalls(ProcessCalls):
 
 
 class _EvaluationContext(flf.SyncContext):
-    """Calls of `evaluate`: arguments may be references, results are plain values.
+    """Calls of `evaluate`, whose numbers are none of rounds; results are plain values.
 
     Args:
-        context: runs them.
-        io: reads results.
-        first: number of the first call.
+        invoke_at: runs a call of a number.
+        round_index: of the round whose state is evaluated.
     """
 
-    def __init__(self, context: RayFederatedContext, io: IoThread, first: int) -> None:
-        self._context = context
-        self._io = io
-        self._next = first
+    def __init__(
+        self, invoke_at: Callable[[int, Any, Any], Any], round_index: int
+    ) -> None:
+        self._invoke_at = invoke_at
+        self._next = ASIDE_FROM + _CALLS_A_ROUND * round_index
 
     @override
     def invoke(self, comp: Any, arg: Any) -> Any:
         number, self._next = self._next, self._next + 1
-        result = self._context.invoke_at(number, comp, arg)
-        return self._io.run(fl.program.materialize_value(result))
+        return self._invoke_at(number, comp, arg)
+
+
+class NumberedCalls(DirectCalls):
+    """Direct calls with the random numbers that `ReferencedCalls` would draw.
+
+    Args:
+        process: to call.
+        context: the default one.
+        interrupts: end a call.
+    """
+
+    def __init__(
+        self,
+        process: LearningProcess,
+        context: ray_fed.ExecutionContext,
+        interrupts: Interrupts,
+    ) -> None:
+        super().__init__(process, context, interrupts)
+        self._numbers = context
+        self._first_number = 0
+
+    @property
+    @override
+    def first_number(self) -> int:
+        return self._first_number
+
+    @override
+    def resume(self, first_number: int) -> None:
+        self._first_number = first_number
+
+    @override
+    def initialize(self) -> Any:
+        state = super().initialize()
+        self._first_number = self._numbers.num_calls
+        return state
+
+    @override
+    def call(self, round_index: int, arguments: tuple[Any, ...]) -> Any:
+        number = self._first_number + round_index
+        return self._numbers.invoke_at(number, self._process.next, arguments)
+
+    @override
+    def evaluating(self, round_index: int) -> None:
+        context = _EvaluationContext(self._numbers.invoke_at, round_index)
+        flf.set_default_context(context)
+
+    @override
+    def close(self, num_rounds: int) -> None:
+        if self._numbers.is_open:
+            self._numbers.resume_at(self._first_number + num_rounds)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
@@ -134,6 +135,22 @@ def test_resumed_run_has_the_bits_and_the_history_of_one_in_one_go(
     assert type(rest.history[0].training["norm"]) is np.float32
     again = run_noisy(tmp_path, 6)
     assert same(whole, again)  # nothing is left to run
+
+
+def test_debugged_run_has_the_bits_of_others_and_is_resumed_to_them(
+    tmp_path: pathlib.Path,
+) -> None:
+    whole = run_noisy(None, 6)
+    config = ray_fed.Config(backend="local", debug=True)
+    with ray_fed.create_context(config) as context:
+        fl.framework.set_default_context(context)
+        part = run_noisy(tmp_path, 3)
+        rest = run_noisy(tmp_path, 6)
+        calls = context.num_calls
+
+    assert len(part.history) == 3
+    assert same(whole, rest)
+    assert calls == 7  # the initial state, and six rounds
 
 
 class Crash:
