@@ -87,7 +87,16 @@ def expand_home(path: str | os.PathLike[str]) -> str:
     """Return a local path with `~` or `~name` at its begin as the folder of that user.
 
     A name that no user has is left as it is.
+
+    Raises:
+        ConfigError: it is no path.
     """
+    given: Any = path
+    if not isinstance(given, str | os.PathLike):
+        raise errors.ConfigError(
+            "Expected a path as a string or a `pathlib.Path`, found"
+            f" {errors.describe(given)}."
+        )
     return os.path.expanduser(os.fspath(path))  # noqa: PTH111 (pathlib refuses the name)
 
 

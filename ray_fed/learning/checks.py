@@ -28,6 +28,20 @@ def expect_object(value: object, cls: type, example: str) -> None:
         )
 
 
+def expect_kind(name: str, value: object, *classes: type) -> None:
+    """Raise unless a value is an object of a class of `learning`.
+
+    Raises:
+        ValueMismatchError: it is something else.
+    """
+    if not isinstance(value, classes):
+        wanted = " or ".join(cls.__name__ for cls in classes)
+        raise errors.ValueMismatchError(
+            f"Expected an object of {wanted} as `{name}`, found"
+            f" {errors.describe(value)}."
+        )
+
+
 def check_number(
     name: str, value: Any, fits: Callable[[float], bool], wanted: str
 ) -> None:
@@ -43,7 +57,11 @@ def check_number(
         ConfigError: it is no number, not finite, or out of the range.
     """
     is_number = not isinstance(value, bool) and isinstance(value, numbers.Real)
-    if not (is_number and math.isfinite(value) and fits(float(value))):
+    try:
+        number = float(value) if is_number else math.nan
+    except OverflowError:  # of a whole number
+        number = math.inf
+    if not (math.isfinite(number) and fits(number)):
         kind = "" if is_number else ", a number"
         raise errors.ConfigError(
             f"Expected `{name}` {wanted}{kind}, found {errors.describe(value)}."

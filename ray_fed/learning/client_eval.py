@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.checks import check_epochs
+from ray_fed.learning.checks import check_epochs, check_number
 from ray_fed.learning.fed_eval import build_measures, evaluated_state
 from ray_fed.learning.local_training import LocalTrainer
 from ray_fed.learning.models import Model, ModelWeights
@@ -115,10 +115,13 @@ def spread(
     Raises:
         ConfigError: `share` is out of its range, or no client has examples.
     """
-    if not 0 < share <= 1:
-        raise errors.ConfigError(
-            f"Expected a `share` above 0, at most 1, found {errors.describe(share)}."
-        )
+    check_number("share", share, lambda part: 0 < part <= 1, "above 0, at most 1")
+    for client in clients:
+        if "num_examples" not in client:
+            raise errors.ConfigError(
+                "Expected the metrics of each client, with `num_examples`, found"
+                f" {errors.describe(client)}: pass what `build_client_eval` measured."
+            )
     measured = [client for client in clients if client["num_examples"] > 0]
     if not measured:
         raise errors.ConfigError(

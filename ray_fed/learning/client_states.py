@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.learning.checks import read_whole
 from ray_fed.learning.client_state_file import read_states, write_states
 from ray_fed.learning.segment_files import ClientId
 from ray_fed.learning.segments import Segments
@@ -55,6 +56,7 @@ class ClientStates:
         self._sizes = [(array.size, array.nbytes) for array in arrays]
         self._nest = _build_nest(self._initial)
         self._row_bytes = sum(array.nbytes for array in arrays)
+        memory_bytes = read_whole("memory_bytes", memory_bytes, 0)
         self._path, self.max_memory_bytes = path, memory_bytes
         self._max_rows = memory_bytes // max(1, self._row_bytes)
         if self._max_rows < 1:

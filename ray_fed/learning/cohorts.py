@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
+from ray_fed.learning.checks import check_positive, read_whole
 from ray_fed.program import PoissonSampler
 
 _MAX_NAMED = 10  # clients of a cohort that a note lists
@@ -41,12 +42,9 @@ class CohortSampler:
     seed: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.cohort_size <= self.num_clients:
-            raise errors.ConfigError(
-                f"Expected `cohort_size` from 1 to {self.num_clients}, the number of"
-                f" clients, found {self.cohort_size}."
-            )
-        _check_seed(self.seed)
+        read_whole("num_clients", self.num_clients, 1)
+        read_whole("cohort_size", self.cohort_size, 1, self.num_clients)
+        read_whole("seed", self.seed, 0)
 
     def sample(self, round_index: int) -> list[int]:
         """Return the indices of a round's clients, ascending.
@@ -77,7 +75,7 @@ class PrivateCohorts:
     seed: int
 
     def __post_init__(self) -> None:
-        _check_seed(self.seed)
+        read_whole("seed", self.seed, 0)
 
     @property
     def cohort_size(self) -> str:
@@ -122,14 +120,9 @@ def split_by_label(
         ConfigError: an argument is out of its range, or a label is missing.
     """
     labels = read_labels(labels, "labels")
-    if not 1 <= num_clients <= len(labels):
-        raise errors.ConfigError(
-            f"Expected `num_clients` from 1 to {len(labels)}, the number of examples,"
-            f" found {num_clients}."
-        )
-    if alpha <= 0:
-        raise errors.ConfigError(f"Expected `alpha` above 0, found {alpha}.")
-    _check_seed(seed)
+    num_clients = read_whole("num_clients", num_clients, 1, len(labels))
+    check_positive("alpha", alpha)
+    seed = read_whole("seed", seed, 0)
     generator = np.random.default_rng(seed)
     pools = [
         list(generator.permutation(np.flatnonzero(labels == label)))
@@ -150,7 +143,7 @@ def read_labels(given: object, name: str) -> NDArray[Any]:
         ConfigError: they are not one for each, of one kind, or one is missing.
     """
     labels = np.asarray(given)
-    if labels.ndim != 1:
+    if labels.ndim != 1 or not labels.size:
         raise errors.ConfigError(
             f"Expected one label for each example as `{name}`, found an array of the"
             f" shape {list(labels.shape)}."
@@ -159,7 +152,8 @@ def read_labels(given: object, name: str) -> NDArray[Any]:
         np.unique(labels)
         hash(tuple(labels.tolist()))
         are_whole = not np.not_equal(labels, labels).any()  # NaN, NaT
-    except TypeError:  # None and NA have no order, text and numbers neither
+        are_whole &= all(label is not None for label in labels)
+    except (TypeError, ValueError):  # NA has no order, text and numbers neither
         are_whole = False
     if not are_whole:
         raise errors.ConfigError(
@@ -189,11 +183,6 @@ def _draw(
             drawn.extend(pool[:taken])
             del pool[:taken]
     return generator.permutation(np.array(drawn, np.int64))
-
-
-def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise errors.ConfigError(f"Expected `seed` to be at least 0, found {seed}.")
 
 
 def say_who(

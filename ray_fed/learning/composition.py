@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
+from ray_fed.learning.checks import expect_kind
 from ray_fed.learning.client_guard import apply_guard, build_guard
 from ray_fed.learning.guards import Guards, require_finite, skip_empty
 from ray_fed.learning.models import Model, ModelWeights, expect_model
@@ -78,7 +79,12 @@ def build_process(
         ValueMismatchError: the types of parts do not go together.
     """
     expect_model(model)
-    guards = guards or Guards()
+    guards = Guards() if guards is None else guards
+    _expect_kinds(
+        guards,
+        aggregate,
+        {"distribute": distribute, "client_work": client_work, "finalize": finalize},
+    )
     types = read_types(model, view_type(model, finalize), distribute, client_work)
     if isinstance(aggregate, Aggregator):
         aggregate = aggregate.build(types.update, types.weight)
@@ -150,6 +156,13 @@ def view_type(model: Model, finalize: Part) -> fl.Type:
     optimizer: Any = finalize.initialize.type_signature.result
     members: Any = (model.weights_type, optimizer.member, fl.TensorType(np.int32))
     return fl.to_type(ServerView(*members))
+
+
+def _expect_kinds(guards: object, aggregate: object, parts: dict[str, Part]) -> None:
+    expect_kind("guards", guards, Guards)
+    expect_kind("aggregate", aggregate, Part, Aggregator)
+    for name, part in parts.items():
+        expect_kind(name, part, Part)
 
 
 def _build_initialize(model: Model, parts: PartStates, finalize: Part) -> Any:

@@ -12,7 +12,7 @@ Sources:
 import keras
 
 from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_epochs, check_number
 from ray_fed.learning.composition import build_process
 from ray_fed.learning.guards import Guards
@@ -70,7 +70,7 @@ def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
         model,
         distribute=send_weights(model, finalize),
         client_work=build_training(model, training),
-        aggregate=aggregator or mean(),
+        aggregate=inner_or_mean(aggregator),
         finalize=finalize,
         guards=guards,
     )

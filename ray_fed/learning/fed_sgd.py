@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.composition import build_process
 from ray_fed.learning.full_gradients import full_gradient
 from ray_fed.learning.guards import Guards
@@ -73,7 +73,7 @@ def build_fed_sgd(
         model,
         distribute=send_weights(model, finalize),
         client_work=stateless_client_part(compute_gradient),
-        aggregate=aggregator or mean(),
+        aggregate=inner_or_mean(aggregator),
         finalize=finalize,
         guards=guards,
     )

@@ -38,7 +38,7 @@ class Guards:
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(Guards).items():
             value, legal = getattr(self, name), typing.get_args(kind)
-            if value not in legal:
+            if not isinstance(value, str) or value not in legal:
                 raise errors.ConfigError(
                     f"Expected `{name}` to be one of {list(legal)}, found `{value}`."
                 )

@@ -110,7 +110,8 @@ def build_training(model: Model, training: LocalTraining) -> ClientPart:
         @tf.function(autograph=False)
         def train() -> tuple[ModelWeights, Totals]:
             if training.learning_rate is not None:
-                optimizer.assign_rate(training.learning_rate(broadcast.round_index))
+                rate = _rate_of(training.learning_rate, broadcast.round_index)
+                optimizer.assign_rate(rate)
             return trainer.train(broadcast.weights, dataset, training.epochs)
 
         weights, totals = train()
@@ -172,6 +173,22 @@ def trainable_types(model: Model) -> list[fl.TensorType]:
     """Return the types of a model's trainable weights."""
     weights_type: Any = model.weights_type
     return list(weights_type.trainable)
+
+
+def _rate_of(schedule: Any, round_index: tf.Tensor) -> tf.Tensor:
+    """Return the learning rate of a round, inside of a graph.
+
+    Raises:
+        CompileError: the schedule gives no number there.
+    """
+    try:
+        return tf.reshape(tf.cast(schedule(round_index), tf.float32), [])
+    except Exception as error:
+        raise errors.CompileError(
+            "Expected `client_learning_rate` to make one number of the round, a tensor,"
+            f" found `{type(schedule).__name__}`, which raised {type(error).__name__}:"
+            " compute it with `keras.ops`, such as `keras.ops.where(step < 9, 0.1, 0)`."
+        ) from error
 
 
 class LocalTrainer:

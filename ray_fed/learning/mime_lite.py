@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_epochs
 from ray_fed.learning.composition import build_process, view_type
 from ray_fed.learning.full_gradients import full_gradient
@@ -103,7 +103,7 @@ def build_mime_lite(
         model,
         distribute=build_distribution(send_all),
         client_work=_build_client_work(model, spec, check_epochs(epochs), sent_type),
-        aggregate=aggregator or mean(),
+        aggregate=inner_or_mean(aggregator),
         finalize=finalize,
         guards=guards,
     )

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
+from ray_fed.files.opening import expand_home
+from ray_fed.learning.checks import check_positive, read_whole
 from ray_fed.learning.cohorts import read_labels, split_by_label
 
 Parts: TypeAlias = list[NDArray[np.int64]]
@@ -62,8 +64,10 @@ def dirichlet(
             client its examples.
     """
     labels = read_labels(labels, "labels")
-    _check(len(labels), num_clients, seed)
-    _check_positive("alpha", alpha)
+    num_clients = read_whole("num_clients", num_clients, 1, len(labels))
+    check_positive("alpha", alpha)
+    min_examples = read_whole("min_examples", min_examples, 0)
+    seed = read_whole("seed", seed, 0)
     generator = np.random.default_rng(seed)
     for _ in range(_TRIES):
         parts: list[list[NDArray[np.int64]]] = [[] for _ in range(num_clients)]
@@ -97,8 +101,10 @@ def shards(
         ConfigError: an argument is out of its range.
     """
     labels = read_labels(labels, "labels")
-    _check(len(labels), num_clients * shards_per_client, seed)
-    _check_positive("shards_per_client", shards_per_client)
+    shards_per_client = read_whole("shards_per_client", shards_per_client, 1)
+    most = len(labels) // shards_per_client
+    num_clients = read_whole("num_clients", num_clients, 1, most)
+    seed = read_whole("seed", seed, 0)
     generator = np.random.default_rng(seed)
     mixed = generator.permutation(len(labels))
     in_order = mixed[np.argsort(labels[mixed], kind="stable")]
@@ -125,8 +131,10 @@ def log_normal(
     Raises:
         ConfigError: an argument is out of its range.
     """
-    _check(num_examples, num_clients, seed)
-    _check_positive("sigma", sigma)
+    num_examples = read_whole("num_examples", num_examples, 1, 2**63 - 1)
+    num_clients = read_whole("num_clients", num_clients, 1, num_examples)
+    check_positive("sigma", sigma)
+    seed = read_whole("seed", seed, 0)
     generator = np.random.default_rng(seed)
     shares = generator.lognormal(0.0, sigma, num_clients)
     spread = np.cumsum(shares / shares.sum()) * (num_examples - num_clients)
@@ -163,9 +171,15 @@ def draw_labels(
 
     Raises:
         UnsupportedError: matplotlib is not installed.
-        ConfigError: a label is missing.
+        ConfigError: these are no parts, no labels, or no path.
     """
     labels = read_labels(labels, "labels")
+    if not _are_indices(parts, len(labels)):
+        raise errors.ConfigError(
+            "Expected indices of each client's examples as `parts`, found"
+            f" {errors.describe(parts)}: pass a list, such as `list(parts.values())`."
+        )
+    path = expand_home(path)
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -187,16 +201,12 @@ def draw_labels(
     figure.savefig(path)
 
 
-def _check(num_examples: int, num_parts: int, seed: int) -> None:
-    if not 1 <= num_parts <= num_examples:
-        raise errors.ConfigError(
-            f"Expected parts from 1 to {num_examples}, the number of examples, found"
-            f" {num_parts}: lower `num_clients`."
-        )
-    if seed < 0:
-        raise errors.ConfigError(f"Expected `seed` to be at least 0, found {seed}.")
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise errors.ConfigError(f"Expected `{name}` above 0, found {value}.")
+def _are_indices(parts: Any, num_examples: int) -> bool:
+    if not isinstance(parts, list | tuple | np.ndarray):
+        return False
+    for part in parts:
+        indices = np.asarray(part)
+        is_whole = indices.dtype.kind in "iu" or indices.size == 0
+        if indices.ndim != 1 or not is_whole or (indices >= num_examples).any():
+            return False
+    return True

@@ -1,11 +1,14 @@
 """What builders and `learning.run` are given of another kind is told in words."""
 
+# pyright: reportUnknownLambdaType=false
+
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import learning
@@ -67,3 +70,157 @@ def test_a_run_takes_a_sequence_of_clients(
 
     with pytest.raises(errors.ConfigError, match=text):
         learning.run(process, data, num_rounds=1)
+
+
+def _given(inner: Any) -> Any:
+    return 0 if inner is None else inner
+
+
+LABELS = np.arange(20) % 4
+CLIENTS = [{"loss": 1.0, "num_examples": 2}]
+PARTS = [np.arange(10), np.arange(10, 20)]
+partition, aggregators = learning.partition, learning.aggregators
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "dirichlet": (
+        partition.dirichlet,
+        {"labels": LABELS, "num_clients": 3, "alpha": 1.0, "seed": 0,
+         "min_examples": 1},
+    ),
+    "shards": (
+        partition.shards,
+        {"labels": LABELS, "num_clients": 3, "shards_per_client": 2, "seed": 0},
+    ),
+    "log_normal": (
+        partition.log_normal,
+        {"num_examples": 20, "num_clients": 3, "sigma": 1.0, "seed": 0},
+    ),
+    "natural": (partition.natural, {"owners": LABELS}),
+    "draw_labels": (
+        partition.draw_labels, {"parts": PARTS, "labels": LABELS, "path": "parts.png"}
+    ),
+    "split_by_label": (
+        learning.split_by_label,
+        {"labels": LABELS, "num_clients": 3, "alpha": 1.0, "seed": 0},
+    ),
+    "CohortSampler": (
+        learning.CohortSampler, {"num_clients": 3, "cohort_size": 2, "seed": 0}
+    ),
+    "EarlyStopping": (learning.EarlyStopping, {"metric": "loss", "patience": 2}),
+    "Guards": (learning.Guards, {"non_finite": "error", "empty_round": "skip"}),
+    "ClientStates": (
+        lambda memory_bytes: learning.ClientStates(
+            np.zeros(2), memory_bytes=memory_bytes
+        ),
+        {"memory_bytes": 100},
+    ),
+    "spread": (
+        lambda share: learning.spread(CLIENTS, share=share), {"share": 0.1}
+    ),
+    "clipped": (
+        lambda norm, inner: aggregators.clipped(norm, _given(inner)),
+        {"norm": 1.0, "inner": aggregators.mean()},
+    ),
+    "quantised": (
+        lambda bits, inner: aggregators.quantised(bits, _given(inner)),
+        {"bits": 4, "inner": aggregators.mean()},
+    ),
+    "trimmed_mean": (
+        aggregators.trimmed_mean, {"trimmed_share": 0.1, "max_clients": 3}
+    ),
+    "CSV": (learning.callbacks.CSV, {"path": "log.csv"}),
+}  # fmt: skip
+"""A function, and arguments that it takes."""
+OTHER_KINDS: list[Any] = [
+    None, "x", -1, True, object(), [], {}, float("nan"), np.zeros((2, 2)), b"b",
+    10**400, lambda: 0.1, np.array(["a", 1, None], object),
+]  # fmt: skip
+FITTING = {
+    ("EarlyStopping", "metric"): ["x"],
+    ("EarlyStopping", "patience"): [10**400],
+    ("CSV", "path"): ["x"],
+    ("draw_labels", "path"): ["x"],
+    ("draw_labels", "parts"): [[]],
+    ("ClientStates", "memory_bytes"): [10**400],
+    ("trimmed_mean", "max_clients"): [10**400],
+    ("CohortSampler", "num_clients"): [10**400],
+}
+"""Of these, by function and argument, those that are of the right kind; any seed is."""
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_arguments_of_another_kind_are_told_in_words(
+    function: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, arguments = CALLS[function]
+    found: list[str] = []
+
+    for name in arguments:
+        fitting = FITTING.get((function, name), [10**400] if name == "seed" else [])
+        for value in OTHER_KINDS:
+            if any(value is fit or value == fit for fit in fitting if _is_plain(value)):
+                continue
+            try:
+                call(**{**arguments, name: value})
+            except errors.RayFedError:
+                continue
+            except Exception as error:  # noqa: BLE001 (what is looked for)
+                found.append(f"{name}={value!r}: {type(error).__name__}: {error}")
+            else:
+                found.append(f"{name}={value!r}: taken")
+
+    assert found == []
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, np.ndarray)
+
+
+class _Branching(keras.optimizers.schedules.LearningRateSchedule):
+    @override
+    def __call__(self, step: Any) -> Any:
+        return 0.1 if step < 2 else 0.01
+
+
+class _OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Without `get_config`, of keras.ops."""
+
+    @override
+    def __call__(self, step: Any) -> Any:
+        return keras.ops.where(step < 1, 0.25, 0.5)
+
+
+def test_schedules_of_ones_own_are_traced_or_refused(linear_model: Model) -> None:
+    def build(schedule: Any) -> Any:
+        return learning.build_fed_avg(
+            linear_model, keras.optimizers.SGD(1.0), client_learning_rate=schedule
+        )
+
+    with pytest.raises(errors.CompileError, match=r"keras\.ops\.where"):
+        build(_Branching())
+    with pytest.raises(errors.ValueMismatchError, match="LearningRateSchedule, found"):
+        build(lambda _: 0.1)
+    x, y = np.ones((1, 3), np.float32), np.zeros((1, 1), np.float32)
+    process = build(_OwnSchedule())
+    states = [process.initialize()]
+    for _ in range(2):
+        states.append(process.next(states[-1], [[{"x": x, "y": y}]])[0])
+
+    biases = [float(state.weights.trainable[1][0]) for state in states]
+    assert biases == [0.5, 0.5 - 0.25 * 2 * 6.5, pytest.approx(-2.75 + 0.5 * 2 * 6.5)]
+
+
+def test_parts_of_another_kind_are_told_in_words(linear_model: Model) -> None:
+    part: Any = object()
+
+    with pytest.raises(
+        errors.ValueMismatchError, match="Part or Aggregator as"
+    ):
+        learning.build_process(
+            linear_model, distribute=part, client_work=part, aggregate=part,
+            finalize=part,
+        )  # fmt: skip
+    with pytest.raises(errors.ValueMismatchError, match="Aggregator as `aggregator`"):
+        learning.build_fed_avg(linear_model, sgd(), aggregator=part)
+    with pytest.raises(errors.ValueMismatchError, match="of Guards as `guards`"):
+        learning.build_fed_avg(linear_model, sgd(), guards=part)

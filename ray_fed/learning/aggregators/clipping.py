@@ -28,7 +28,7 @@ from ray_fed.learning.aggregators.aggregator import (
     scaled,
     state_of,
 )
-from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_number, check_positive
 from ray_fed.learning.precision import narrowed
 from ray_fed.learning.processes import AggregationPart
@@ -128,7 +128,7 @@ def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggr
     Raises:
         ConfigError: `norm` is not above 0 and finite.
     """
-    return Bounded(inner or mean(), _check_norm(norm), "clipped")
+    return Bounded(inner_or_mean(inner), _check_norm(norm), "clipped")
 
 
 def zeroed(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggregator:
@@ -143,7 +143,7 @@ def zeroed(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggre
     Raises:
         ConfigError: `norm` is not above 0 and finite.
     """
-    return Bounded(inner or mean(), _check_norm(norm), "zeroed")
+    return Bounded(inner_or_mean(inner), _check_norm(norm), "zeroed")
 
 
 def clip(update: Any, bound: Any) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, joined, statistics_of
-from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_number, read_whole
 from ray_fed.learning.precision import widened
 from ray_fed.learning.processes import AggregationPart
@@ -114,7 +114,7 @@ def quantised(bits: int, inner: Aggregator | None = None) -> Aggregator:
         rounded = low + tf.floor(position + drawn) * step
         return tf.cast(rounded, tensor.dtype), used
 
-    return Compressed(inner or mean(), round_all)
+    return Compressed(inner_or_mean(inner), round_all)
 
 
 def sparsified(share: float, inner: Aggregator | None = None) -> Aggregator:
@@ -140,4 +140,4 @@ def sparsified(share: float, inner: Aggregator | None = None) -> Aggregator:
         used = np.float32(number * (tensor.dtype.size + 4))
         return tf.reshape(kept, tensor.shape), used
 
-    return Compressed(inner or mean(), keep_largest)
+    return Compressed(inner_or_mean(inner), keep_largest)

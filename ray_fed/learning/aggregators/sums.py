@@ -17,6 +17,7 @@ from ray_fed.learning.aggregators.aggregator import (
     refuse_statistics,
     scaled,
 )
+from ray_fed.learning.checks import expect_kind
 from ray_fed.learning.precision import averaged, narrowed, specs_of
 from ray_fed.learning.processes import AggregationPart
 
@@ -52,6 +53,17 @@ class Mean(Aggregator):
             return state, fl.federated_map(divide, sums), no_measurements()
 
         return AggregationPart(initialize, merge)
+
+
+def inner_or_mean(inner: Aggregator | None) -> Aggregator:
+    """Return what another aggregator ends in, by default the weighted mean.
+
+    Raises:
+        ValueMismatchError: it is no aggregator.
+    """
+    inner = Mean() if inner is None else inner
+    expect_kind("aggregator", inner, Aggregator)
+    return inner
 
 
 @dataclasses.dataclass(frozen=True)
