@@ -106,7 +106,7 @@ class Model:
                 _types_of(self._others),
             )
         )
-        self.totals = TotalsKeeper.of(outputs)
+        self.totals = TotalsKeeper(outputs)
 
     @override
     def __repr__(self) -> str:
@@ -275,11 +275,10 @@ class Model:
             )
         predictions = self._by_name(predictions)
         losses: list[Any] = [
-            output.loss(output.of(batch["y"]), output.of(predictions))
-            for output in self._outputs
+            output.measure_loss(batch["y"], predictions) for output in self._outputs
         ]
         loss = sum([*losses[1:], *penalties], losses[0])
-        totals = self.totals.add(totals, batch["y"], predictions, loss)
+        totals = self.totals.add(totals, batch["y"], predictions, loss, losses)
         after = ModelWeights(
             tuple(scope.value_of(v) for v in self.trainable_variables),
             tuple(scope.value_of(v) for v in self._others),
