@@ -49,6 +49,37 @@ class Measure:
     metric: keras.metrics.Metric
     reshape: Reshape
 
+    def add(
+        self, sums: Sequence[Any], labels: Any, predictions: Any
+    ) -> tuple[Any, ...]:
+        """Return its variables with one more batch, in a graph that is being traced.
+
+        Raises:
+            ValueMismatchError: it cannot take the batch.
+        """
+        try:
+            reshaped = self.reshape(labels, predictions)
+            return tuple(self.metric.stateless_update_state(list(sums), *reshaped))
+        except Exception as error:
+            raise refusal(
+                "metric", self.name, _show(labels, predictions), error
+            ) from error
+
+    def finish(self, sums: Sequence[Any]) -> Any:
+        """Return its result for values of its variables: a tensor, or some by name.
+
+        Raises:
+            ValueMismatchError: it has none in a graph.
+        """
+        values = list(zip(self.metric.variables, sums, strict=True))
+        try:
+            # Read inside of the scope: the result may be a variable.
+            with keras.StatelessScope(state_mapping=values):
+                found: Any = self.metric.result()
+                return tf.nest.map_structure(tf.convert_to_tensor, found)
+        except Exception as error:
+            raise refusal("metric", self.name, "sums of clients", error) from error
+
 
 @dataclasses.dataclass(frozen=True)
 class Output:
@@ -88,11 +119,15 @@ class Output:
         try:
             loss: Any = self.loss(*self.reshape(labels, predictions))
         except Exception as error:
-            shapes = f"labels `{labels.shape}` and output `{predictions.shape}`"
+            shapes = _show(labels, predictions)
             raise refusal("loss", self.loss.name, shapes, error) from error
         if loss.shape.rank != 0:
             raise _many_values(self.loss)
         return loss
+
+
+def _show(labels: Any, predictions: Any) -> str:
+    return f"labels `{labels.shape}` and output `{predictions.shape}`"
 
 
 def build_outputs(

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 import ray_fed.errors as errors
@@ -101,12 +100,7 @@ class TotalsKeeper:
             # Of the only output there is no sum of its own.
             tuple(map(add_loss, totals.output_losses, output_losses)),
             tuple(
-                tuple(
-                    measure.metric.stateless_update_state(
-                        list(sums),
-                        *measure.reshape(output.of(labels), output.of(predictions)),
-                    )
-                )
+                measure.add(sums, output.of(labels), output.of(predictions))
                 for (output, measure), sums in zip(
                     self._measured, totals.metrics, strict=True
                 )
@@ -122,12 +116,5 @@ class TotalsKeeper:
         for name, loss in zip(self._losses, totals.output_losses, strict=True):
             results[name] = loss / count
         for (_, measure), sums in zip(self._measured, totals.metrics, strict=True):
-            results[measure.name] = _result_of(measure.metric, sums)
+            results[measure.name] = measure.finish(sums)
         return results
-
-
-def _result_of(metric: keras.metrics.Metric, sums: Sequence[Any]) -> Any:
-    values = list(zip(metric.variables, sums, strict=True))
-    # Read inside of the scope: the result may be a variable.
-    with keras.StatelessScope(state_mapping=values):
-        return tf.nest.map_structure(tf.convert_to_tensor, metric.result())
