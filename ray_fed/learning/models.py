@@ -134,15 +134,17 @@ class Model:
                 before you build it: TensorFlow's threads are fixed by the first thing
                 that it computes. Several inputs or outputs have names: the keys of
                 their dictionary, or those of their layers.
-            loss: mean over a batch, an object or a name of Keras ("mse"); for several
-                outputs a dictionary, whose losses are summed.
-            metrics: to report, objects or names of Keras ("accuracy"); those whose
-                variables are sums over examples, such as accuracies, means, confusion
-                counts; for several outputs a dictionary of lists.
+            loss: as Keras' `compile` takes it, an object, a name ("mse") or a function;
+                one number a batch; for several outputs a dictionary, whose losses are
+                summed.
+            metrics: to report, as `compile` takes them: objects, names ("accuracy") or
+                functions; those whose variables are sums over examples, such as
+                accuracies, means, confusion counts; for several outputs a dictionary of
+                lists. Objects are used as they are, and keep their values.
             label_type: of the labels of a batch, its first dimension unknown; for
                 several outputs a dictionary. By default that of the output for a loss
-                by name, unless it is a sparse one, and else `int32[?]`, a class for
-                each example.
+                by name or a function, unless a sparse one, and else `int32[?]`, a class
+                for each example.
 
         Raises:
             ValueMismatchError: the loss or a metric is none of Keras, a metric is not a
