@@ -19,6 +19,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import check_epochs, check_number
 from ray_fed.learning.fed_eval import build_measures, evaluated_state
 from ray_fed.learning.local_training import LocalTrainer
+from ray_fed.learning.metric_values import flatten_numbers
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import LearningProcess
@@ -108,9 +109,9 @@ def spread(
             one: 0.1 has the worst decile.
 
     Returns:
-        For each metric that is one number: `mean`, `deviation` (of the population),
-        `median`, and the means over the clients with the `lowest` and the `highest`
-        values.
+        For each number, named as in `History.names`: `mean`, `deviation` (of the
+        population), `median`, and the means over the clients with the `lowest` and the
+        `highest` values.
 
     Raises:
         ConfigError: `share` is out of its range, or no client has examples.
@@ -122,7 +123,11 @@ def spread(
                 "Expected the metrics of each client, with `num_examples`, found"
                 f" {errors.describe(client)}: pass what `build_client_eval` measured."
             )
-    measured = [client for client in clients if client["num_examples"] > 0]
+    measured = [
+        dict(flatten_numbers(client))
+        for client in clients
+        if client["num_examples"] > 0
+    ]
     if not measured:
         raise errors.ConfigError(
             f"Expected metrics of clients with examples, found {len(clients)} clients"
@@ -131,14 +136,12 @@ def spread(
     num_ends = max(1, round(share * len(measured)))
     found: dict[str, dict[str, float]] = {}
     for name in measured[0]:
-        values = np.array([client[name] for client in measured], np.float64)
-        if values.ndim == 1:
-            values.sort()
-            found[name] = {
-                "mean": float(values.mean()),
-                "deviation": float(values.std()),
-                "median": float(np.median(values)),
-                "lowest": float(values[:num_ends].mean()),
-                "highest": float(values[-num_ends:].mean()),
-            }
+        values = np.sort([client[name] for client in measured])
+        found[name] = {
+            "mean": float(values.mean()),
+            "deviation": float(values.std()),
+            "median": float(np.median(values)),
+            "lowest": float(values[:num_ends].mean()),
+            "highest": float(values[-num_ends:].mean()),
+        }
     return found

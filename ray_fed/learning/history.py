@@ -4,21 +4,21 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
-import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_name
 from ray_fed.learning.extras import import_extra
 from ray_fed.learning.history_table import draw_rounds
-from ray_fed.learning.metric_values import is_number_type, is_same
+from ray_fed.learning.metric_values import flatten_numbers, is_same
 from ray_fed.observability import reprs, timeline
 from ray_fed.observability.curves import plot_curves
 
 _SHOWN_ROWS = 20
+_SHOWN_NUMBERS = 12
 _TRAINING, _EVALUATION = "training.", "evaluation."
 
 
@@ -76,12 +76,16 @@ class RoundRecord:
         return reprs.draw_facts(f"round {self.round_index}", row_of(self))
 
     def numbers(self) -> dict[str, float]:
-        """Return metrics that are one number each, by name: `training.loss`."""
+        """Return the numbers of metrics by name: `training.loss`.
+
+        Of several in one metric each has a name of its own, `evaluation.f1_score/0`;
+        of arrays with more than 100 elements none has.
+        """
         parts = {_TRAINING: self.training, _EVALUATION: self.evaluation or {}}
         return {
             prefix + name: number
             for prefix, metrics in parts.items()
-            for name, number in _flatten(metrics)
+            for name, number in flatten_numbers(metrics)
         }
 
     def timeline(self) -> Any:
@@ -93,18 +97,6 @@ class RoundRecord:
         import_extra("matplotlib", "demo", "RoundRecord.timeline")
         spans = [timeline.Span(*span) for span in self.spans]
         return timeline.draw_spans(spans, f"round {self.round_index} of the run")
-
-
-def _flatten(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
-    if hasattr(metrics, "_asdict"):
-        metrics = metrics._asdict()  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(metrics, Mapping):
-        for name, value in metrics.items():
-            yield from _flatten(value, f"{path}/{name}" if path else str(name))
-    elif isinstance(metrics, bool | int | float | np.generic | np.ndarray):
-        array = np.asarray(metrics)
-        if array.size == 1 and is_number_type(array.dtype):
-            yield path, float(array.reshape(()))
 
 
 class History(Sequence[RoundRecord]):
@@ -209,7 +201,8 @@ class History(Sequence[RoundRecord]):
         """Return a matplotlib figure with a panel for each metric.
 
         Args:
-            *metrics: names as for `values`; by default all but numbers of examples.
+            *metrics: names as for `values`; by default all but numbers of examples and
+                elements of arrays.
 
         Raises:
             ConfigError: there is no such metric, or no round at all.
@@ -218,7 +211,12 @@ class History(Sequence[RoundRecord]):
         from ray_fed.learning.extras import import_extra
 
         import_extra("matplotlib", "demo", "History.plot")
-        known = [name for name in self.names() if not name.endswith("num_examples")]
+        known = [
+            name
+            for name in self.names()
+            if not name.endswith("num_examples")
+            and not name.rpartition("/")[2].isdigit()
+        ]
         chosen = list(metrics) or known
         if not chosen:
             raise errors.ConfigError(
@@ -278,4 +276,7 @@ def row_of(record: RoundRecord) -> dict[str, Any]:
 
 
 def _show_numbers(record: RoundRecord) -> str:
-    return ", ".join(f"{k} {v:.4g}" for k, v in record.numbers().items())
+    numbers = [f"{k} {v:.4g}" for k, v in record.numbers().items()]
+    return ", ".join(
+        numbers[:_SHOWN_NUMBERS] + ["..."] * (len(numbers) > _SHOWN_NUMBERS)
+    )

@@ -6,6 +6,7 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.errors as errors
+from ray_fed.learning.metric_values import name_elements
 from ray_fed.learning.processes import LearningProcess
 
 
@@ -54,6 +55,11 @@ def _names(type_spec: fl.StructType, path: str) -> list[str]:
     found: list[str] = []
     for name, member in type_spec.items():
         full = f"{path}/{name}" if path else str(name)
-        is_struct = isinstance(member, fl.StructType)
-        found += _names(member, full) if is_struct else [full]
+        match member:
+            case fl.StructType():
+                found += _names(member, full)
+            case fl.TensorType(shape=shape) if shape and None not in shape:
+                found += name_elements(full, [size or 0 for size in shape])
+            case _:
+                found.append(full)
     return found

@@ -1,6 +1,7 @@
 """Metrics as a history keeps them: the same types before a run is saved and after."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +10,9 @@ import ray_fed.errors as errors
 
 NUMBERS = "biufV"
 """Kinds of numpy's dtypes that are numbers; bfloat16 is of kind `V`."""
+
+MOST_ELEMENTS = 100
+"""Elements of an array that have names of their own; a larger one has none."""
 
 
 def read_evaluation(found: Any) -> dict[str, Any]:
@@ -81,6 +85,37 @@ def _read_array(found: Any, label: str) -> Any:
 def is_number_type(dtype: np.dtype[Any]) -> bool:
     """Return whether the elements of arrays of a dtype are numbers."""
     return dtype.kind in NUMBERS and not dtype.names
+
+
+def flatten_numbers(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield numbers with their names: `loss`, and `f1/0`, `f1/1` of several in one.
+
+    Args:
+        metrics: as `read_metrics` returns them; or other values, which are left out.
+        path: name of `metrics`.
+    """
+    if hasattr(metrics, "_asdict"):
+        metrics = metrics._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(metrics, list | tuple):
+        metrics = dict(enumerate(cast("Sequence[Any]", metrics)))
+    if isinstance(metrics, Mapping):
+        for name, value in cast("Mapping[Any, Any]", metrics).items():
+            yield from flatten_numbers(value, f"{path}/{name}" if path else str(name))
+    elif isinstance(metrics, bool | int | float | np.generic | np.ndarray):
+        array = np.asarray(metrics)
+        if is_number_type(array.dtype):
+            names = name_elements(path, array.shape)
+            yield from zip(names, map(float, array.flat), strict=False)
+
+
+def name_elements(path: str, shape: Sequence[int]) -> list[str]:
+    """Return the names of an array's elements: its own, if it has one; none of many."""
+    size = math.prod(shape)
+    if size == 1:
+        return [path]
+    if size > MOST_ELEMENTS:
+        return []
+    return ["/".join([path, *map(str, index)]) for index in np.ndindex(*shape)]
 
 
 def is_same(one: Any, other: Any) -> bool:

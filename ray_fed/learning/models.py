@@ -109,7 +109,7 @@ class Model:
                 _types_of(self._others),
             )
         )
-        self.totals = TotalsKeeper.of(outputs)
+        self.totals = TotalsKeeper(outputs)
 
     @override
     def __repr__(self) -> str:
@@ -137,15 +137,17 @@ class Model:
                 before you build it: TensorFlow's threads are fixed by the first thing
                 that it computes. Several inputs or outputs have names: the keys of
                 their dictionary, or those of their layers.
-            loss: mean over a batch, an object or a name of Keras ("mse"); for several
-                outputs a dictionary, whose losses are summed.
-            metrics: to report, objects or names of Keras ("accuracy"); those whose
-                variables are sums over examples, such as accuracies, means, confusion
-                counts; for several outputs a dictionary of lists.
+            loss: as Keras' `compile` takes it, an object, a name ("mse") or a function;
+                one number a batch; for several outputs a dictionary, whose losses are
+                summed.
+            metrics: to report, as `compile` takes them: objects, names ("accuracy") or
+                functions; those whose variables are sums over examples, such as
+                accuracies, means, confusion counts; for several outputs a dictionary of
+                lists. Objects are used as they are, and keep their values.
             label_type: of the labels of a batch, its first dimension unknown; for
                 several outputs a dictionary. By default that of the output for a loss
-                by name, unless it is a sparse one, and else `int32[?]`, a class for
-                each example.
+                by name or a function, unless a sparse one, and else `int32[?]`, a class
+                for each example.
 
         Raises:
             ValueMismatchError: the loss or a metric is none of Keras, a metric is not a
@@ -303,13 +305,12 @@ class Model:
             )
         predictions = self._by_name(predictions)
         losses: list[Any] = [
-            output.loss(output.of(batch["y"]), output.of(predictions))
-            for output in self._outputs
+            output.measure_loss(batch["y"], predictions) for output in self._outputs
         ]
         # Penalties are of the weights' type, losses of Keras' `floatx`.
         alike = [tf.cast(penalty, losses[0].dtype) for penalty in penalties]
         loss = sum([*losses[1:], *alike], losses[0])
-        totals = self.totals.add(totals, batch["y"], predictions, loss)
+        totals = self.totals.add(totals, batch["y"], predictions, loss, losses)
         after = ModelWeights(
             tuple(scope.value_of(v) for v in self.trainable_variables),
             tuple(scope.value_of(v) for v in self._others),

@@ -3,24 +3,82 @@
     one output       loss                    y: labels
     several, by name {"rating": loss, ..}    y: {"rating": labels, ..}; a sum of losses
 
-Names are those of Keras, as its `compile` takes them.
+Names, functions and objects mean what they mean in Keras' `compile`. Each is tried on a
+few rows when the model is made: a loss is one number, and what a metric keeps adds up.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import federated_language as fl
 import keras
 import numpy as np
 import tensorflow as tf
-from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
+from ray_fed.learning.sample_rows import (
+    Reshape,
+    SampleRows,
+    check_metric,
+    find_reshape,
+    leave,
+    refusal,
+)
 
-Loss: TypeAlias = keras.losses.Loss | str
-Metrics: TypeAlias = Sequence[keras.metrics.Metric | str]
+Function: TypeAlias = Callable[[Any, Any], Any]
+"""Of labels and predictions."""
+
+Loss: TypeAlias = keras.losses.Loss | str | Function
+Metrics: TypeAlias = Sequence[keras.metrics.Metric | str | Function]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A metric of one output, whose variables are sums over rows.
+
+    Attributes:
+        name: under which it is reported.
+        metric: the user's own object, whose values nothing writes.
+        reshape: what it needs done to labels and predictions.
+    """
+
+    name: str
+    metric: keras.metrics.Metric
+    reshape: Reshape
+
+    def add(
+        self, sums: Sequence[Any], labels: Any, predictions: Any
+    ) -> tuple[Any, ...]:
+        """Return its variables with one more batch, in a graph that is being traced.
+
+        Raises:
+            ValueMismatchError: it cannot take the batch.
+        """
+        try:
+            reshaped = self.reshape(labels, predictions)
+            return tuple(self.metric.stateless_update_state(list(sums), *reshaped))
+        except Exception as error:
+            raise refusal(
+                "metric", self.name, _show(labels, predictions), error
+            ) from error
+
+    def finish(self, sums: Sequence[Any]) -> Any:
+        """Return its result for values of its variables: a tensor, or some by name.
+
+        Raises:
+            ValueMismatchError: it has none in a graph.
+        """
+        values = list(zip(self.metric.variables, sums, strict=True))
+        try:
+            # Read inside of the scope: the result may be a variable.
+            with keras.StatelessScope(state_mapping=values):
+                found: Any = self.metric.result()
+                return tf.nest.map_structure(tf.convert_to_tensor, found)
+        except Exception as error:
+            raise refusal("metric", self.name, "sums of clients", error) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,20 +88,46 @@ class Output:
     Attributes:
         name: None, if it is the only one.
         symbolic: of Keras; has a dtype and a shape.
-        loss: mean over a batch.
-        metrics: to report.
+        loss: of Keras; one number a batch.
+        reshape: what the loss needs done to labels and predictions.
+        measures: the metrics to report.
         label_type: of its labels.
     """
 
     name: str | None
     symbolic: Any
     loss: keras.losses.Loss
-    metrics: tuple[keras.metrics.Metric, ...]
+    reshape: Reshape
+    measures: tuple[Measure, ...]
     label_type: fl.TensorType
 
     def of(self, structure: Any) -> Any:
         """Return what belongs to this output, of labels or predictions."""
         return structure if self.name is None else structure[self.name]
+
+    def measure_loss(self, labels: Any, predictions: Any) -> Any:
+        """Return the loss of a batch, f32[], in a graph that is being traced.
+
+        Args:
+            labels: of the batch; by name where there are several outputs.
+            predictions: likewise.
+
+        Raises:
+            ValueMismatchError: the loss cannot take them, or is not one number.
+        """
+        labels, predictions = self.of(labels), self.of(predictions)
+        try:
+            loss: Any = self.loss(*self.reshape(labels, predictions))
+        except Exception as error:
+            shapes = _show(labels, predictions)
+            raise refusal("loss", self.loss.name, shapes, error) from error
+        if loss.shape.rank != 0:
+            raise _many_values(self.loss)
+        return loss
+
+
+def _show(labels: Any, predictions: Any) -> str:
+    return f"labels `{labels.shape}` and output `{predictions.shape}`"
 
 
 def build_outputs(
@@ -61,8 +145,8 @@ def build_outputs(
         label_type: as `Model.from_keras` takes it.
 
     Raises:
-        ValueMismatchError: a loss or a metric is none, or there is not one loss for
-            each output.
+        ValueMismatchError: a loss or a metric is none, or cannot be of its output, or a
+            metric is no sum over rows, or there is not one loss for each output.
     """
     losses: dict[str | None, Any] = {None: loss}
     measured: dict[str | None, Any] = {None: metrics}
@@ -74,8 +158,19 @@ def build_outputs(
     outputs: list[Output] = []
     for name, tensor in symbolic.items():
         label = labels.get(name) or _label_type(losses[name], tensor)
-        found = _to_metrics(measured.get(name) or (), tensor, label, name)
-        outputs.append(Output(name, tensor, _to_loss(losses[name]), found, label))
+        found = _to_loss(losses[name], tensor, label)
+        rows = SampleRows.of(tensor, label)
+        measures = tuple(
+            Measure(
+                metric.name if name is None else f"{name}_{metric.name}",
+                metric,
+                check_metric(metric, rows),
+            )
+            for metric in _to_metrics(measured.get(name) or (), tensor, label)
+        )
+        does_it = isinstance(found, _FunctionLoss)
+        reshape = leave if does_it else find_reshape(found, rows)
+        outputs.append(Output(name, tensor, found, reshape, measures, label))
     return tuple(outputs)
 
 
@@ -93,37 +188,60 @@ def _by_output(
     return dict(given)
 
 
-class _NamedLoss(keras.losses.Loss):
-    """One of Keras' functions of labels and predictions, as a mean over a batch."""
-
-    def __init__(self, function: Any, name: str) -> None:
-        super().__init__(name=name)
-        self._function = function
-
-    @override
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        # As Keras: labels of one value a row, against an output of one value a row.
-        if len(y_pred.shape) == len(y_true.shape) + 1 and y_pred.shape[-1] == 1:
-            y_true = tf.expand_dims(y_true, -1)
-        return self._function(y_true, y_pred)
+_FunctionLoss: Any = keras.losses.MeanSquaredError.__base__
+"""Keras' own loss of a function, which it does not export: a mean over a batch."""
 
 
-def _to_loss(loss: object) -> keras.losses.Loss:
-    if isinstance(loss, str):
-        try:
-            found: Any = keras.losses.get(loss)
-        except ValueError as error:
-            raise _unknown("loss", "mse", loss) from error
-        return (
-            found if isinstance(found, keras.losses.Loss) else _NamedLoss(found, loss)
-        )
-    expect_object(loss, keras.losses.Loss, 'keras.losses.MeanSquaredError() or "mse"')
-    return loss  # pyright: ignore[reportReturnType]
+def _to_loss(loss: object, output: Any, label_type: fl.TensorType) -> keras.losses.Loss:
+    if isinstance(loss, str) and loss.lower() in ("crossentropy", "ce"):
+        kinds = ("binary", "sparse_categorical", "categorical")
+        loss = f"{kinds[_kind_of(output, label_type)]}_crossentropy"
+    if not isinstance(loss, str) and not callable(loss):
+        example = 'keras.losses.MeanSquaredError() or "mse"'
+        expect_object(loss, keras.losses.Loss, example)
+    try:
+        found: Any = keras.losses.get(loss)
+    except (TypeError, ValueError) as error:
+        raise _unknown("loss", "mse", loss, error) from error
+    if not isinstance(found, keras.losses.Loss):
+        name = loss if isinstance(loss, str) else _name_of(found)
+        return _FunctionLoss(found, name=name)
+    if found.reduction in (None, "none"):
+        raise _many_values(found)
+    return found
 
 
-def _unknown(what: str, example: str, found: str) -> errors.ValueMismatchError:
+def _many_values(loss: keras.losses.Loss) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
-        f'Expected the name of a Keras {what}, such as "{example}", found `{found}`.'
+        f"Expected a loss that is one number a batch, found `{loss.name}` with"
+        f" `reduction={loss.reduction!r}`, which is one a row: take"
+        ' "sum_over_batch_size", a mean, or "sum": without a reduction, `fit` of Keras'
+        " trains on the sum."
+    )
+
+
+def _kind_of(output: Any, label_type: fl.TensorType) -> int:
+    """Return what Keras' "accuracy" means: 0 binary, 1 sparse, 2 categorical."""
+    labels = list(label_type.shape or [])
+    if output.shape[-1] == 1:
+        return 0
+    is_sparse = len(labels) < len(output.shape) or labels[-1] == 1
+    return 1 if is_sparse else 2
+
+
+def _name_of(function: Any) -> str:
+    """Return the name that Keras gives: `my_error` for `my_error` and `MyError()`."""
+    name = getattr(function, "name", None) or getattr(function, "__name__", None)
+    words = re.sub(r"\W", "", str(name or type(function).__name__))
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", words).lower()
+
+
+def _unknown(
+    what: str, example: str, found: object, error: Exception
+) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f'Expected the name of a Keras {what}, such as "{example}", found'
+        f" {errors.describe(found)} ({error}): name another one, or pass an object."
     )
 
 
@@ -132,8 +250,8 @@ def _label_type(loss: object, output: Any) -> fl.TensorType:
 
     An output of one value a row is compared with labels `[rows]`.
     """
-    is_class = not isinstance(loss, str) or "sparse" in loss.lower()
-    if is_class:
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", "sparse")
+    if "sparse" in name.lower():
         return fl.TensorType(np.int32, [None])
     shape = list(output.shape)
     if len(shape) == 2 and shape[1] == 1:  # noqa: PLR2004 (batch, and the one value)
@@ -142,48 +260,33 @@ def _label_type(loss: object, output: Any) -> fl.TensorType:
 
 
 def _to_metrics(
-    metrics: Any, output: Any, label_type: fl.TensorType, name: str | None
-) -> tuple[keras.metrics.Metric, ...]:
-    if isinstance(metrics, Mapping | str):
+    metrics: Any, output: Any, label_type: fl.TensorType
+) -> list[keras.metrics.Metric]:
+    if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise errors.ValueMismatchError(
             "Expected a list of metrics for one output, found"
             f" {errors.describe(metrics)}."
         )
-    found = [_to_metric(metric, output, label_type) for metric in metrics]
-    if name is None:
-        return tuple(found)
-    return tuple(_renamed(metric, f"{name}_{metric.name}") for metric in found)
+    return [_to_metric(metric, output, label_type) for metric in metrics]
 
 
 def _to_metric(
     metric: object, output: Any, label_type: fl.TensorType
 ) -> keras.metrics.Metric:
-    if metric in ("accuracy", "acc"):
-        return _accuracy(output, label_type)
-    if isinstance(metric, str):
-        try:
-            found: Any = keras.metrics.get(metric)
-        except ValueError as error:
-            raise _unknown("metric", "accuracy", metric) from error
-        if isinstance(found, keras.metrics.Metric):
-            return _renamed(found, metric)
-        return keras.metrics.MeanMetricWrapper(found, name=metric)
-    expect_object(
-        metric,
-        keras.metrics.Metric,
-        'keras.metrics.SparseCategoricalAccuracy() or "accuracy"',
-    )
-    return metric  # pyright: ignore[reportReturnType]
-
-
-def _accuracy(output: Any, label_type: fl.TensorType) -> keras.metrics.Metric:
-    """Return what Keras means by "accuracy": by the shapes of output and labels."""
-    if output.shape[-1] == 1:
-        return keras.metrics.BinaryAccuracy("accuracy")
-    if len(label_type.shape or ()) < len(output.shape):
-        return keras.metrics.SparseCategoricalAccuracy("accuracy")
-    return keras.metrics.CategoricalAccuracy("accuracy")
-
-
-def _renamed(metric: keras.metrics.Metric, name: str) -> keras.metrics.Metric:
-    return type(metric).from_config(metric.get_config() | {"name": name})
+    name = metric if isinstance(metric, str) else None
+    if name is not None and name.lower() in ("accuracy", "acc"):
+        kinds = ("BinaryAccuracy", "SparseCategoricalAccuracy", "CategoricalAccuracy")
+        metric = kinds[_kind_of(output, label_type)]
+    if not isinstance(metric, str) and not callable(metric):
+        example = 'keras.metrics.SparseCategoricalAccuracy() or "accuracy"'
+        expect_object(metric, keras.metrics.Metric, example)
+    try:
+        found: Any = keras.metrics.get(metric)
+    except (TypeError, ValueError) as error:
+        raise _unknown("metric", "accuracy", metric, error) from error
+    if not isinstance(found, keras.metrics.Metric):
+        name = name or _name_of(found)
+        return keras.metrics.MeanMetricWrapper(found, name=name)
+    if name is not None:
+        found.name = name
+    return found

@@ -3,13 +3,17 @@
 import dataclasses
 import math
 import numbers
+import re
 from typing import Literal
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_name, read_whole
 from ray_fed.learning.history import History
 
-_RISING = ("accuracy", "auc", "precision", "recall", "f1_score")
+_RISING = (
+    *("acc", "accuracy", "auc", "precision", "recall", "score", "io_u", "iou"),
+    *("correlation", "sensitivity", "similarity", "specificity"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +26,9 @@ class EarlyStopping:
         metric: as `History.values` takes it.
         patience: rounds that have the metric and may pass without a better one, >= 1.
         min_delta: by how much a value must be better to count, >= 0.
-        mode: whether less is better, or more; "auto": more for accuracies, AUC,
-            precision, recall and F1, else less.
+        mode: whether less is better, or more; "auto": by how the name ends, more for
+            accuracies, AUC, precision, recall, scores (F1, R2), overlap (IoU),
+            correlation and similarity, sensitivity and specificity; else less.
 
     Raises:
         ConfigError: a field is out of its range.
@@ -67,4 +72,5 @@ def is_rising(metric: str, mode: str) -> bool:
         raise errors.ConfigError(
             f'Expected "auto", "min" or "max" as `mode`, found {errors.describe(mode)}.'
         )
-    return mode == "max" or (mode == "auto" and metric.endswith(_RISING))
+    name = re.sub(r"_\d+$", "", re.sub(r"(/\d+)+$", "", metric))  # auc_1, f1_score/0
+    return mode == "max" or (mode == "auto" and name.endswith(_RISING))

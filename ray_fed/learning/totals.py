@@ -8,9 +8,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import federated_language as fl
-import keras
-import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
@@ -25,11 +22,14 @@ class Totals(NamedTuple):
     Attributes:
         loss: f32[], sum of each batch's mean loss times its size.
         num_examples: i64[].
+        output_losses: of each output likewise, without penalties of layers; none where
+            there is one output.
         metrics: the variables of each metric.
     """
 
     loss: Any
     num_examples: Any
+    output_losses: tuple[Any, ...]
     metrics: tuple[tuple[Any, ...], ...]
 
 
@@ -37,49 +37,49 @@ class TotalsKeeper:
     """Adds batches to totals and makes metrics of them, inside of traced graphs.
 
     Args:
-        metrics: Keras metrics, owned, each with its output; their variables are sums.
+        outputs: of the model, with their metrics, which are left as they are.
+
+    Raises:
+        ValueMismatchError: a metric has the name of another, or of a loss.
     """
 
-    def __init__(self, metrics: Sequence[tuple[Output, keras.metrics.Metric]]) -> None:
-        self._outputs = tuple(output for output, _ in metrics)
-        self._metrics = tuple(metric for _, metric in metrics)
-
-    @classmethod
-    def of(cls, outputs: Sequence[Output]) -> "TotalsKeeper":
-        """Return a keeper of copies of a user's metrics.
-
-        Args:
-            outputs: of the model, with their metrics, which are left as they are.
-
-        Raises:
-            ValueMismatchError: a metric is not a sum, or has the name of another.
-        """
-        names = [_LOSS, _NUM_EXAMPLES]
-        copies: list[tuple[Output, keras.metrics.Metric]] = []
-        measured = [(output, metric) for output in outputs for metric in output.metrics]
-        for output, metric in measured:
-            if metric.name in names:
+    def __init__(self, outputs: Sequence[Output]) -> None:
+        self._losses = tuple(
+            f"{output.name}_{_LOSS}" for output in outputs if output.name is not None
+        )
+        self._measured = tuple(
+            (output, measure) for output in outputs for measure in output.measures
+        )
+        names = [_LOSS, _NUM_EXAMPLES, *self._losses]
+        for _, measure in self._measured:
+            if measure.name in names:
                 raise errors.ValueMismatchError(
                     f"Expected metrics of other names than {names}, found"
-                    f" `{metric.name}`: give it a `name`."
+                    f" `{measure.name}`: give it a `name`, a function as"
+                    " `keras.metrics.MeanMetricWrapper(function, name=...)`."
                 )
-            names.append(metric.name)
-            copy = _copy_of(metric, output.label_type, output.symbolic)
-            copies.append((output, copy))
-        return cls(copies)
+            names.append(measure.name)
 
     def zero(self) -> Totals:
         """Return the totals of no example, as tensors."""
         return Totals(
             tf.constant(0.0),
             tf.constant(0, tf.int64),
+            tuple(tf.constant(0.0) for _ in self._losses),
             tuple(
-                tuple(tf.zeros(v.shape, v.dtype) for v in metric.variables)
-                for metric in self._metrics
+                tuple(tf.zeros(v.shape, v.dtype) for v in measure.metric.variables)
+                for _, measure in self._measured
             ),
         )
 
-    def add(self, totals: Totals, labels: Any, predictions: Any, loss: Any) -> Totals:
+    def add(
+        self,
+        totals: Totals,
+        labels: Any,
+        predictions: Any,
+        loss: Any,
+        output_losses: Sequence[Any],
+    ) -> Totals:
         """Return the totals with one more batch.
 
         Args:
@@ -87,19 +87,22 @@ class TotalsKeeper:
             labels: of the batch; by name where there are several outputs.
             predictions: of the model for the batch, likewise.
             loss: f32[], mean over the batch.
+            output_losses: of each output, likewise.
         """
         size = tf.shape(tf.nest.flatten(predictions)[0], tf.int64)[0]
+
+        def add_loss(sum_so_far: Any, value: Any) -> Any:
+            return sum_so_far + tf.cast(value, tf.float32) * tf.cast(size, tf.float32)
+
         return Totals(
-            totals.loss + tf.cast(loss, tf.float32) * tf.cast(size, tf.float32),
+            add_loss(totals.loss, loss),
             totals.num_examples + size,
+            # Of the only output there is no sum of its own.
+            tuple(map(add_loss, totals.output_losses, output_losses)),
             tuple(
-                tuple(
-                    metric.stateless_update_state(
-                        list(sums), output.of(labels), output.of(predictions)
-                    )
-                )
-                for output, metric, sums in zip(
-                    self._outputs, self._metrics, totals.metrics, strict=True
+                measure.add(sums, output.of(labels), output.of(predictions))
+                for (output, measure), sums in zip(
+                    self._measured, totals.metrics, strict=True
                 )
             ),
         )
@@ -107,25 +110,11 @@ class TotalsKeeper:
     def finish(self, totals: Totals) -> "OrderedDict[str, Any]":
         """Return loss (NaN over no examples), number of examples, and each metric."""
         results: OrderedDict[str, Any] = OrderedDict()
-        results[_LOSS] = totals.loss / tf.cast(totals.num_examples, tf.float32)
+        count = tf.cast(totals.num_examples, tf.float32)
+        results[_LOSS] = totals.loss / count
         results[_NUM_EXAMPLES] = totals.num_examples
-        for metric, sums in zip(self._metrics, totals.metrics, strict=True):
-            results[metric.name] = metric.stateless_result(list(sums))
+        for name, loss in zip(self._losses, totals.output_losses, strict=True):
+            results[name] = loss / count
+        for (_, measure), sums in zip(self._measured, totals.metrics, strict=True):
+            results[measure.name] = measure.finish(sums)
         return results
-
-
-def _copy_of(
-    metric: keras.metrics.Metric, label_type: fl.TensorType, predictions: Any
-) -> keras.metrics.Metric:
-    copy = type(metric).from_config(metric.get_config())
-    if not copy.variables:
-        labels = np.zeros([size or 1 for size in label_type.shape or ()], np.int32)
-        example = np.zeros([size or 1 for size in predictions.shape], np.float32)
-        copy.update_state(labels.astype(label_type.dtype), example)
-    copy.reset_state()
-    if any(np.any(variable.numpy()) for variable in copy.variables):
-        raise errors.ValueMismatchError(
-            "Expected metrics whose variables are sums that start at zero, found"
-            f" `{metric.name}`: sums alone add up over clients."
-        )
-    return copy

@@ -199,6 +199,8 @@ def test_spread_is_that_of_numpy_over_clients_with_examples() -> None:
         }
     )
     assert spread(clients[:3], share=0.01)["loss"]["highest"] == max(losses[:3])
+    vectors = [{"f1": np.array([0.0, n]), "num_examples": 1} for n in range(1, 4)]
+    assert spread(vectors)["f1/1"]["median"] == 2.0
 
 
 @pytest.mark.parametrize("share", [0, 1.5, float("nan")])

@@ -155,13 +155,36 @@ def test_metric_that_cannot_be_kept_is_told(value: Any) -> None:
 
 
 def test_array_of_one_number_is_a_number() -> None:
-    metrics = {"loss": np.array([0.5]), "counts": np.arange(2), "text": "a"}
+    metrics = {"loss": np.array([0.5]), "large": np.zeros(101), "text": "a"}
 
     history = History([RoundRecord(0, (), metrics, metrics, 0.1)])
 
     assert history.names() == ["training.loss", "evaluation.loss"]
     with pytest.raises(errors.ConfigError, match=r"found `training\.text`"):
         history.values("training.text")
+
+
+def test_numbers_of_one_metric_have_names_each() -> None:
+    metrics = {"f1": np.array([0.5, 0.25]), "pairs": [(1, 2.0)], "m": np.ones((1, 2))}
+    history = History([RoundRecord(0, (), {}, metrics, 0.1)] * 2, evaluates=True)
+
+    names = ["f1/0", "f1/1", "pairs/0/0", "pairs/0/1", "m/0/0", "m/0/1"]
+    assert history.names() == [f"evaluation.{name}" for name in names]
+    assert history.values("f1/1") == [0.25, 0.25]
+    assert history.rows()[1]["evaluation.pairs/0/1"] == 2.0
+    assert list(history.to_pandas()["evaluation.f1/0"]) == [0.5, 0.5]
+    with pytest.raises(errors.ConfigError, match=r"evaluation\.f1/0.*found `f1`"):
+        history.values("f1")
+    with pytest.raises(errors.ConfigError, match="without any number"):
+        history.plot()
+
+
+@pytest.mark.parametrize("name", ["acc", "auc_1", "f1_score/0", "r2_score", "io_u/1/0"])
+def test_more_of_some_metrics_is_better(name: str) -> None:
+    history = History(RoundRecord(0, (), {name: v}, None, 0.1) for v in (0.5, 0.75))
+
+    assert not EarlyStopping(name)(history)
+    assert EarlyStopping(name, mode="min")(history)
 
 
 @pytest.mark.parametrize(

@@ -213,9 +213,7 @@ def test_schedules_of_ones_own_are_traced_or_refused(linear_model: Model) -> Non
 def test_parts_of_another_kind_are_told_in_words(linear_model: Model) -> None:
     part: Any = object()
 
-    with pytest.raises(
-        errors.ValueMismatchError, match="Part or Aggregator as"
-    ):
+    with pytest.raises(errors.ValueMismatchError, match="Part or Aggregator as"):
         learning.build_process(
             linear_model, distribute=part, client_work=part, aggregate=part,
             finalize=part,
