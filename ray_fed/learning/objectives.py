@@ -159,17 +159,17 @@ def build_outputs(
     for name, tensor in symbolic.items():
         label = labels.get(name) or _label_type(losses[name], tensor)
         found = _to_loss(losses[name], tensor, label)
-        rows = SampleRows.of(tensor, label)
-        measures = tuple(
-            Measure(
-                metric.name if name is None else f"{name}_{metric.name}",
-                metric,
-                check_metric(metric, rows),
-            )
-            for metric in _to_metrics(measured.get(name) or (), tensor, label)
-        )
+        chosen = _to_metrics(measured.get(name) or (), tensor, label)
+        prefix = "" if name is None else f"{name}_"
         does_it = isinstance(found, _FunctionLoss)
-        reshape = leave if does_it else find_reshape(found, rows)
+        reshape, measures = leave, ()
+        if chosen or not does_it:
+            rows = SampleRows.of(tensor, label)
+            reshape = leave if does_it else find_reshape(found, rows)
+            measures = tuple(
+                Measure(prefix + metric.name, metric, check_metric(metric, rows))
+                for metric in chosen
+            )
         outputs.append(Output(name, tensor, found, reshape, measures, label))
     return tuple(outputs)
 
