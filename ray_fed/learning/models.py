@@ -260,17 +260,18 @@ class Model:
         Raises:
             ValueMismatchError: the loss depends on no weight, or as `forward` says.
         """
-        with tf.GradientTape(persistent=True) as tape:
+        with tf.GradientTape() as tape:
             tape.watch(weights.trainable)
             passed = self._forward(weights, batch, totals, training=True, tape=tape)
             loss = scale_loss(passed.loss)
-        after = passed.weights.trainable
-        added: list[Any] = tape.gradient(loss, list(after))
-        if passed.writes:  # what was read before a write counts, too
-            before: list[Any] = tape.gradient(loss, list(weights.trainable))
-            for i, (now, then) in enumerate(zip(after, before, strict=True)):
-                if now is not weights.trainable[i] and then is not None:
-                    added[i] = then if added[i] is None else added[i] + then
+        after, before = passed.weights.trainable, weights.trainable
+        # In one call: a persistent tape would leave no kernels to recurrent layers.
+        sources = [*after, *before] if passed.writes else list(after)
+        added: list[Any] = tape.gradient(loss, sources)
+        added, then = added[: len(after)], added[len(after) :]
+        for i, gradient in enumerate(then):  # what was read before a write counts, too
+            if after[i] is not before[i] and gradient is not None:
+                added[i] = gradient if added[i] is None else added[i] + gradient
         if all(gradient is None for gradient in added):
             raise errors.ValueMismatchError(
                 "Expected a loss that depends on the model's trainable weights, found"
