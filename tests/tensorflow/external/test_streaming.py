@@ -90,7 +90,13 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-SECOND_FORMS = {"npz, compressed", "npz by columns", "parquet of zeros", "arrow"}
+SECOND_FORMS = {
+    "npy by columns",
+    "npz, compressed",
+    "npz by columns",
+    "parquet of zeros",
+    "arrow",
+}
 
 
 @pytest.mark.parametrize(
