@@ -88,8 +88,10 @@ def open_bounded(file: Any) -> Any:
     )
 
 
-def count_group_bytes(metadata: Any, columns: Sequence[str]) -> NDArray[np.int64]:
-    """Return how many bytes some columns of each row group take in memory.
+def count_group_bytes(
+    metadata: Any, columns: Sequence[str], groups: Sequence[int] | None = None
+) -> NDArray[np.int64]:
+    """Return how many bytes some columns of row groups take in memory.
 
     As encoded, a column of zeros takes none, whatever the number of its values. Strings
     count as they are encoded.
@@ -97,22 +99,24 @@ def count_group_bytes(metadata: Any, columns: Sequence[str]) -> NDArray[np.int64
     Args:
         metadata: of the file.
         columns: by name; parts of structs with dots.
+        groups: of which row groups, by number; None: all.
     """
+    groups = range(metadata.num_row_groups) if groups is None else groups
     schema = metadata.schema
     indices = [
         index
         for index in range(metadata.num_columns)
         if any(_is_of(schema.column(index).path, name) for name in columns)
     ]
-    found = np.zeros(metadata.num_row_groups, np.int64)
-    for number in range(metadata.num_row_groups):
+    found = np.zeros(len(groups), np.int64)
+    for place, number in enumerate(groups):
         group = metadata.row_group(number)
         for index in indices:
             chunk, kind = group.column(index), schema.column(index).physical_type
             if kind == "BYTE_ARRAY":
-                found[number] += chunk.total_uncompressed_size
+                found[place] += chunk.total_uncompressed_size
             width = _WIDTHS.get(kind, max(_OFFSET_BYTES, schema.column(index).length))
-            found[number] += chunk.num_values * width
+            found[place] += chunk.num_values * width
     return found
 
 

@@ -41,6 +41,9 @@ _EXPANSION = 2
 _HELD_BYTES = 64 * 2**20
 """Row groups that a reader keeps: the next client's rows are often in the same."""
 
+_LARGE_BYTES = 256 * 2**20
+"""A row group that has more is not kept: it is read in pieces for each client."""
+
 _HELD_FILES = 16
 """Files whose footer a reader keeps."""
 
@@ -176,7 +179,7 @@ class ParquetRows(TableRows):
                 number, inside = self._groups[group]
                 size = self._files[number].group_sizes[inside]
                 found = rows[groups == group] - self._group_ends[group] + size
-                if self._is_large(number, inside, columns):
+                if self._is_large(int(group), columns):
                     parts.extend(self._pick_rows(int(group), found, columns))
                 else:
                     table = self._read_group(int(group), columns)
@@ -186,10 +189,13 @@ class ParquetRows(TableRows):
         fields = [self.schema.field(name) for name in columns]
         return decoded_table(pyarrow.schema(fields).empty_table())
 
-    def _is_large(self, number: int, inside: int, columns: Sequence[str]) -> bool:
+    def _is_large(self, group: int, columns: Sequence[str]) -> bool:
         """Return whether a row group is read piece by piece, each time."""
+        if group in self._held:
+            return False
+        number, inside = self._groups[group]
         metadata = self._open(number).metadata
-        return count_group_bytes(metadata, columns)[inside] > _HELD_BYTES
+        return count_group_bytes(metadata, columns, [inside])[0] > _LARGE_BYTES
 
     def _pick_rows(
         self, group: int, rows: NDArray[np.int64], columns: Sequence[str]

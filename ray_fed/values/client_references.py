@@ -68,6 +68,10 @@ class ClientSource(abc.ABC):
         """Return the source that this one stands for, or itself."""
         return self
 
+    def opened_base(self) -> "ClientSource | None":
+        """Return the base, None also where the source was not opened so far."""
+        return self.base
+
     def arrange(self, value: Plain, position: int) -> Plain:
         """Return what a client has, from what it has in `base`."""
         raise NotImplementedError(f"{type(self).__name__} has no base: {position}")

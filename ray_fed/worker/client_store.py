@@ -150,7 +150,7 @@ class ClientStore:
         while self._gone:
             token = self._gone.popleft()
             source = self._sources.pop(token, None)
-            if source is not None and (base := source.opened().base) is not None:
+            if source is not None and (base := source.opened_base()) is not None:
                 self._gone.append(base.token)  # no one else says that it is gone
             gone.add(token)
         if not gone:

@@ -16,13 +16,19 @@ import numpy as np
 import pytest
 import ray
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.program import ClientData, RayFederatedContext
-from ray_fed.values.client_references import ClientRun, as_run
+from ray_fed.values.client_references import (
+    ClientMember,
+    ClientRun,
+    ClientSource,
+    as_run,
+)
 from ray_fed.worker import stacks
 from ray_fed.worker.client_store import ClientStore
 
@@ -299,14 +305,14 @@ def test_a_module_that_workers_lack_is_named(
     clinic = importlib.import_module("clinic_loader")
     rows = [np.zeros(3, np.float32)]
 
-    for data in (
-        ClientData.from_function([1, 2], clinic.load, DATASET),
-        ClientData.from_function([1], lambda i: [*clinic.load(i)], DATASET),
-        ClientData.from_values({4: rows}, DATASET).map(clinic.shift),
+    for build in (
+        lambda: ClientData.from_function([1, 2], clinic.load, DATASET),
+        lambda: ClientData.from_function([1], lambda i: [*clinic.load(i)], DATASET),
+        lambda: ClientData.from_values({4: rows}, DATASET).map(clinic.shift),
     ):
         message = r"the module `clinic_loader`.*node `.*runtime_env=.*working_dir"
         with pytest.raises(errors.UnsupportedError, match=message):
-            context.invoke(mean_of_totals, (data, 1.0))
+            context.invoke(mean_of_totals, (build(), 1.0))
 
 
 def test_id_and_position_of_a_client_are_told_apart(context: ExecutionContext) -> None:
@@ -553,6 +559,20 @@ def test_source_is_put_once_and_freed_with_its_last_holder(
     assert ray_memory.settle(ray_memory.stored_bytes, before) <= before
 
 
+class Lost(ClientSource):
+    """Clients that this process cannot open, as it lacks the module of their ids."""
+
+    token, is_resident, opens_once = "lost", False, True
+
+    @override
+    def read(self, position: int) -> Any:
+        raise NotImplementedError(position)
+
+    @override
+    def opened(self) -> ClientSource:
+        raise errors.UnsupportedError("no such module")
+
+
 class TestClientStore:
     def test_keeps_no_more_than_it_may(self) -> None:
         loads: list[int] = []
@@ -599,6 +619,17 @@ class TestClientStore:
 
         assert store.count_bytes([np.zeros(3, np.float32)]) == 12
         assert store.read_all([1, 2]) == [1, 2]
+
+    def test_forgets_what_cannot_be_opened(self) -> None:
+        store = ClientStore(max_bytes=100)
+        lost = Lost()
+        with pytest.raises(errors.UnsupportedError):
+            store.read(ClientMember(lost, 0))
+
+        store.forget([lost.token])
+
+        other = ClientData.from_function([1], lambda i: i, np.int32)
+        assert store.read(other[0]) == 1
 
     @pytest.mark.parametrize("end", ["close", "forget", "the source is gone"])
     def test_drops_all_in_the_end(self, end: str) -> None:

@@ -149,6 +149,10 @@ class StoredSource(ClientSource):
                 raise _missing_code(error) from error
         return cast("ClientSource", self._opened)
 
+    @override
+    def opened_base(self) -> ClientSource | None:
+        return None if self._opened is None else self._opened.base
+
 
 def _missing_code(error: ray.exceptions.RaySystemError) -> Exception:
     """Return the error that a worker lacks what clients' function or ids are made of.

@@ -18,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+from ray_fed.files import parquet_rows
 from ray_fed.program import ClientData
 from ray_fed.tensorflow.external import external_data, held_rows
 
@@ -89,7 +90,13 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-SECOND_FORMS = {"npz, compressed", "npz by columns", "parquet of zeros", "arrow"}
+SECOND_FORMS = {
+    "npy by columns",
+    "npz, compressed",
+    "npz by columns",
+    "parquet of zeros",
+    "arrow",
+}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +142,9 @@ def counted() -> Generator[None]:
 
 @pytest.mark.parametrize("copy_bytes", [0, 2**30], ids=["from files", "laid"])
 def test_a_table_of_wide_rows_is_read_in_pieces(
-    tmp_path: pathlib.Path, copy_bytes: int
+    tmp_path: pathlib.Path, copy_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(parquet_rows, "_LARGE_BYTES", BOUND_BYTES)
     path = tmp_path / "rows.parquet"
     pq.write_table(_to_table(_rows()), path)
 
