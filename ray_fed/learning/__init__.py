@@ -12,9 +12,8 @@ from ray_fed.learning.client_eval import build_client_eval, spread
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.cohorts import CohortSampler, split_by_label
 from ray_fed.learning.composition import build_process
-from ray_fed.learning.fed_avg import build_fed_avg
+from ray_fed.learning.fed_avg import build_fed_avg, build_fed_prox
 from ray_fed.learning.fed_eval import build_fed_eval
-from ray_fed.learning.fed_prox import build_fed_prox
 from ray_fed.learning.fed_sgd import build_fed_sgd
 from ray_fed.learning.guards import Guards
 from ray_fed.learning.history import History, RoundRecord

@@ -9,6 +9,10 @@ One round, on a cohort of clients k with n_k examples each:
 With SGD at rate 1 at the server this is the average of the clients' weights. The sign
 of delta is that of Reddi et al.; their server step is Algorithm 1 with weights n_k.
 
+FedProx pulls clients back to the server's weights: client k minimises
+h_k(w; w_t) = F_k(w) + mu / 2 |w - w_t|^2, so that its steps are against
+grad F_k(w) + mu (w - w_t).
+
 Sources:
     Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson, Blaise Agüera y Arcas:
     Communication-Efficient Learning of Deep Networks from Decentralized Data. AISTATS
@@ -17,13 +21,19 @@ Sources:
     Sashank J. Reddi, Zachary Charles, Manzil Zaheer, Zachary Garrett, Keith Rush, Jakub
     Konečný, Sanjiv Kumar, H. Brendan McMahan: Adaptive Federated Optimization. ICLR
     2021, https://arxiv.org/abs/2003.00295, Algorithms 1 and 2.
+
+    Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia
+    Smith: Federated Optimization in Heterogeneous Networks. MLSys 2020,
+    https://arxiv.org/abs/1812.06127, Equation 2 and Algorithm 2.
 """
+
+from typing import Any
 
 import keras
 
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.sums import inner_or_mean
-from ray_fed.learning.checks import check_epochs
+from ray_fed.learning.checks import check_epochs, check_number
 from ray_fed.learning.composition import build_process
 from ray_fed.learning.guards import Guards
 from ray_fed.learning.local_training import (
@@ -56,15 +66,14 @@ def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
                       <ServerState@SERVER, metrics@SERVER>)
 
     Metrics are those of the clients' training, each batch measured before its step:
-    loss, num_examples (passes times examples), and the model's own. Non-trainable
-    weights that are floats are averaged like the others; seeds stay at the server's,
-    and are mixed with round and data at the client. A round without any example moves
-    no weight.
+    loss, num_examples (passes times examples), and the model's own. Running statistics
+    are averaged like weights. A round without any example moves no weight.
 
     Args:
         model: to train.
-        client_optimizer: read now; each client starts with a fresh one.
-        server_optimizer: read now; takes the average delta as minus the gradient. Its
+        client_optimizer: of Keras, an object or a name, copied now; each client starts
+            with a fresh one.
+        server_optimizer: likewise; takes the average delta as minus the gradient. Its
             variables are part of the state. By default SGD with rate 1. A schedule as
             its learning rate counts rounds.
         epochs: passes of each client over its data in a round, >= 1.
@@ -76,12 +85,82 @@ def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
         ValueMismatchError: an optimiser, or a schedule, is not one of Keras.
         ConfigError: `epochs` is below 1.
     """
+    return _build(
+        model,
+        client_optimizer,
+        server_optimizer,
+        0.0,
+        epochs=epochs,
+        aggregator=aggregator,
+        client_learning_rate=client_learning_rate,
+        guards=guards,
+    )
+
+
+def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
+    model: Model,
+    client_optimizer: keras.optimizers.Optimizer | str,
+    server_optimizer: keras.optimizers.Optimizer | str | None = None,
+    *,
+    proximal: float,
+    epochs: int = 1,
+    aggregator: Aggregator | None = None,
+    client_learning_rate: keras.optimizers.schedules.LearningRateSchedule | None = None,
+    guards: Guards | None = None,
+) -> LearningProcess:
+    """Build FedProx: `build_fed_avg` with a proximal term in the clients' loss.
+
+    The metric `loss` is without that term.
+
+    Args:
+        model: to train.
+        client_optimizer: as of `build_fed_avg`, like all that is not said here.
+        server_optimizer: by default SGD with rate 1.
+        proximal: mu of the paper, >= 0; 0 is federated averaging.
+        epochs: passes of each client over its data in a round, >= 1.
+        aggregator: how updates become one, by default their weighted mean.
+        client_learning_rate: of the clients by round.
+        guards: what broken updates and empty rounds do, by default `Guards()`.
+
+    Raises:
+        ValueMismatchError: an optimiser, or a schedule, is not one of Keras.
+        ConfigError: `epochs` is below 1, or `proximal` below 0.
+    """
+    expect_model(model)
+    check_number("proximal", proximal, lambda mu: mu >= 0, "to be at least 0")
+    return _build(
+        model,
+        client_optimizer,
+        server_optimizer,
+        float(proximal),
+        epochs=epochs,
+        aggregator=aggregator,
+        client_learning_rate=client_learning_rate,
+        guards=guards,
+    )
+
+
+def _build(  # noqa: PLR0913 (what both algorithms take)
+    model: Model,
+    client_optimizer: Any,
+    server_optimizer: Any,
+    proximal: float,
+    *,
+    epochs: int,
+    aggregator: Aggregator | None,
+    client_learning_rate: Any,
+    guards: Guards | None,
+) -> LearningProcess:
     expect_model(model)
     training = LocalTraining(
-        OptimizerSpec(client_optimizer), check_epochs(epochs), client_learning_rate
+        OptimizerSpec(client_optimizer),
+        check_epochs(epochs),
+        client_learning_rate,
+        proximal,
     )
-    at_server = OptimizerSpec(server_optimizer or keras.optimizers.SGD(1.0))
-    finalize = build_server_update(model, at_server)
+    if server_optimizer is None:
+        server_optimizer = keras.optimizers.SGD(1.0)
+    finalize = build_server_update(model, OptimizerSpec(server_optimizer))
     return build_process(
         model,
         distribute=send_weights(model, finalize),

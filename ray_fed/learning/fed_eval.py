@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
+from ray_fed.learning.checks import expect_kind
 from ray_fed.learning.layer_seeds import reseed
 from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.processes import LearningProcess
@@ -93,6 +94,8 @@ def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> 
             f"Expected one model with `training`, or some without, found {len(models)}"
             " by name: pass the weights of each, such as `state.weights`."
         )
+    for model in models.values():
+        expect_model(model)
     first, *others = (model.data_type for model in models.values())
     for other in others:
         if not other.is_equivalent_to(first):
@@ -105,9 +108,11 @@ def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> 
 def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any, Any]:
     """Return what makes the first state to evaluate, and what selects its weights."""
     expect_model(model)
-    initialize = (
-        training.initialize if training else _build_initialize(model.initial_weights())
-    )
+    if training is None:
+        initialize = _build_initialize(model.initial_weights())
+    else:
+        expect_kind("training", training, LearningProcess)
+        initialize = training.initialize
     state_type: Any = initialize.type_signature.result
 
     @rtf.computation(state_type.member)

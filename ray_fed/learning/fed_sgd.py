@@ -47,13 +47,15 @@ def build_fed_sgd(
 
     Args:
         model: to train.
-        server_optimizer: read now; takes the mean of the gradients.
+        server_optimizer: of Keras, an object or a name, copied now; takes the mean of
+            the gradients.
         aggregator: how gradients become one, by default their mean, weighted by the
             clients' numbers of examples.
         guards: what broken updates and empty rounds do, by default `Guards()`.
 
     Raises:
-        ValueMismatchError: the optimiser is not one of Keras.
+        ValueMismatchError: the optimiser is not one of Keras, or has a setting that
+            cannot mean here what it does in `fit`; it is named.
     """
     expect_model(model)
     finalize = build_server_update(model, OptimizerSpec(server_optimizer))

@@ -74,14 +74,16 @@ def build_mime_lite(
 
     Args:
         model: to train.
-        optimizer: read now; its variables are part of the state, and sent to clients.
+        optimizer: of Keras, an object or a name, copied now; its variables are part of
+            the state, and sent to clients.
         epochs: passes of each client over its data in a round, >= 1.
         aggregator: how updates become one, by default their mean, weighted by the
             clients' numbers of examples.
         guards: what broken updates and empty rounds do, by default `Guards()`.
 
     Raises:
-        ValueMismatchError: the optimiser is not one of Keras.
+        ValueMismatchError: the optimiser is not one of Keras, or has a setting that
+            cannot mean here what it does in `fit`; it is named.
         ConfigError: `epochs` is below 1.
     """
     expect_model(model)

@@ -338,10 +338,18 @@ class Model:
                 of a learning process.
 
         Raises:
-            ValueMismatchError: a layer of one's own cannot be made again from its
-                config.
+            ValueMismatchError: they are weights of another model, or a layer of one's
+                own cannot be made again from its config.
         """
-        weights: ModelWeights = getattr(state, "weights", state)
+        weights: Any = getattr(state, "weights", state)
+        fits = isinstance(weights, ModelWeights) and [
+            np.shape(value) for value in (*weights.trainable, *weights.non_trainable)
+        ] == [tuple(v.shape) for v in (*self.trainable_variables, *self._others)]
+        if not fits:
+            raise errors.ValueMismatchError(
+                f"Expected the state of a process of {self}, or its `weights`, found"
+                f" {errors.describe(state)}."
+            )
         copied, copies = copy_model(self._keras)
         for variable, value in [
             *zip(self.trainable_variables, weights.trainable, strict=True),

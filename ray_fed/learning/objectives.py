@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.learning.checks import expect_object
+from ray_fed.learning.checks import expect_kind, expect_object
 from ray_fed.learning.sample_rows import (
     Reshape,
     SampleRows,
@@ -158,8 +158,9 @@ def build_outputs(
     outputs: list[Output] = []
     for name, tensor in symbolic.items():
         label = labels.get(name) or _label_type(losses[name], tensor)
+        expect_kind("label_type", label, fl.TensorType)
         found = _to_loss(losses[name], tensor, label)
-        chosen = _to_metrics(measured.get(name) or (), tensor, label)
+        chosen = _to_metrics(measured.get(name, ()), tensor, label)
         prefix = "" if name is None else f"{name}_"
         does_it = isinstance(found, _FunctionLoss)
         reshape, measures = leave, ()
@@ -262,6 +263,8 @@ def _label_type(loss: object, output: Any) -> fl.TensorType:
 def _to_metrics(
     metrics: Any, output: Any, label_type: fl.TensorType
 ) -> list[keras.metrics.Metric]:
+    if metrics is None:
+        return []
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise errors.ValueMismatchError(
             "Expected a list of metrics for one output, found"

@@ -222,3 +222,26 @@ def test_parts_of_another_kind_are_told_in_words(linear_model: Model) -> None:
         learning.build_fed_avg(linear_model, sgd(), aggregator=part)
     with pytest.raises(errors.ValueMismatchError, match="of Guards as `guards`"):
         learning.build_fed_avg(linear_model, sgd(), guards=part)
+
+
+@pytest.mark.parametrize("value", [3, "x", {"a": 1}, keras.optimizers.SGD], ids=repr)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, value: Model.from_keras(model, loss="mse", label_type=value),
+        lambda model, value: learning.build_fed_eval(made(model), value),
+        lambda model, value: learning.build_client_eval(made(model), value),
+        lambda model, value: learning.build_fed_eval({"a": made(model), "b": value}),
+        lambda model, value: made(model).to_keras(value),
+    ],
+    ids=["labels", "training", "training of clients", "model", "state"],
+)
+def test_values_of_another_kind_are_told_in_words(call: Any, value: Any) -> None:
+    keras_model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+    with pytest.raises(errors.ValueMismatchError, match="Expected"):
+        call(keras_model, value)
+
+
+def made(keras_model: keras.Model) -> Model:
+    return Model.from_keras(keras_model, loss="mse")
