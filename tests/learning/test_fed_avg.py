@@ -214,7 +214,9 @@ PENALTIES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("penalties", PENALTIES)
+@pytest.mark.parametrize(
+    "penalties", ["l1", pytest.param("others", marks=pytest.mark.slow)]
+)
 def test_penalties_of_layers_are_those_of_keras(
     thread_context: ExecutionContext, make_batches: BatchMaker, penalties: str
 ) -> None:
@@ -271,7 +273,13 @@ WITH_STATISTICS: dict[str, Callable[[Model], LearningProcess]] = {
 }
 
 
-@pytest.mark.parametrize("build", WITH_STATISTICS.values(), ids=WITH_STATISTICS)
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(build, id=name, marks=[pytest.mark.slow] * (name == "mime_lite"))
+        for name, build in WITH_STATISTICS.items()
+    ],
+)
 def test_statistics_of_batch_normalisation_are_averaged(
     make_batches: BatchMaker, build: Callable[[Model], LearningProcess]
 ) -> None:

@@ -258,7 +258,7 @@ RANDOM_GROUPS: dict[str, tuple[Any, dict[str, Callable[[], Any]]]] = {
     "volumes": (VOLUMES, RANDOM_VOLUMES),
     "images": (IMAGES, RANDOM_IMAGES),
 }
-QUICK = ["vectors", "numbers", "words"]
+QUICK = ["numbers", "words"]
 
 
 def test_table_has_every_layer() -> None:
@@ -463,7 +463,13 @@ ALGORITHMS: dict[str, Callable[[learning.Model], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "FedProx" else pytest.mark.slow)
+        for name in ALGORITHMS
+    ],
+)
 def test_weight_that_the_loss_does_not_reach_stays(name: str) -> None:
     keras_model = build_unreached()
     model = learning.Model.from_keras(keras_model, loss="mse")

@@ -230,9 +230,13 @@ def expect_as_fit(
 
 
 @pytest.mark.parametrize(
-    ("where", "first"), [("client", "sparse"), ("server", "dense")]
+    ("where", "first"),
+    [
+        ("client", "sparse"),
+        pytest.param("server", "dense", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("cls", each_class({"Adam", "Muon", "ScheduleFreeAdamW"}))
+@pytest.mark.parametrize("cls", each_class({"Muon", "ScheduleFreeAdamW"}))
 def test_optimizer_trains_as_keras_fits(cls: Any, where: str, first: str) -> None:
     rate = RATES.get(cls.__name__, 0.1)
 
@@ -341,13 +345,19 @@ def used_before(_: keras.Model) -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(excluding(var_names=["bias"]), id="excluded names"),
+        pytest.param(
+            excluding(var_names=["bias"]), id="excluded names", marks=pytest.mark.slow
+        ),
         pytest.param(excluding(var_names=["^net/hidden"]), id="excluded paths"),
         pytest.param(excluding_variables, id="excluded variables"),
-        pytest.param(several, id="several"),
-        pytest.param(lambda _: "rmsprop", id="by name"),
-        pytest.param(lambda _: SGD(Schedule()), id="own schedule"),
-        pytest.param(lambda _: SGD(lambda: 0.05), id="function"),
+        pytest.param(several, id="several", marks=pytest.mark.slow),
+        pytest.param(lambda _: "rmsprop", id="by name", marks=pytest.mark.slow),
+        pytest.param(
+            lambda _: SGD(Schedule()), id="own schedule", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            lambda _: SGD(lambda: 0.05), id="function", marks=pytest.mark.slow
+        ),
         pytest.param(lambda _: Scaled(5.0, learning_rate=0.01), id="own class"),
     ],
 )

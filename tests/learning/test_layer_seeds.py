@@ -179,6 +179,7 @@ def p_values(masks: Mapping[tuple[Any, ...], Any]) -> dict[str, tuple[int, float
     return found
 
 
+@pytest.mark.slow
 def test_masks_are_independent_over_all_that_keys_them(
     two_dropouts: Model, thread_context: ExecutionContext
 ) -> None:

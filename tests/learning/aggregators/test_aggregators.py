@@ -206,6 +206,7 @@ AGGREGATORS: dict[str, Aggregator] = {
 FLOATS: tuple[Any, ...] = (np.float16, tf.bfloat16.as_numpy_dtype, "f4", "f8")
 
 
+@pytest.mark.slow
 def test_numbers_of_examples_do_not_overflow_short_floats() -> None:
     """100,000 examples, and 65,535 levels, are infinite in float16."""
     update_type = fl.to_type(

@@ -91,6 +91,7 @@ def _resident_bytes() -> int:
 
 
 SECOND_FORMS = {
+    "TFRecord",  # which never was read whole
     "npy by columns",
     "npz, compressed",
     "npz by columns",
