@@ -125,10 +125,13 @@ class ArrayReader:
                 shutil.copyfileobj(file, copied, _STEP_BYTES)
                 file, origin = copied, 0
             for start in range(0, length, step):
-                found, content = min(step, length - start), bytearray()
+                found = min(step, length - start)
+                # At its size from the start: one that grows leaves holes in the heap.
+                content = bytearray(found * num_columns * width)
                 for column in range(num_columns):
                     file.seek(origin + (column * length + start) * width)
-                    content += _read_bytes(file, found * width)
+                    at = slice(column * found * width, (column + 1) * found * width)
+                    content[at] = _read_bytes(file, found * width)
                 rows = self._lay(content, (found, *self.shape[1:]))
                 for first in range(0, found, count):
                     yield rows[first : first + count]

@@ -207,7 +207,8 @@ RANDOM_IMAGES: dict[str, Callable[[], Any]] = {
     "RandomColorDegeneration": lambda: K.RandomColorDegeneration(0.5),
     "RandomColorJitter": lambda: K.RandomColorJitter(brightness_factor=0.2),
     "RandomContrast": lambda: K.RandomContrast(0.2),
-    "RandomCrop": lambda: K.RandomCrop(4, 4),
+    # Outside of training Keras leaves images as large as they are.
+    "RandomCrop": lambda: lambda x: K.GlobalMaxPooling2D()(K.RandomCrop(4, 4)(x)),
     "RandomElasticTransform": K.RandomElasticTransform,
     "RandomErasing": K.RandomErasing,
     "RandomFlip": K.RandomFlip,
@@ -278,12 +279,14 @@ def build_keras_model(data: Any, makers: dict[str, Callable[[], Any]]) -> keras.
     keras.utils.set_random_seed(3)
     dtype = "string" if data.dtype.kind == "U" else str(data.dtype)
     inputs = keras.Input(data.shape[2:], dtype=dtype)
+    # Small numbers for the last activation: at its ends nothing would be trained.
+    scale = 1 / np.max(data) if data.dtype.kind == "f" else 1.0
     branches: list[Any] = []
     for name, make in makers.items():
-        outputs = K.Flatten()(make()(inputs))
+        outputs = K.Rescaling(scale)(K.Flatten()(make()(inputs)))
         branches.append(K.Dense(1, name=f"behind_{name}")(outputs))
-    added = branches[0] if len(branches) == 1 else K.Add()(branches)
-    return keras.Model(inputs, K.Activation("tanh")(added))
+    mean = branches[0] if len(branches) == 1 else K.Average()(branches)
+    return keras.Model(inputs, K.Activation("tanh")(mean))
 
 
 def train(keras_model: keras.Model, data: Any) -> tuple[learning.Model, Any]:

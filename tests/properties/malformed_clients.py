@@ -65,6 +65,7 @@ def _expected_of_ids(ids: Sequence[Any]) -> Expected:
         distinct = set(ids)
     except TypeError:
         return REFUSED
-    if len(distinct) < len(ids):
+    # None, NaN, NaT and NA say that there is none: all but None differ from themselves.
+    if len(distinct) < len(ids) or any(i is None or i != i for i in ids):  # noqa: PLR0124
         return REFUSED
     return Right([(client, None) for client in ids])
