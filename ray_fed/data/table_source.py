@@ -120,8 +120,12 @@ def hold_clients(
         cells.decode(features, table.slice(int(a), int(b - a)), name)
         for name, (a, b) in zip(ids, bounds, strict=True)
     ]
-    sizes = np.array([value.length for value in held], np.float64)
-    return ids, sizes, held
+    # As `dropna().groupby(...)`: a client without a whole row is none.
+    whole = [i for i, value in enumerate(held) if value.length]
+    if not whole:
+        raise _no_rows(rows)
+    sizes = np.array([held[i].length for i in whole], np.float64)
+    return [ids[i] for i in whole], sizes, [held[i] for i in whole]
 
 
 def slice_rows(rows: ColumnarSequence, start: int, stop: int) -> ColumnarSequence:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import ray_fed.errors as errors
 from ray_fed.files import opening
 from ray_fed.values.columnar_sequence import Dims
 
@@ -15,7 +16,15 @@ def decoded(array: Any) -> Any:
     A dictionary may have values that no row has, a null among them, or one twice.
     """
     wanted = value_type(array.type)
-    return array if wanted == array.type else array.cast(wanted)
+    if wanted == array.type:
+        return array
+    if hasattr(wanted, "extension_name"):  # such as the intervals of `pandas.cut`
+        raise errors.ConfigError(
+            f"Expected categories that are text or numbers, found `{wanted}`: name"
+            " them, such as by `pandas.cut(..., labels=[...])`, or take"
+            ' `column.astype("string")`.'
+        )
+    return array.cast(wanted)
 
 
 def decoded_table(table: Any) -> Any:

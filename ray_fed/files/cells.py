@@ -112,9 +112,11 @@ class _Cells:
         if is_text(array.type):
             then += ', or take each as `""` with `missing="keep"`'
         elif not is_list(array.type):
+            # Whole numbers of a date's unit have no room in float32.
+            is_time = opening.import_extra("pyarrow.types").is_temporal(array.type)
+            dtype = "np.float64" if is_time else "np.float32"
             then += (
-                f', or as NaN with `dtypes={{"{name}": np.float32}}` and'
-                ' `missing="keep"`'
+                f', or as NaN with `dtypes={{"{name}": {dtype}}}` and `missing="keep"`'
             )
         raise self._mismatch(name, f"{array.null_count} nulls", f"{then}.")
 

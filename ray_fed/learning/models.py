@@ -145,9 +145,9 @@ class Model:
                 accuracies, means, confusion counts; for several outputs a dictionary of
                 lists. Objects are used as they are, and keep their values.
             label_type: of the labels of a batch, its first dimension unknown; for
-                several outputs a dictionary. By default that of the output for a loss
-                by name or a function, unless a sparse one, and else `int32[?]`, a class
-                for each example.
+                several outputs a dictionary. By default that of the output, but
+                `int32[?]`, a class for each example, for a sparse loss, and for objects
+                of a binary loss or of a class of one's own.
 
         Raises:
             ValueMismatchError: the loss or a metric is none of Keras, a metric is not a
@@ -414,6 +414,13 @@ def _check_model(keras_model: keras.Model) -> None:
             raise errors.ValueMismatchError(
                 f"Expected a functional Keras model with an {kind}, found none."
             )
+    for layer in cast("Any", keras_model)._flatten_layers():
+        if getattr(layer, "stateful", False):
+            raise errors.ValueMismatchError(
+                "Expected layers that begin anew with each batch, found"
+                f" `{type(layer).__name__}` named `{layer.name}` with `stateful=True`,"
+                " whose rows go on from those of the batch before: leave that out."
+            )
     for name in ("train_step", "test_step", "compute_loss", "compute_metrics"):
         if getattr(type(keras_model), name) is not getattr(keras.Model, name):
             raise errors.ValueMismatchError(
@@ -441,16 +448,14 @@ def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
         is_input = kind == "input"
         names = [t.name for t in tensors] if is_input else keras_model.output_names
         named = dict(zip(names, tensors, strict=True))
-    return {name: _of_any_batch(keras_model, t) for name, t in named.items()}
+    return {name: _of_any_batch(t) for name, t in named.items()}
 
 
-def _of_any_batch(keras_model: keras.Model, tensor: Any) -> Any:
-    """Return a symbolic tensor whose batch is of any size, unless layers keep rows.
+def _of_any_batch(tensor: Any) -> Any:
+    """Return a symbolic tensor whose batch is of any size.
 
     Keras, too, lets a model take other batches than that which it was built with.
     """
-    if any(getattr(layer, "stateful", False) for layer in keras_model.layers):
-        return tensor
     return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype)
 
 

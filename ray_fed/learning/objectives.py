@@ -251,8 +251,15 @@ def _label_type(loss: object, output: Any) -> fl.TensorType:
 
     An output of one value a row is compared with labels `[rows]`.
     """
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", "sparse")
-    if "sparse" in name.lower():
+    if isinstance(loss, keras.losses.Loss):
+        # Of a loss of one's own nothing is known; binary ones are of classes 0 and 1.
+        is_own = not type(loss).__module__.startswith("keras.")
+        name = type(loss).__name__
+        is_classes = is_own or "Sparse" in name or name.startswith("Binary")
+    else:
+        name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
+        is_classes = "sparse" in name.lower()
+    if is_classes:
         return fl.TensorType(np.int32, [None])
     shape = list(output.shape)
     if len(shape) == 2 and shape[1] == 1:  # noqa: PLR2004 (batch, and the one value)

@@ -29,11 +29,13 @@ class OptimizerSpec:
     """A user's optimiser, to be copied into graphs.
 
     Args:
-        optimizer: of Keras, an object or a name such as "sgd"; left as it is.
+        optimizer: of Keras, an object or a name such as "sgd"; left as it is. Copies
+            begin anew: steps that it took, and its moments, are not copied.
 
     Raises:
-        ValueMismatchError: it is no optimiser of Keras, one that scales losses, or one
-            whose `build` computes variables from the weights in a way of its own.
+        ValueMismatchError: it is no optimiser of Keras, one that scales losses, one
+            whose `build` computes variables from the weights in a way of its own, or
+            one whose schedule has variables.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer | str) -> None:
@@ -53,6 +55,8 @@ class OptimizerSpec:
         rate: Any = optimizer._learning_rate
         is_number = isinstance(rate, keras.Variable)
         self._rate: Any = float(rate.numpy()) if is_number else rate
+        if not is_number:
+            _check_schedule(rate)
         bare = keras.optimizers.Optimizer(0.1)
         # Private names of the base class are its variables and their bookkeeping, which
         # copies have of their own; so have they the cache of what is excluded.
@@ -175,7 +179,8 @@ class StampedOptimizer:
 
         A weight whose gradient is None stays as it is.
         """
-        self._optimizer.apply(list(gradients), self._weights)
+        # As `fit` does, so that a class of one's own may override it.
+        self._optimizer.apply_gradients(zip(gradients, self._weights, strict=True))
 
     def finish(self) -> tuple[tf.Tensor, ...]:
         """Return the weights as `fit` leaves them: with `use_ema` their averages."""
@@ -256,6 +261,16 @@ def _exclude_alike(
         for reference, variable in zip(references, variables, strict=True)
         if optimizer._var_key(reference) in excluded
     }
+
+
+def _check_schedule(schedule: Any) -> None:
+    for name, value in getattr(schedule, "__dict__", {}).items():
+        if isinstance(value, keras.Variable | tf.Variable):
+            raise errors.ValueMismatchError(
+                "Expected a schedule that computes from the number of steps alone,"
+                f" found `{type(schedule).__name__}` with the variable `{name}`: make a"
+                " number of it."
+            )
 
 
 def _starts_from_weights(spec: OptimizerSpec) -> bool:

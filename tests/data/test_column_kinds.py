@@ -367,3 +367,21 @@ def test_labels_of_a_frame_go_by_place_and_not_by_index() -> None:
         np.testing.assert_equal(make(column), make(labels))
         with pytest.raises(errors.ConfigError, match="`labels`, and none missing"):
             make(np.where(labels == 1, np.nan, labels))
+
+
+def test_client_without_a_whole_row_is_none_as_in_pandas() -> None:
+    frame = pd.DataFrame({"who": list("aab"), "x": [1.0, 2.0, np.nan]})
+
+    data = ClientData.from_table(frame, client="who", x="x", missing="drop")
+
+    assert list(data.ids) == [who for who, _ in frame.dropna().groupby("who")]
+
+
+@pytest.mark.parametrize("columns", [("who", "bin"), ("bin", "x")], ids=["x", "client"])
+def test_intervals_of_cut_are_told_in_words(columns: tuple[str, str]) -> None:
+    frame = pd.DataFrame({"who": list("aab"), "x": [1.0, 2.0, 3.0]})
+    frame["bin"] = pd.cut(frame.x, 2)
+    client, x = columns
+
+    with pytest.raises(errors.ConfigError, match=r"labels=\[...\]"):
+        ClientData.from_table(frame, client=client, x=x)

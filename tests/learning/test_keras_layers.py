@@ -3,6 +3,7 @@
 # pyright: reportUnknownLambdaType=false
 
 import inspect
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import learning
+from ray_fed.learning import callbacks
 
 K = keras.layers
 RNG = np.random.default_rng(5)
@@ -529,9 +531,28 @@ def test_models_that_train_in_their_own_way_are_refused(cls: Any) -> None:
         learning.Model.from_keras(keras_model, loss="mse")
 
 
-def test_layer_whose_config_lacks_an_argument_is_named() -> None:
+def test_layers_that_go_on_from_batch_to_batch_are_refused() -> None:
+    keras_model = keras.Sequential(
+        [
+            keras.Input(batch_shape=(4, 6, 4)),
+            K.Bidirectional(K.GRU(3, stateful=True)),
+            K.Dense(1),
+        ]
+    )
+
+    with pytest.raises(errors.ValueMismatchError, match="stateful=True"):
+        learning.Model.from_keras(keras_model, loss="mse")
+
+
+def test_layer_whose_config_lacks_an_argument_is_named(
+    tmp_path: pathlib.Path,
+) -> None:
     keras_model = build_stack(Scaling(3.0))
     model = learning.Model.from_keras(keras_model, loss="mse")
+    checkpoint = callbacks.ModelCheckpoint(tmp_path / "best.keras", model)
+
+    with pytest.raises(errors.ValueMismatchError, match="`Scaling` named"):
+        checkpoint.on_start(learning.History())
 
     with pytest.raises(
         errors.ValueMismatchError, match=r"`factor` of `1.0`, not `3.0`"

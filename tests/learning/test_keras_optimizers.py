@@ -93,6 +93,21 @@ def find_classes() -> list[type[keras.optimizers.Optimizer]]:
     )
 
 
+class Tripled(keras.optimizers.SGD):
+    """An optimiser that overrides what `fit` calls first."""
+
+    @override
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        return super().apply_gradients([(3 * g, v) for g, v in grads_and_vars])
+
+
+class Tuned(Schedule):
+    """A schedule with a variable of its own."""
+
+    def __init__(self) -> None:
+        self.rate = keras.Variable(0.1)
+
+
 RATES = {"Adadelta": 1.0, "Adafactor": 0.05, "Ftrl": 0.5, "Lion": 0.01}
 """Where 0.1 moves weights hardly at all, or so far that roundings show."""
 
@@ -359,6 +374,7 @@ def used_before(_: keras.Model) -> Any:
             lambda _: SGD(lambda: 0.05), id="function", marks=pytest.mark.slow
         ),
         pytest.param(lambda _: Scaled(5.0, learning_rate=0.01), id="own class"),
+        pytest.param(lambda _: Tripled(0.1), id="own gradients"),
     ],
 )
 def test_what_no_config_has_is_as_in_keras(make: Any, where: str) -> None:
@@ -425,6 +441,11 @@ class Remembering(keras.optimizers.SGD):
         ),
         pytest.param(
             lambda m: learning.build_fed_avg(m, Counting()), "`count`", id="variables"
+        ),
+        pytest.param(
+            lambda m: learning.build_fed_avg(m, SGD(Tuned())),
+            "`Tuned` with the variable `rate`",
+            id="schedule with a variable",
         ),
         pytest.param(
             lambda m: learning.build_fed_avg(m, Remembering()),

@@ -1,5 +1,6 @@
 """Models of several inputs and outputs, losses and metrics by their names."""
 
+import functools
 from typing import Any
 
 import federated_language as fl
@@ -236,3 +237,24 @@ def test_batch_of_two_numbers_of_rows_names_client_and_batch() -> None:
         errors.ValueMismatchError, match=r"batch 1 of the client `data\[1\]`.*`y` 2"
     ):
         learning.run(training, clients, num_rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels"),
+    [
+        (keras.losses.MeanSquaredError(), "float32[?]"),
+        (keras.losses.Huber(), "float32[?]"),
+        (keras.losses.mean_squared_error, "float32[?]"),
+        (functools.partial(keras.losses.huber, delta=0.5), "float32[?]"),
+        (keras.losses.BinaryCrossentropy(), "int32[?]"),
+    ],
+    ids=["object", "huber", "function", "partial", "binary"],
+)
+def test_labels_are_as_the_output_unless_they_are_classes(
+    loss: Any, labels: str
+) -> None:
+    keras_model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+    model = Model.from_keras(keras_model, loss=loss)
+
+    assert str(model.batch_type) == f"<x=float32[?,3],y={labels}>"

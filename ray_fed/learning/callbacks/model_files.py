@@ -27,6 +27,7 @@ class ModelCheckpoint(Callback):
 
     Raises:
         ConfigError: the path has another suffix, or the mode is none.
+        ValueMismatchError: as a run begins: as `Model.to_keras` says.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class ModelCheckpoint(Callback):
     @override
     def on_start(self, history: History) -> None:
         check_place(self._path)
+        # A layer that cannot be made again is told before the run, not after a round.
+        self._model.to_keras(self._model.initial_weights())
         self._history = history
 
     @override
