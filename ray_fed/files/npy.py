@@ -46,7 +46,7 @@ _STEP_BYTES = 2**20
 """Read at a time, so that memory follows what is there and not what a header claims."""
 
 
-_ACROSS = 4
+_ACROSS = 2
 """How many times as many rows are read at once where an array lies by columns."""
 
 
@@ -135,6 +135,7 @@ class ArrayReader:
                 rows = self._lay(content, (found, *self.shape[1:]))
                 for first in range(0, found, count):
                     yield rows[first : first + count]
+                del rows, content  # before there are the next
             file.seek(origin + self.num_bytes)
             if file.read(1):
                 raise self._is_longer()
