@@ -126,7 +126,6 @@ def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
         ValueMismatchError: an optimiser, or a schedule, is not one of Keras.
         ConfigError: `epochs` is below 1, or `proximal` below 0.
     """
-    expect_model(model)
     check_number("proximal", proximal, lambda mu: mu >= 0, "to be at least 0")
     return _build(
         model,
