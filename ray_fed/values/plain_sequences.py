@@ -56,7 +56,7 @@ def to_plain_sequence(
         laid = _read_stacked(value, element, label)
         if laid is not None:
             return laid
-        value = cast("Any", value).as_numpy_iterator()
+        value = iterate_dataset(value)
     tried = _iterate(value)
     if tried is None:
         raise errors.ValueMismatchError(
@@ -65,6 +65,17 @@ def to_plain_sequence(
             " row, or one a batch where the type has batches."
         )
     return _read_elements(value, tried, type_spec, label, to_plain)
+
+
+def iterate_dataset(dataset: Any) -> Iterator[Any]:
+    """Yield the elements of a dataset and end without an op that fails, as `iter` does.
+
+    In TensorFlow 2.21 an op that fails on one thread, as the last of `iter` does, makes
+    ops of other threads fail with its error where those run on another CPU device.
+    """
+    iterator = iter(dataset)
+    while (found := iterator.get_next_as_optional()).has_value():
+        yield found.get_value()
 
 
 def _iterate(value: object) -> Iterator[Any] | None:
@@ -138,7 +149,9 @@ def _read_stacked(
         if not all(spec.shape.is_fully_defined() for _, spec in specs):
             return None
         size = _step_size(specs, length)
-        batches = iter(dataset.batch(size)) if size else iter([_all_of(dataset)])
+        batches = (
+            iterate_dataset(dataset.batch(size)) if size else iter([_all_of(dataset)])
+        )
     except Exception:  # noqa: BLE001 (`_read_elements` will say what it is)
         return None
     runs: list[list[columnar_sequence.Column]] = []

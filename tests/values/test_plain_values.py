@@ -69,13 +69,6 @@ class SymbolicTensor:
         return "symbolic"
 
 
-class FakeDataset:
-    """What a dataset shows of itself."""
-
-    def as_numpy_iterator(self) -> Any:
-        return iter([np.int32(1), np.int32(2)])
-
-
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [
@@ -401,7 +394,6 @@ def test_stored_client_is_passed_on_among_others() -> None:
     [
         pytest.param([1, 2], id="list"),
         pytest.param((n for n in (1, 2)), id="generator"),
-        pytest.param(FakeDataset(), id="dataset"),
         pytest.param(np.array([1, 2], np.int32), id="array"),
     ],
 )

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from ray_fed.files.opening import DataFile, describe_executor
 from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import tensor_structures
+from ray_fed.values import plain_sequences, tensor_structures
 
 SUFFIXES = (".tfrecord", ".tfrecords")
 
@@ -226,14 +226,14 @@ def _stacked(
     leaves: Mapping[str, fl.TensorType],
     type_spec: fl.Type,
 ) -> Any:
-    examples = list(parsed.as_numpy_iterator())
+    examples = list(plain_sequences.iterate_dataset(parsed))
     arrays: list[Any] = []
     for index, (name, leaf) in enumerate(leaves.items()):
         shape = leaf.shape or ()
         if not shape or shape[0] not in (None, len(examples)):
             found = f"{len(examples)} examples"
             raise file.mismatch(f"`{leaf}` as all of the feature `{name}`", found)
-        cells = [example[index] for example in examples]
+        cells = [example[index].numpy() for example in examples]
         stacked = np.array(cells, tensor_structures.storage_dtype(leaf))
         arrays.append(stacked.reshape(len(examples), *shape[1:]))
     return tensor_structures.unflatten(iter(arrays), type_spec)

@@ -14,6 +14,7 @@ from ray_fed.language.structs import Plain
 from ray_fed.tensorflow.tensors import containers, specs
 from ray_fed.values import (
     columnar_sequence,
+    plain_sequences,
     plain_values,
     read_limits,
     stored,
@@ -210,9 +211,10 @@ def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:
     """
     meter = read_limits.Meter("a dataset")
     elements: list[Any] = []
-    for member in dataset.as_numpy_iterator():
-        elements.append(_structured(member, element))
-        meter.add(max(1, sum(map(stored.count_bytes, tf.nest.flatten(member)))))
+    for member in plain_sequences.iterate_dataset(dataset):
+        arrays = [tensor.numpy() for tensor in tf.nest.flatten(member)]
+        elements.append(_structured(tf.nest.pack_sequence_as(member, arrays), element))
+        meter.add(max(1, sum(map(stored.count_bytes, arrays))))
     return elements
 
 

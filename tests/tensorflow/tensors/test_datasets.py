@@ -111,9 +111,23 @@ class TestToRows:
         make, element = READ[case]
         dataset = make()
         monkeypatch.delattr(tf.data.Dataset, "__iter__")
-        monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", None)
 
         assert len(plain_values.to_plain(dataset, fl.SequenceType(element))) > 0
+
+    def test_reading_to_the_end_runs_no_op_that_fails(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # The end of TensorFlow's own iteration is an error, which spreads to other
+        # threads.
+        rows = tf.data.Dataset.range(3)
+        known, unknown = rows, rows.filter(lambda _: True)
+        monkeypatch.delattr(type(iter(rows)), "__next__")
+        monkeypatch.setattr(tf.data.Dataset, "as_numpy_iterator", None)
+        element = fl.TensorType(np.int64)
+
+        assert len(plain_values.to_plain(known, fl.SequenceType(element))) == 3
+        assert len(plain_values.to_plain(unknown, fl.SequenceType(element))) == 3
+        assert datasets.to_elements(unknown, element) == [0, 1, 2]
 
     def test_element_of_another_type_is_named(self) -> None:
         dataset = sliced({"a": [1], "z": np.array([3])})
