@@ -5,7 +5,6 @@ user can mend is one line on standard error and exit code 2.
 """
 
 import dataclasses
-import importlib.metadata
 import json
 import pathlib
 import platform
@@ -15,10 +14,8 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-import yaml
 
 import ray_fed.errors as errors
-from ray_fed.config import Config
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -142,6 +139,10 @@ def status(address: Address = None) -> None:
 @config_app.command()
 def check(path: Annotated[pathlib.Path, typer.Argument(help="A YAML file.")]) -> None:
     """Read settings as ray_fed.init does, and print what they come to."""
+    import yaml
+
+    from ray_fed.config import Config
+
     settings = Config.load(path).model_dump(mode="json")
     print(yaml.safe_dump(settings, sort_keys=False), end="")
 
@@ -151,6 +152,8 @@ def _print_fact(name: str, value: str) -> None:
 
 
 def _version_of(package: str) -> str:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -158,9 +161,6 @@ def _version_of(package: str) -> str:
 
 
 def _print_tensorflow() -> None:
-    from ray_fed.tensorflow.importing import import_tensorflow
-
-    import_tensorflow()
     import tensorflow as tf
 
     _print_fact("tensorflow", tf.__version__)

@@ -2,10 +2,9 @@
 
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import federated_language as fl
-from federated_language.context_stack import runtime_error_context
 
 import ray_fed.errors as errors
 from ray_fed.config import Config, check_config
@@ -13,21 +12,6 @@ from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.factory import build_context
 
 flf = fl.framework
-
-
-def _say_what_to_do(self: object, comp: Any, arg: Any) -> NoReturn:
-    del self, comp, arg
-    raise errors.ContextStateError(
-        "Expected a context that runs computations, found none (No default context"
-        " installed): call `ray_fed.init()` in this thread. A context belongs to the"
-        " thread that installed it: where another thread has called `init`, call it"
-        " here with the same arguments."
-    )
-
-
-# Every thread starts with federated_language's own context for "no context", which says
-# only that none is installed: also a thread that starts after `init` was called.
-runtime_error_context.RuntimeErrorContext.invoke = _say_what_to_do
 
 
 class _Installation:

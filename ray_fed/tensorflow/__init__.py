@@ -1,14 +1,29 @@
 """The TensorFlow front end: write the work of one client or server as a function.
 
-Importing this package imports TensorFlow; importing `ray_fed` does not.
+TensorFlow is imported when one of the names is first used: it takes seconds, in which
+workers start where `ray_fed.init` was called before.
 """
 
-from ray_fed.tensorflow.importing import import_tensorflow
+from typing import TYPE_CHECKING
 
-import_tensorflow()
+import ray_fed.imports as imports
 
-from ray_fed.tensorflow.external.external_data import data  # noqa: E402
-from ray_fed.tensorflow.front.computation import computation  # noqa: E402
-from ray_fed.tensorflow.graphs.identity import identify_computation  # noqa: E402
+if TYPE_CHECKING:
+    from ray_fed.tensorflow.external.external_data import data
+    from ray_fed.tensorflow.front.computation import computation
+    from ray_fed.tensorflow.graphs.identity import identify_computation
 
 __all__ = ["computation", "data", "identify_computation"]
+
+__getattr__ = imports.import_lazily(
+    __name__,
+    {
+        "computation": "ray_fed.tensorflow.front.computation",
+        "data": "ray_fed.tensorflow.external.external_data",
+        "identify_computation": "ray_fed.tensorflow.graphs.identity",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

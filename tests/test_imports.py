@@ -1,7 +1,7 @@
-"""What TensorFlow and Ray write as they are imported stays off standard error.
+"""TensorFlow and Ray are imported quietly, TensorFlow without Keras, names lazily.
 
-Standard error belongs to a process, so each test has one of its own; those that are not
-slow import stand-ins for the packages.
+Standard error and modules belong to a process, so each test has one of its own; those
+that are not slow import stand-ins for the packages.
 """
 
 import os
@@ -10,10 +10,13 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 
-from ray_fed import quiet_imports
+import ray_fed
+from ray_fed import imports
+from ray_fed import tensorflow as rtf
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 LOGGED = """\
@@ -26,7 +29,7 @@ E0000 00:00:1795572011.186 8 cuda.cc:52] an error
 FOREIGN = "I was written by something else\n"
 LOAD = f"""
 import importlib.util, os, sys
-spec = importlib.util.spec_from_file_location("quiet", {quiet_imports.__file__!r})
+spec = importlib.util.spec_from_file_location("quiet", {imports.__file__!r})
 quiet = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(quiet)
 quiet.install()
@@ -44,7 +47,7 @@ def run(
     level: str | None = None,
     **settings: str,
 ) -> subprocess.CompletedProcess[str]:
-    name = quiet_imports.LOG_LEVEL_VARIABLE
+    name = imports.LOG_LEVEL_VARIABLE
     environment = {k: v for k, v in os.environ.items() if k != name}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
@@ -209,3 +212,85 @@ print(total([1, 2, 3]))
     done = run("-c", script)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "6\n", "")
+
+
+@pytest.fixture
+def curious(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A `tensorflow` that says whether it found Keras and garbage is collected."""
+    package = tmp_path / "tensorflow" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text(
+        "import gc\ncollects = gc.isenabled()\n"
+        "try:\n    import keras\n    found = keras.is_users\n"
+        "except ImportError:\n    found = False\n"
+    )
+    return tmp_path
+
+
+REPORT = """
+import gc, sys, tensorflow
+print(tensorflow.found, "keras" in sys.modules, tensorflow.collects, gc.isenabled())
+"""
+
+
+def test_tensorflow_is_imported_without_keras(curious: pathlib.Path) -> None:
+    done = run("-c", f"{LOAD}{REPORT}", path=curious)
+
+    assert (done.stdout, done.stderr) == ("False False False True\n", "")
+
+
+def test_keras_that_is_imported_already_is_left_alone(curious: pathlib.Path) -> None:
+    (curious / "keras.py").write_text("is_users = True\n")
+
+    done = run("-c", f"import keras{LOAD}{REPORT}", path=curious)
+
+    assert (done.stdout, done.stderr) == ("True True False True\n", "")
+
+
+KERAS_LATER = [
+    "import ray_fed.learning",
+    "from tensorflow.keras import layers",
+    "tf.keras.layers.Dense",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", KERAS_LATER)
+def test_keras_works_after_tensorflow(use: str) -> None:
+    script = f"""
+import sys, ray_fed, tensorflow as tf
+before = 'keras' in sys.modules
+{use}
+import keras, numpy as np, tensorflow.keras.layers
+dense = keras.layers.Dense(1, kernel_initializer='ones')
+model = tf.keras.Sequential([dense])
+model.compile('sgd', 'mse')
+model.fit(np.ones([4, 2]), np.zeros([4, 1]), verbose=0)
+print(before, tf.keras.Model is keras.Model, model.count_params())
+"""
+
+    done = run("-c", script)
+
+    assert (done.returncode, done.stdout) == (0, "False True 3\n"), done.stderr
+
+
+PUBLIC = {"ray_fed": ray_fed, "ray_fed.tensorflow": rtf}
+
+
+@pytest.mark.parametrize("package", PUBLIC.values(), ids=PUBLIC.keys())
+def test_public_names_are_imported_as_they_are_used(package: types.ModuleType) -> None:
+    assert set(package.__all__) <= set(dir(package))
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    with pytest.raises(AttributeError, match=f"{package.__name__}.*no attribute.*nix"):
+        package.nix  # noqa: B018
+
+
+def test_front_end_is_imported_before_tensorflow() -> None:
+    done = run(
+        "-c",
+        "import sys\nfrom ray_fed import tensorflow as rtf\n"
+        "print('tensorflow' in sys.modules)\nrtf.computation\n"
+        "print('tensorflow' in sys.modules, 'keras' in sys.modules)",
+    )
+
+    assert (done.stdout, done.stderr) == ("False\nTrue False\n", "")
