@@ -1,6 +1,7 @@
 """How public objects show themselves: in a line, and as HTML where there is more."""
 
 import dataclasses
+import math
 import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 
 import ray_fed
 from ray_fed import learning, program
+from ray_fed.observability import reprs
 from ray_fed.observability.report import RoundReport, SubroundReport
 from ray_fed.program import ClientData, RayFederatedContext
 
+KERAS = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
 MODEL = learning.Model.from_keras(
-    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]),
+    KERAS,
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
 )
 RECORD = learning.RoundRecord(
@@ -111,7 +114,13 @@ LOOKED_AT_ELSEWHERE = {
     "WeightedSampler",  # has all its weights, likewise
 }
 
-SHOWN_AS_HTML = ("Config", "History", "RoundRecord", "RoundReport", "TrainingResult")
+SHOWN_AS_HTML = (
+    "Config",
+    "History",
+    "RoundRecord",
+    "RoundReport",
+    "TrainingResult",
+)
 
 
 def public_classes() -> list[str]:
@@ -142,6 +151,34 @@ def test_html_is_a_table(name: str) -> None:
 
     assert drawn.count("<table>") == drawn.count("</table>") == 1
     assert drawn.count("<") == drawn.count(">")
+
+
+@pytest.mark.parametrize("name", ["History", "RoundRecord", "RoundReport"])
+def test_wide_table_scrolls(name: str) -> None:
+    assert draw(MAKE[name]()).startswith("<div style='overflow-x:auto")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.20411427399994864, "0.2041"),
+        (1e-6, "1.000e-06"),
+        (0.5, "0.5000"),
+        (12.3456, "12.35"),
+        (999.96, "1,000"),
+        (12345.678, "12,346"),
+        (0.0, "0"),
+        (1797.0, "1,797"),
+        (2**40, "1,099,511,627,776"),
+        (-0.000123456, "-0.0001235"),
+        (1e30, "1.000e+30"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+    ],
+    ids=str,
+)
+def test_numbers_have_four_digits_that_matter(value: float, text: str) -> None:
+    assert reprs.show_number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -202,10 +239,10 @@ def test_clients_show_their_count_and_type_not_their_ids() -> None:
     )
 
     assert repr(clients) == "<3000 clients of float32, read by HeldSource>"
-    assert "3000" in draw(clients)
+    assert "3,000" in draw(clients)
     assert len(draw(clients)) < 1000
 
 
 def test_record_keeps_its_fields_apart_from_its_text() -> None:
-    assert repr(RECORD) == "<round 3: 500 clients, 0.500 s, training.loss 0.5>"
+    assert repr(RECORD) == "<round 4: 500 clients, 0.5000 s, training.loss 0.5000>"
     assert dataclasses.replace(RECORD, seconds=1.0) != RECORD
