@@ -2,13 +2,17 @@
 
 import dataclasses
 import math
+import pathlib
 import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
 import ray_fed
 from ray_fed import learning, program
@@ -115,8 +119,10 @@ LOOKED_AT_ELSEWHERE = {
 }
 
 SHOWN_AS_HTML = (
+    "ClientData",
     "Config",
     "History",
+    "LearningProcess",
     "RoundRecord",
     "RoundReport",
     "TrainingResult",
@@ -222,10 +228,10 @@ def test_settings_show_what_differs_from_the_defaults() -> None:
     assert "<td>backend</td>" in draw(config)
 
 
-def test_context_shows_backend_workers_rounds_and_seconds(
+def test_context_shows_backend_workers_calls_and_seconds(
     context: ray_fed.ExecutionContext,
 ) -> None:
-    text = "backend local, workers 2, rounds 0, seconds 0.0, state open"
+    text = "backend local, workers 2, calls 0, seconds 0, state open"
 
     assert repr(context) == f"<ray_fed context: {text}>"
     assert "<td style='text-align:left'>local</td>" in draw(context)
@@ -238,9 +244,74 @@ def test_clients_show_their_count_and_type_not_their_ids() -> None:
         {f"client {n}": np.float32(n) for n in range(3000)}, np.float32
     )
 
-    assert repr(clients) == "<3000 clients of float32, read by HeldSource>"
+    assert repr(clients) == "<3,000 clients of float32>"
     assert "3,000" in draw(clients)
     assert len(draw(clients)) < 1000
+
+
+def test_clients_of_a_table_show_rows_and_columns() -> None:
+    rows = pa.table(
+        {
+            "nr": [n // 4 for n in range(40)],
+            "exper": np.arange(40, dtype=np.int32),
+            "job": ["a", None] * 20,
+            "wage": np.linspace(0, 1, 40),
+        }
+    )
+    named = {"exper": "exper", "job": "job"}
+    clients = ClientData.from_table(
+        rows, client="nr", x=named, y="wage", missing="keep"
+    )
+
+    columns = "columns exper int32, job str, wage float64"
+    assert repr(clients) == f"<10 clients, 40 rows, {columns}>"
+    assert repr(clients.epochs(3).batch(2)[:4]) == f"<4 clients, 16 rows, {columns}>"
+    trained, held = clients.hold_out_rows(0.25)
+    assert repr(trained) == f"<10 clients, 30 rows, {columns}>"
+    assert repr(held) == f"<10 clients, 10 rows, {columns}>"
+    assert "exper int32, job str, wage float64" in draw(clients)
+    mapped = ClientData.from_table(rows, client="nr", x="exper").map(lambda row: row)
+    assert repr(mapped) == "<10 clients, 40 rows of <x=int32>*>"
+
+
+def test_rows_that_are_dropped_as_they_are_read_are_counted_as_such(
+    tmp_path: pathlib.Path,
+) -> None:
+    table = pa.table({"nr": [1, 1, 2], "x": [0.5, None, 1.5]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+
+    dropped, refused = (
+        ClientData.from_parquet(tmp_path, client="nr", x="x", missing=missing)
+        for missing in ("drop", "refuse")
+    )
+
+    assert repr(dropped) == "<2 clients, at most 3 rows, columns x float64>"
+    assert repr(refused) == "<2 clients, 3 rows, columns x float64>"
+
+
+def test_process_shows_algorithm_model_optimizers_and_state() -> None:
+    adam = keras.optimizers.Adam(0.01)
+    fed_prox = learning.build_fed_prox(MODEL, "sgd", adam, proximal=0.5, epochs=2)
+    evaluation = learning.build_fed_eval(MODEL, fed_prox)
+
+    model = f"model `{KERAS.name}` of 15 parameters"
+    assert repr(fed_prox) == (
+        "<learning process: algorithm FedProx(0.5), client optimizer SGD(0.01), server"
+        f" optimizer Adam(0.01), epochs 2, {model}, state 0.1960 kB>"
+    )
+    assert repr(evaluation) == f"<learning process: algorithm evaluation, {model}>"
+    assert "<td style='text-align:left'>Adam(0.01)</td>" in draw(fed_prox)
+
+
+def test_size_of_a_state_is_that_of_its_arrays() -> None:
+    process = build_process()
+    context = ray_fed.create_context(ray_fed.Config(backend="local"))
+    with context:
+        state = context.invoke(process.initialize, None)
+
+    arrays: list[Any] = tf.nest.flatten(state)
+    num_bytes = sum(np.asarray(array).nbytes for array in arrays)
+    assert process.facts["state"] == f"{reprs.show_number(num_bytes / 1e3)} kB"
 
 
 def test_record_keeps_its_fields_apart_from_its_text() -> None:
