@@ -72,7 +72,7 @@ class Show:
         """Print the numbers of a round."""
         numbers = record.evaluation or {}
         print(
-            f"round {record.round_index + 1}: loss {numbers['loss']:.3f}, accuracy"
+            f"round {record.round}: loss {numbers['loss']:.3f}, accuracy"
             f" {numbers['accuracy']:.3f}, {record.seconds:.2f} s"
         )
 

@@ -66,7 +66,7 @@ class Printer:
         """Print a line."""
         numbers = record.evaluation or {}
         print(
-            f"round {record.round_index + 1}: test loss {numbers['loss']:.4f},"
+            f"round {record.round}: test loss {numbers['loss']:.4f},"
             f" accuracy {numbers['accuracy']:.4f}"
         )
 

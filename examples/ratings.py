@@ -66,7 +66,7 @@ class Show:
         """Print the numbers of a round."""
         numbers = record.evaluation or {}
         print(
-            f"round {record.round_index + 1}: mean squared error"
+            f"round {record.round}: mean squared error"
             f" {numbers['loss']:.3f}, {record.seconds:.2f} s"
         )
 

@@ -11,14 +11,13 @@ import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from typing_extensions import override
 
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed.config import Config
-from ray_fed.observability.curves import draw_curves
 from ray_fed.observability.display import RoundProgress
 
 _COHORT_SHARE = 2 / 3
@@ -89,22 +88,16 @@ def run_demo(options: DemoOptions, progress: RoundProgress) -> DemoResult:
     # Workers import TensorFlow while this process does.
     with ray_fed.init(_address(options), config=_config(options)) as context:
         context.subscribe(progress)
-        records = _train(options, progress)
+        history = _train(options, progress)
     if options.plot is not None:
-        evaluations = [record.evaluation for record in records]
-        draw_curves(
-            options.plot,
-            {
-                f"test {name}": [float(numbers[name]) for numbers in evaluations]
-                for name in ("accuracy", "loss")
-            },
-        )
-    last = records[-1].evaluation
+        names = "evaluation.accuracy", "evaluation.loss"
+        history.plot(*names).savefig(options.plot, dpi=150)
+    last = history[-1].evaluation
     return DemoResult(
         accuracy=float(last["accuracy"]),
         loss=float(last["loss"]),
-        rounds=len(records),
-        clients_per_second=_clients_per_second(records),
+        rounds=len(history),
+        clients_per_second=_clients_per_second(history),
         retries=progress.retries,
         seconds=time.monotonic() - started,
     )
@@ -146,10 +139,11 @@ def _config(options: DemoOptions) -> Config:
     )
 
 
-def _train(options: DemoOptions, progress: RoundProgress) -> Sequence[Any]:
+def _train(options: DemoOptions, progress: RoundProgress) -> Any:
     progress.say("importing TensorFlow")
     from ray_fed import learning
     from ray_fed.learning import digits
+    from ray_fed.learning.run_progress import show_metrics
 
     progress.say("building the model")
     clients, test = digits.load_clients(options.clients, options.seed)
@@ -161,8 +155,7 @@ def _train(options: DemoOptions, progress: RoundProgress) -> Sequence[Any]:
     class Advance(learning.callbacks.Callback):
         @override
         def on_round(self, record: learning.RoundRecord) -> None:
-            numbers = cast("Mapping[str, Any]", record.evaluation)
-            progress.advance(loss=numbers["loss"], accuracy=numbers["accuracy"])
+            progress.advance(show_metrics(record, record))
 
     result = learning.run(
         process,

@@ -1,21 +1,28 @@
 """How public objects show themselves: in a line, and as HTML where there is more."""
 
 import dataclasses
+import math
+import pathlib
 import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
 import ray_fed
 from ray_fed import learning, program
+from ray_fed.observability import reprs
 from ray_fed.observability.report import RoundReport, SubroundReport
 from ray_fed.program import ClientData, RayFederatedContext
 
+KERAS = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
 MODEL = learning.Model.from_keras(
-    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]),
+    KERAS,
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
 )
 RECORD = learning.RoundRecord(
@@ -111,7 +118,15 @@ LOOKED_AT_ELSEWHERE = {
     "WeightedSampler",  # has all its weights, likewise
 }
 
-SHOWN_AS_HTML = ("Config", "History", "RoundRecord", "RoundReport", "TrainingResult")
+SHOWN_AS_HTML = (
+    "ClientData",
+    "Config",
+    "History",
+    "LearningProcess",
+    "RoundRecord",
+    "RoundReport",
+    "TrainingResult",
+)
 
 
 def public_classes() -> list[str]:
@@ -142,6 +157,34 @@ def test_html_is_a_table(name: str) -> None:
 
     assert drawn.count("<table>") == drawn.count("</table>") == 1
     assert drawn.count("<") == drawn.count(">")
+
+
+@pytest.mark.parametrize("name", ["History", "RoundRecord", "RoundReport"])
+def test_wide_table_scrolls(name: str) -> None:
+    assert draw(MAKE[name]()).startswith("<div style='overflow-x:auto")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.20411427399994864, "0.2041"),
+        (1e-6, "1.000e-06"),
+        (0.5, "0.5000"),
+        (12.3456, "12.35"),
+        (999.96, "1,000"),
+        (12345.678, "12,346"),
+        (0.0, "0"),
+        (1797.0, "1,797"),
+        (2**40, "1,099,511,627,776"),
+        (-0.000123456, "-0.0001235"),
+        (1e30, "1.000e+30"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+    ],
+    ids=str,
+)
+def test_numbers_have_four_digits_that_matter(value: float, text: str) -> None:
+    assert reprs.show_number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -185,10 +228,10 @@ def test_settings_show_what_differs_from_the_defaults() -> None:
     assert "<td>backend</td>" in draw(config)
 
 
-def test_context_shows_backend_workers_rounds_and_seconds(
+def test_context_shows_backend_workers_calls_and_seconds(
     context: ray_fed.ExecutionContext,
 ) -> None:
-    text = "backend local, workers 2, rounds 0, seconds 0.0, state open"
+    text = "backend local, workers 2, calls 0, seconds 0, state open"
 
     assert repr(context) == f"<ray_fed context: {text}>"
     assert "<td style='text-align:left'>local</td>" in draw(context)
@@ -201,11 +244,76 @@ def test_clients_show_their_count_and_type_not_their_ids() -> None:
         {f"client {n}": np.float32(n) for n in range(3000)}, np.float32
     )
 
-    assert repr(clients) == "<3000 clients of float32, read by HeldSource>"
-    assert "3000" in draw(clients)
+    assert repr(clients) == "<3,000 clients of float32>"
+    assert "3,000" in draw(clients)
     assert len(draw(clients)) < 1000
 
 
+def test_clients_of_a_table_show_rows_and_columns() -> None:
+    rows = pa.table(
+        {
+            "nr": [n // 4 for n in range(40)],
+            "exper": np.arange(40, dtype=np.int32),
+            "job": ["a", None] * 20,
+            "wage": np.linspace(0, 1, 40),
+        }
+    )
+    named = {"exper": "exper", "job": "job"}
+    clients = ClientData.from_table(
+        rows, client="nr", x=named, y="wage", missing="keep"
+    )
+
+    columns = "columns exper int32, job str, wage float64"
+    assert repr(clients) == f"<10 clients, 40 rows, {columns}>"
+    assert repr(clients.epochs(3).batch(2)[:4]) == f"<4 clients, 16 rows, {columns}>"
+    trained, held = clients.hold_out_rows(0.25)
+    assert repr(trained) == f"<10 clients, 30 rows, {columns}>"
+    assert repr(held) == f"<10 clients, 10 rows, {columns}>"
+    assert "exper int32, job str, wage float64" in draw(clients)
+    mapped = ClientData.from_table(rows, client="nr", x="exper").map(lambda row: row)
+    assert repr(mapped) == "<10 clients, 40 rows of <x=int32>*>"
+
+
+def test_rows_that_are_dropped_as_they_are_read_are_counted_as_such(
+    tmp_path: pathlib.Path,
+) -> None:
+    table = pa.table({"nr": [1, 1, 2], "x": [0.5, None, 1.5]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+
+    dropped, refused = (
+        ClientData.from_parquet(tmp_path, client="nr", x="x", missing=missing)
+        for missing in ("drop", "refuse")
+    )
+
+    assert repr(dropped) == "<2 clients, at most 3 rows, columns x float64>"
+    assert repr(refused) == "<2 clients, 3 rows, columns x float64>"
+
+
+def test_process_shows_algorithm_model_optimizers_and_state() -> None:
+    adam = keras.optimizers.Adam(0.01)
+    fed_prox = learning.build_fed_prox(MODEL, "sgd", adam, proximal=0.5, epochs=2)
+    evaluation = learning.build_fed_eval(MODEL, fed_prox)
+
+    model = f"model `{KERAS.name}` of 15 parameters"
+    assert repr(fed_prox) == (
+        "<learning process: algorithm FedProx(0.5), client optimizer SGD(0.01), server"
+        f" optimizer Adam(0.01), epochs 2, {model}, state 0.1960 kB>"
+    )
+    assert repr(evaluation) == f"<learning process: algorithm evaluation, {model}>"
+    assert "<td style='text-align:left'>Adam(0.01)</td>" in draw(fed_prox)
+
+
+def test_size_of_a_state_is_that_of_its_arrays() -> None:
+    process = build_process()
+    context = ray_fed.create_context(ray_fed.Config(backend="local"))
+    with context:
+        state = context.invoke(process.initialize, None)
+
+    arrays: list[Any] = tf.nest.flatten(state)
+    num_bytes = sum(np.asarray(array).nbytes for array in arrays)
+    assert process.facts["state"] == f"{reprs.show_number(num_bytes / 1e3)} kB"
+
+
 def test_record_keeps_its_fields_apart_from_its_text() -> None:
-    assert repr(RECORD) == "<round 3: 500 clients, 0.500 s, training.loss 0.5>"
+    assert repr(RECORD) == "<round 4: 500 clients, 0.5000 s, training.loss 0.5000>"
     assert dataclasses.replace(RECORD, seconds=1.0) != RECORD

@@ -240,8 +240,8 @@ class ExecutionContext(flf.SyncContext):
         return {
             "backend": self._config.backend,
             "workers": counted if isinstance(counted, int | tuple) else "one a CPU",
-            "rounds": self._report.num_calls,
-            "seconds": round(self._report.seconds, 3),
+            "calls": self._report.num_calls,
+            "seconds": reprs.show_number(self._report.seconds),
             "state": "open" if self.is_open else "closed",
         }
 

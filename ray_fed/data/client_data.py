@@ -14,7 +14,7 @@ from ray_fed.data.arguments import (
     read_ids,
     read_member_type,
 )
-from ray_fed.data.client_rows import ClientRows
+from ray_fed.data.client_rows import ClientRows, TableFacts
 from ray_fed.data.held_values import hold_values, weigh_values
 from ray_fed.data.laid_source import LaidSource
 from ray_fed.data.sqlite_source import SqliteSource
@@ -173,7 +173,8 @@ class ClientData(ClientRows):
         table = ClientTable(rows, features, client, ids, sizes, is_sorted)
         member = fl.SequenceType(features.element)
         weights = sizes.astype(np.float64)
-        return cls._of(LaidSource(table), member, ids, weights).batch(batch_size)
+        source, facts = LaidSource(table), _facts_of(features, drops=True)
+        return cls._of(source, member, ids, weights, facts).batch(batch_size)
 
     @classmethod
     def from_table(  # noqa: PLR0913 (as from_parquet)
@@ -209,7 +210,8 @@ class ClientData(ClientRows):
         features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
         ids, sizes, held = hold_clients(rows, features, client)
         member = fl.SequenceType(features.element)
-        return cls._of(HeldSource(held), member, ids, sizes).batch(batch_size)
+        source, facts = HeldSource(held), _facts_of(features, drops=False)
+        return cls._of(source, member, ids, sizes, facts).batch(batch_size)
 
     @classmethod
     def from_ray(  # noqa: PLR0913 (as from_parquet)
@@ -282,7 +284,9 @@ class ClientData(ClientRows):
         source = SqliteSource(rows, features)
         member = fl.SequenceType(source.element)
         sizes = rows.sizes.astype(np.float64)
-        return cls._of(source, member, rows.ids, sizes).batch(batch_size)
+        dtypes = {name: str(leaf) for name, leaf in source.element.items()}
+        facts = TableFacts(dtypes)
+        return cls._of(source, member, rows.ids, sizes, facts).batch(batch_size)
 
     @classmethod
     def _of_table(
@@ -292,4 +296,20 @@ class ClientData(ClientRows):
         source = TableSource(rows, features, ids, index)
         member = fl.SequenceType(features.element)
         sizes = index.sizes.astype(np.float64)
-        return cls._of(source, member, ids, sizes).batch(batch_size)
+        facts = _facts_of(features, drops=True)
+        return cls._of(source, member, ids, sizes, facts).batch(batch_size)
+
+
+def _facts_of(features: Features, *, drops: bool) -> TableFacts:
+    """Return what is shown of a table.
+
+    Args:
+        features: of its rows.
+        drops: whether rows that are to be dropped are counted.
+    """
+    columns = {
+        name: str(fl.TensorType(leaf.type_signature.dtype, leaf.shape))
+        for leaf in features.leaves
+        for name in leaf.columns
+    }
+    return TableFacts(columns, drops=drops and features.missing == "drop")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import federated_language as fl
@@ -25,28 +25,51 @@ from ray_fed.observability import reprs
 from ray_fed.values.client_references import ClientReference, ClientRun, ClientSource
 
 
+@dataclasses.dataclass(frozen=True)
+class TableFacts:
+    """What is known of the rows of a table, to be shown.
+
+    Attributes:
+        columns: the dtypes of those that rows are made of, by name; none after `map`.
+        drops: whether a client may have fewer rows than were counted, as those with a
+            missing cell are dropped where they are read.
+    """
+
+    columns: Mapping[str, str]
+    drops: bool = False
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class ClientRows(ClientRun):
     """Clients by reference, whose rows are arranged where their work is.
 
     Attributes:
         ids: one a client, in order.
+        table: of their rows; None: they are of none, and weights count no rows.
     """
 
     ids: tuple[Hashable, ...] = ()
+    table: TableFacts | None = None
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            "clients": len(self),
-            "type": self.type_signature,
-            "read by": type(self.source).__name__,
-        }
+        facts: dict[str, Any] = {"clients": len(self)}
+        weights = self._row_weights()
+        if self.table is not None and weights is not None:
+            arrangement = dataclasses.replace(self._rows()[2], epochs=1)
+            rows = reprs.show_number(arrangement.weigh(weights).sum())
+            facts["rows"] = f"at most {rows}" if self.table.drops else rows
+        if self.table is not None and self.table.columns:
+            named = self.table.columns.items()
+            facts["columns"] = ", ".join(f"{name} {dtype}" for name, dtype in named)
+        return {**facts, "type": self.type_signature}
 
     @override
     def __repr__(self) -> str:
-        kind, where = self.type_signature, type(self.source).__name__
-        text = f"{len(self)} clients of {kind}, read by {where}"
-        return f"<{reprs.shorten(text)}>"
+        facts = self._facts()
+        kind = facts.pop("type")
+        rows = f", {facts['rows']} rows" if "rows" in facts else ""
+        of = f", columns {facts['columns']}" if "columns" in facts else f" of {kind}"
+        return f"<{reprs.shorten(f'{len(self):,} clients{rows}{of}')}>"
 
     def _repr_html_(self) -> str:
         return reprs.draw_facts(type(self).__name__, self._facts())
@@ -58,11 +81,12 @@ class ClientRows(ClientRun):
         member: fl.Type,
         ids: Sequence[Hashable],
         weights: Sequence[float] | NDArray[np.float64] | None,
+        table: TableFacts | None = None,
     ) -> Self:
         check_ids(ids)
         of_clients = None if weights is None else read_weights(weights, ids)
         positions = np.arange(len(ids), dtype=np.int64)
-        return cls(source, member, positions, of_clients, tuple(ids))
+        return cls(source, member, positions, of_clients, tuple(ids), table)
 
     @override
     def __getitem__(self, index: Any) -> Any:
@@ -160,7 +184,9 @@ class ClientRows(ClientRun):
         base, row, arrangement = self._rows()
         row_map = map_rows(function, row)
         mapped = MappedSource(base, self._by_position(self.ids), row_map)
-        return self._over(mapped, row_map.result, arrangement)
+        made = self._over(mapped, row_map.result, arrangement)
+        unnamed = self.table and dataclasses.replace(self.table, columns={})
+        return dataclasses.replace(made, table=unnamed)
 
     def hold_out_rows(
         self, fraction: float, seed: int = 0, *, last: bool = False

@@ -60,6 +60,7 @@ def build_client_eval(
     initialize, select = evaluated_state(model, training)
     state_type: Any = initialize.type_signature.result
     count, report = build_measures(model)
+    facts = {"algorithm": "evaluation by client", "model": model.describe()}
 
     if fine_tuning is None:
 
@@ -68,9 +69,11 @@ def build_client_eval(
             weights = fl.federated_broadcast(fl.federated_map(select, state))
             return fl.federated_map(report, fl.federated_map(count, (weights, data)))
 
-        return LearningProcess(initialize, evaluate)
+        return LearningProcess(initialize, evaluate, facts=facts)
 
-    tune = _build_tuning(model, OptimizerSpec(fine_tuning), check_epochs(epochs))
+    spec = OptimizerSpec(fine_tuning)
+    facts["fine tuning"] = f"{spec}, {epochs} epochs"
+    tune = _build_tuning(model, spec, check_epochs(epochs))
 
     @fl.federated_computation(state_type, model.data_type, model.data_type)
     def evaluate_tuned(state: Any, tuning_data: Any, data: Any) -> Any:
@@ -78,7 +81,7 @@ def build_client_eval(
         tuned = fl.federated_map(tune, (weights, tuning_data))
         return fl.federated_map(report, fl.federated_map(count, (tuned, data)))
 
-    return LearningProcess(initialize, evaluate_tuned)
+    return LearningProcess(initialize, evaluate_tuned, facts=facts)
 
 
 def _build_tuning(model: Model, spec: OptimizerSpec, epochs: int) -> Any:

@@ -208,4 +208,4 @@ def say_who(
         who = f"client is the one with the id {ids[cohort[place]]!r}"
     else:
         who = f"client at position {place} of the cohort is `data[{cohort[place]}]`"
-    error.add_note(f"In round {round_index} of the run, the {who}.")
+    error.add_note(f"In round {round_index + 1} of the run, the {who}.")

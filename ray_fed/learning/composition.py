@@ -24,7 +24,12 @@ from ray_fed.learning.checks import expect_kind
 from ray_fed.learning.client_guard import apply_guard, build_guard
 from ray_fed.learning.guards import Guards, require_finite, skip_empty
 from ray_fed.learning.models import Model, ModelWeights, expect_model
-from ray_fed.learning.part_types import PartTypes, at_clients, read_types
+from ray_fed.learning.part_types import (
+    PartTypes,
+    at_clients,
+    count_bytes,
+    read_types,
+)
 from ray_fed.learning.processes import LearningProcess, Part
 from ray_fed.learning.round_values import (
     Measured,
@@ -32,6 +37,7 @@ from ray_fed.learning.round_values import (
     ServerState,
     ServerView,
 )
+from ray_fed.observability import reprs
 
 
 def build_process(
@@ -129,6 +135,10 @@ def build_process(
         privacy=getattr(aggregate, "privacy", None),
         initial_client_state=getattr(client_work, "initial_client_state", None),
         num_clients=getattr(aggregate, "num_clients", None),
+        facts={
+            "model": model.describe(),
+            "state": f"{reprs.show_number(count_bytes(state_type.member) / 1e3)} kB",
+        },
     )
 
 

@@ -43,7 +43,7 @@ from ray_fed.learning.local_training import (
 )
 from ray_fed.learning.models import Model, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
-from ray_fed.learning.processes import LearningProcess
+from ray_fed.learning.processes import LearningProcess, with_facts
 from ray_fed.learning.server_update import build_server_update
 
 
@@ -90,6 +90,7 @@ def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
         client_optimizer,
         server_optimizer,
         0.0,
+        algorithm="federated averaging",
         epochs=epochs,
         aggregator=aggregator,
         client_learning_rate=client_learning_rate,
@@ -132,6 +133,7 @@ def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
         client_optimizer,
         server_optimizer,
         float(proximal),
+        algorithm=f"FedProx({proximal:g})",
         epochs=epochs,
         aggregator=aggregator,
         client_learning_rate=client_learning_rate,
@@ -145,26 +147,33 @@ def _build(  # noqa: PLR0913 (what both algorithms take)
     server_optimizer: Any,
     proximal: float,
     *,
+    algorithm: str,
     epochs: int,
     aggregator: Aggregator | None,
     client_learning_rate: Any,
     guards: Guards | None,
 ) -> LearningProcess:
     expect_model(model)
+    client = OptimizerSpec(client_optimizer)
     training = LocalTraining(
-        OptimizerSpec(client_optimizer),
-        check_epochs(epochs),
-        client_learning_rate,
-        proximal,
+        client, check_epochs(epochs), client_learning_rate, proximal
     )
     if server_optimizer is None:
         server_optimizer = keras.optimizers.SGD(1.0)
-    finalize = build_server_update(model, OptimizerSpec(server_optimizer))
-    return build_process(
+    server = OptimizerSpec(server_optimizer)
+    finalize = build_server_update(model, server)
+    process = build_process(
         model,
         distribute=send_weights(model, finalize),
         client_work=build_training(model, training),
         aggregate=inner_or_mean(aggregator),
         finalize=finalize,
         guards=guards,
+    )
+    return with_facts(
+        process,
+        algorithm=algorithm,
+        client_optimizer=client,
+        server_optimizer=server,
+        epochs=epochs,
     )

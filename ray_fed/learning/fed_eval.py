@@ -53,7 +53,8 @@ def build_fed_eval(
         totals = fl.federated_sum(fl.federated_map(count, (weights, data)))
         return fl.federated_map(report, totals)
 
-    return LearningProcess(initialize, evaluate)
+    facts = {"algorithm": "evaluation", "model": model.describe()}
+    return LearningProcess(initialize, evaluate, facts=facts)
 
 
 def _build_for_several(
@@ -84,7 +85,9 @@ def _build_for_several(
         totals = fl.federated_sum(fl.federated_map(count, (weights, data)))
         return fl.federated_map(report, totals)
 
-    return LearningProcess(initialize, evaluate)
+    described = ", ".join(f"{k}: {model.describe()}" for k, model in models.items())
+    facts = {"algorithm": "evaluation", "models": described}
+    return LearningProcess(initialize, evaluate, facts=facts)
 
 
 def _check_alike(models: dict[str, Model], training: LearningProcess | None) -> Any:

@@ -29,7 +29,7 @@ from ray_fed.learning.local_training import (
 )
 from ray_fed.learning.models import Model, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
-from ray_fed.learning.processes import LearningProcess
+from ray_fed.learning.processes import LearningProcess, with_facts
 from ray_fed.learning.round_values import ClientResult, Measured
 from ray_fed.learning.server_update import build_server_update
 
@@ -58,7 +58,8 @@ def build_fed_sgd(
             cannot mean here what it does in `fit`; it is named.
     """
     expect_model(model)
-    finalize = build_server_update(model, OptimizerSpec(server_optimizer))
+    server = OptimizerSpec(server_optimizer)
+    finalize = build_server_update(model, server)
 
     @rtf.computation(broadcast_type(model), model.data_type.member)
     def compute_gradient(broadcast: Broadcast, dataset: Any) -> ClientResult:
@@ -71,7 +72,7 @@ def build_fed_sgd(
         weight = tf.cast(totals.num_examples, tf.float32)
         return ClientResult(Delta(minus, statistics), weight, Measured(totals, ()))
 
-    return build_process(
+    process = build_process(
         model,
         distribute=send_weights(model, finalize),
         client_work=stateless_client_part(compute_gradient),
@@ -79,3 +80,4 @@ def build_fed_sgd(
         finalize=finalize,
         guards=guards,
     )
+    return with_facts(process, algorithm="FedSGD", server_optimizer=server)

@@ -12,10 +12,9 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_name
 from ray_fed.learning.extras import import_extra
-from ray_fed.learning.history_table import draw_rounds
+from ray_fed.learning.history_table import draw_rounds, shown_row
 from ray_fed.learning.metric_values import flatten_numbers, is_same
-from ray_fed.observability import reprs, timeline
-from ray_fed.observability.curves import plot_curves
+from ray_fed.observability import figures, reprs, timeline
 
 _SHOWN_ROWS = 20
 _SHOWN_NUMBERS = 12
@@ -57,6 +56,11 @@ class RoundRecord:
     started_at: float = 0.0
     spans: tuple[tuple[Any, ...], ...] = ()
 
+    @property
+    def round(self) -> int:
+        """The number of the round, from 1: what tables, plots and files call it."""
+        return self.round_index + 1
+
     @override
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RoundRecord):
@@ -69,11 +73,11 @@ class RoundRecord:
 
     @override
     def __repr__(self) -> str:
-        cost = f"{len(self.clients)} clients, {self.seconds:.3f} s"
-        return f"<round {self.round_index}: {cost}, {_show_numbers(self)}>"
+        cost = f"{len(self.clients)} clients, {reprs.show_number(self.seconds)} s"
+        return f"<round {self.round}: {cost}, {_show_numbers(self)}>"
 
     def _repr_html_(self) -> str:
-        return reprs.draw_facts(f"round {self.round_index}", row_of(self))
+        return reprs.draw_facts(f"round {self.round}", shown_row(row_of(self)))
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers of metrics by name: `training.loss`.
@@ -96,7 +100,7 @@ class RoundRecord:
         """
         import_extra("matplotlib", "demo", "RoundRecord.timeline")
         spans = [timeline.Span(*span) for span in self.spans]
-        return timeline.draw_spans(spans, f"round {self.round_index} of the run")
+        return timeline.draw_spans(spans, f"round {self.round} of the run")
 
 
 class History(Sequence[RoundRecord]):
@@ -184,11 +188,14 @@ class History(Sequence[RoundRecord]):
         return name
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a flat dict for each round, what CSV and tables show."""
+        """Return a flat dict for each round, what CSV and tables show.
+
+        `round` is its number, from 1.
+        """
         return [row_of(record) for record in self]
 
     def to_pandas(self) -> Any:
-        """Return a pandas DataFrame with a row for each round.
+        """Return a pandas DataFrame with a row for each round, by its number.
 
         Raises:
             UserError: pandas is not installed.
@@ -198,7 +205,7 @@ class History(Sequence[RoundRecord]):
         return frame.set_index("round") if len(self) else frame
 
     def plot(self, *metrics: str) -> Any:
-        """Return a matplotlib figure with a panel for each metric.
+        """Return a matplotlib figure with a panel for each metric, by its full name.
 
         Args:
             *metrics: names as for `values`; by default all but numbers of examples and
@@ -208,8 +215,6 @@ class History(Sequence[RoundRecord]):
             ConfigError: there is no such metric, or no round at all.
             UserError: matplotlib is not installed.
         """
-        from ray_fed.learning.extras import import_extra
-
         import_extra("matplotlib", "demo", "History.plot")
         known = [
             name
@@ -217,13 +222,17 @@ class History(Sequence[RoundRecord]):
             if not name.endswith("num_examples")
             and not name.rpartition("/")[2].isdigit()
         ]
-        chosen = list(metrics) or known
+        chosen = [self._full_name(each) for each in metrics] or known
         if not chosen:
             raise errors.ConfigError(
                 "Expected rounds with metrics to plot, found a history of"
                 f" {len(self)} rounds without any number."
             )
-        return plot_curves({name: self.values(name) for name in chosen})
+        figure = figures.new_figure(4.5 * len(chosen), 3.5)
+        panels = figure.subplots(1, len(chosen), squeeze=False)[0]
+        for index, name in enumerate(chosen):
+            _plot(panels[index], name, self, color=f"C{index}")
+        return figure
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:
         """Write when each worker did what in all rounds, in Chrome's trace format.
@@ -240,7 +249,7 @@ class History(Sequence[RoundRecord]):
         first = min((record.started_at for record in self), default=0.0)
         rounds = [
             timeline.TracedRound(
-                record.round_index,
+                record.round,
                 record.started_at - first,
                 record.seconds,
                 [timeline.Span(*span) for span in record.spans],
@@ -263,7 +272,7 @@ class History(Sequence[RoundRecord]):
 def row_of(record: RoundRecord) -> dict[str, Any]:
     """Return a round as a flat dict: its cost, then its numbers."""
     return {
-        "round": record.round_index,
+        "round": record.round,
         "clients": len(record.clients),
         "dropped": len(record.dropped),
         "retries": record.retries,
@@ -276,7 +285,22 @@ def row_of(record: RoundRecord) -> dict[str, Any]:
 
 
 def _show_numbers(record: RoundRecord) -> str:
-    numbers = [f"{k} {v:.4g}" for k, v in record.numbers().items()]
+    numbers = [f"{k} {reprs.show_number(v)}" for k, v in record.numbers().items()]
     return ", ".join(
         numbers[:_SHOWN_NUMBERS] + ["..."] * (len(numbers) > _SHOWN_NUMBERS)
     )
+
+
+def _plot(panel: Any, name: str, history: History, color: str) -> None:
+    """Draw a metric by round."""
+    import matplotlib.ticker
+
+    points = zip(
+        (record.round for record in history), history.values(name), strict=True
+    )
+    found = [(number, value) for number, value in points if value is not None]
+    panel.plot(*zip(*found, strict=True), color=color, marker=".")
+    panel.set(xlabel="round", ylabel=name)
+    panel.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    panel.ticklabel_format(axis="y", useOffset=False)
+    panel.grid(alpha=0.3)

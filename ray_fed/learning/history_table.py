@@ -4,6 +4,8 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ray_fed.observability import reprs
+
 
 def draw_rounds(rows: Sequence[Mapping[str, Any]], num_rounds: int) -> str:
     """Return HTML of a table.
@@ -12,7 +14,7 @@ def draw_rounds(rows: Sequence[Mapping[str, Any]], num_rounds: int) -> str:
         rows: of the last rounds, as `History.rows` returns them.
         num_rounds: of all.
     """
-    shown = [_shown_row(row) for row in rows]
+    shown = [shown_row(row) for row in rows]
     names = list(dict.fromkeys(name for row in shown for name in row))
     names.sort(key=_is_cost)  # numbers first: a page may be narrow
     head = "".join(f"<th>{_break(html.escape(name))}</th>" for name in names)
@@ -21,14 +23,13 @@ def draw_rounds(rows: Sequence[Mapping[str, Any]], num_rounds: int) -> str:
         for row in shown
     )
     above = f", the last {len(rows)} of them" if num_rounds > len(rows) else ""
-    return (
-        "<div style='overflow-x:auto'><table>"
-        f"<caption style='text-align:left'>{num_rounds} rounds{above}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return reprs.draw_table(
+        f"{num_rounds} rounds{above}",
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>",
     )
 
 
-def _shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a round as a notebook shows it: bytes by the million."""
     shown: dict[str, Any] = {}
     for name, value in row.items():
@@ -46,9 +47,5 @@ def _break(name: str) -> str:
     return name.replace(".", ".<wbr>", 1)
 
 
-def _show(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float) and not value.is_integer():
-        return f"{value:.4g}"
-    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+def _show(value: float | None) -> str:
+    return "" if value is None else reprs.show_number(value)

@@ -37,7 +37,7 @@ from ray_fed.learning.local_training import (
 )
 from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
-from ray_fed.learning.processes import ClientPart, LearningProcess, Part
+from ray_fed.learning.processes import ClientPart, LearningProcess, Part, with_facts
 from ray_fed.learning.round_values import ClientResult, Measured, ServerView
 from ray_fed.learning.server_update import (
     add_statistics,
@@ -101,7 +101,7 @@ def build_mime_lite(
     def send_all(view: ServerView) -> ServerView:
         return view
 
-    return build_process(
+    process = build_process(
         model,
         distribute=build_distribution(send_all),
         client_work=_build_client_work(model, spec, check_epochs(epochs), sent_type),
@@ -109,6 +109,7 @@ def build_mime_lite(
         finalize=finalize,
         guards=guards,
     )
+    return with_facts(process, algorithm="Mime Lite", optimizer=spec, epochs=epochs)
 
 
 def _build_client_work(

@@ -113,9 +113,13 @@ class Model:
 
     @override
     def __repr__(self) -> str:
-        count = self._keras.count_params()
         taken = reprs.shorten(str(self.batch_type))
-        return f"<model `{self._keras.name}`: {count} parameters, batches {taken}>"
+        return f"<model {self.describe()}, batches {taken}>"
+
+    def describe(self) -> str:
+        """Return its name and the number of its parameters, as text."""
+        count = self._keras.count_params()
+        return f"`{self._keras.name}` of {count:,} parameters"
 
     @classmethod
     def from_keras(

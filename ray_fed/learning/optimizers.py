@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
@@ -69,6 +70,12 @@ class OptimizerSpec:
         }
         self._inner = _read_inner(optimizer)
         self._starts_from_weights = not self._inner and _starts_from_weights(self)
+
+    @override
+    def __str__(self) -> str:
+        schedule = type(self._rate).__name__
+        rate = f"{self._rate:g}" if isinstance(self._rate, float) else schedule
+        return f"{self._class.__name__}({rate})"
 
     @property
     def takes_rate(self) -> bool:

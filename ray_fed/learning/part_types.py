@@ -1,6 +1,7 @@
 """Whether the types of a learning process's parts go together, and which they are."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -127,3 +128,10 @@ def _expect_placed(name: str, found: Any, placement: Any) -> None:
         raise errors.ValueMismatchError(
             f"Expected `{name}` to return a value at {placement}, found `{found}`."
         )
+
+
+def count_bytes(type_spec: Any) -> int:
+    """Return how many bytes values of a type have, whose shapes are known."""
+    if isinstance(type_spec, fl.StructType):
+        return sum(count_bytes(member) for _, member in type_spec.items())
+    return math.prod(type_spec.shape) * type_spec.dtype.itemsize

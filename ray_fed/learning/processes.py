@@ -1,6 +1,7 @@
 """The pairs of computations that federated algorithms, and parts of them, are."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -23,6 +24,7 @@ class LearningProcess:
         initial_client_state: of a client that took part in no round yet, numpy arrays;
             None where clients have no state.
         num_clients: to choose cohorts from; None: it works with any number.
+        facts: what it is, by name, such as its algorithm and model: shown, not read.
     """
 
     initialize: Any
@@ -30,10 +32,21 @@ class LearningProcess:
     privacy: SampledGaussian | TreeGaussian | None = None
     initial_client_state: Any = None
     num_clients: int | None = None
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     @override
     def __repr__(self) -> str:
-        return f"<learning process: {_describe(self)}>"
+        if not self.facts:
+            return f"<learning process: {_describe(self)}>"
+        facts = ", ".join(f"{name} {fact}" for name, fact in self.facts.items())
+        return f"<learning process: {reprs.shorten(facts, 240)}>"
+
+    def _repr_html_(self) -> str:
+        named = {"initialize": self.initialize, "next": self.next}
+        types = {
+            name: reprs.shorten(_type_of(comp), 240) for name, comp in named.items()
+        }
+        return reprs.draw_facts("learning process", {**self.facts, **types})
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -80,10 +93,22 @@ class AggregationPart(Part):
     num_clients: int | None = None
 
 
+def with_facts(process: LearningProcess, **facts: object) -> LearningProcess:
+    """Return a process that says more of what it is, before what it says already.
+
+    Args:
+        process: of an algorithm.
+        **facts: by name, with `_` for a space; None is left out.
+    """
+    known = {k.replace("_", " "): str(v) for k, v in facts.items() if v is not None}
+    return dataclasses.replace(process, facts={**known, **process.facts})
+
+
 def _describe(pair: LearningProcess | Part) -> str:
     named = {"initialize": pair.initialize, "next": pair.next}
-    types = (
-        f"{name} {reprs.shorten(str(getattr(comp, 'type_signature', comp)))}"
-        for name, comp in named.items()
-    )
+    types = (f"{name} {reprs.shorten(_type_of(comp))}" for name, comp in named.items())
     return "; ".join(types)
+
+
+def _type_of(comp: Any) -> str:
+    return str(getattr(comp, "type_signature", comp))

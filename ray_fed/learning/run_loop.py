@@ -20,7 +20,7 @@ from ray_fed.learning.loop_thread import WorkThread
 from ray_fed.learning.metric_values import read_evaluation, read_metrics
 from ray_fed.learning.process_calls import GoingRound, ProcessCalls
 from ray_fed.learning.run_clients import RunClients
-from ray_fed.learning.run_progress import Progress, open_progress
+from ray_fed.learning.run_progress import RunProgress
 from ray_fed.learning.run_spec import RunSpec
 from ray_fed.learning.run_storage import Reached
 from ray_fed.learning.state_rows import FrozenRows
@@ -66,7 +66,7 @@ class RunLoop:
         self._clients = clients
         self._done = Reached(None)  # the last round that all that follows is done of
         self._first = 0
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
         self._lock = threading.Lock()
         self._is_left = False
         self._bytes_read = 0
@@ -112,12 +112,10 @@ class RunLoop:
             Exception: what a round, `evaluate`, `stop` or the storage raised.
         """
         self._callbacks.start(self.history)
-        self._progress = open_progress(
-            self._calls,
-            self._spec.num_rounds,
-            self.num_rounds,
-            shown=self._spec.shows_progress,
-        )
+        if self._spec.shows_progress:
+            self._progress = RunProgress(
+                self._calls, self._spec.num_rounds, self.num_rounds
+            )
         try:
             reason = self._run_rounds()
         except Exception:
@@ -130,7 +128,8 @@ class RunLoop:
             self._callbacks.end(self.history, reason)
             return reason
         finally:
-            self._progress.close()
+            if self._progress is not None:
+                self._progress.close()
 
     def _run_rounds(self) -> Reason:
         if self._stops():

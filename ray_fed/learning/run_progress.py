@@ -1,93 +1,59 @@
-"""How far a run is: a bar in a terminal or notebook, a line of the log elsewhere."""
-
-import logging
-from typing import Protocol
-
-import rich.console
+"""How far a run is: a bar in a terminal or notebook, lines elsewhere."""
 
 from ray_fed.learning.history import RoundRecord
 from ray_fed.learning.process_calls import ProcessCalls
+from ray_fed.observability import reprs
 from ray_fed.observability.display import RoundProgress
 
-_logger = logging.getLogger("ray_fed.learning.run")
-_MOST_NUMBERS = 3
+_MOST_NUMBERS, _MOST_OF_EACH = 3, 2
 
 
-class Progress(Protocol):
-    """Shows rounds as they are done."""
-
-    def advance(self, record: RoundRecord) -> None:
-        """Show that a round is done."""
-        ...
-
-    def close(self) -> None:
-        """Leave what is shown."""
-        ...
-
-
-def open_progress(
-    calls: ProcessCalls, num_rounds: int, done: int, *, shown: bool
-) -> Progress:
-    """Return what shows a run, where the standard error of this process goes.
+class RunProgress:
+    """Shows rounds as they are done, on the standard error of this process.
 
     Args:
         calls: whose events are shown.
         num_rounds: of the whole run.
         done: rounds before a resume.
-        shown: whether anything is.
     """
-    if not shown:
-        return _Nothing()
-    console = rich.console.Console(stderr=True)
-    if console.is_terminal or console.is_jupyter:
-        return _Bar(RoundProgress(num_rounds, console, done), calls)
-    return _Log(num_rounds)
 
-
-class _Nothing:
-    def advance(self, record: RoundRecord) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Leave nothing."""
-
-
-class _Log:
-    def __init__(self, num_rounds: int) -> None:
-        self._num_rounds = num_rounds
+    def __init__(self, calls: ProcessCalls, num_rounds: int, done: int) -> None:
+        self._progress = RoundProgress(num_rounds, done=done)
+        self._evaluated: RoundRecord | None = None
+        calls.subscribe(self._progress)
+        self._progress.say("")
 
     def advance(self, record: RoundRecord) -> None:
-        """Log a line."""
-        numbers = ", ".join(f"{k} {v:.4f}" for k, v in _few(record).items())
-        done = record.round_index + 1
-        _logger.info("round %d/%d: %s", done, self._num_rounds, numbers)
+        """Show that a round is done, with the latest evaluation."""
+        if record.evaluation is not None:
+            self._evaluated = record
+        self._progress.advance(show_metrics(record, self._evaluated))
 
     def close(self) -> None:
-        """Leave the log."""
-
-
-class _Bar:
-    def __init__(self, progress: RoundProgress, calls: ProcessCalls) -> None:
-        self._progress = progress
-        calls.subscribe(progress)
-        progress.say("")
-
-    def advance(self, record: RoundRecord) -> None:
-        """Move the bar."""
-        self._progress.advance(**_few(record))
-
-    def close(self) -> None:
-        """Leave the bar as it is."""
+        """Leave what is shown as it is."""
         self._progress.__exit__()
 
 
-def _few(record: RoundRecord) -> dict[str, float]:
-    """Return the numbers to show: of evaluation where there are, without counts."""
-    numbers = record.numbers()
-    part = "evaluation." if record.evaluation else "training."
-    few = {
-        name.removeprefix(part): value
-        for name, value in numbers.items()
+def show_metrics(record: RoundRecord, evaluated: RoundRecord | None) -> str:
+    """Return metrics of training and of evaluation, told apart, in a line.
+
+    Args:
+        record: of the round.
+        evaluated: the last one that was evaluated.
+    """
+    training = _show(record, "training.", "")
+    if evaluated is None:
+        return "  ".join(training[:_MOST_NUMBERS])
+    evaluation = _show(evaluated, "evaluation.", "evaluation ")[:_MOST_OF_EACH]
+    if evaluated.round < record.round:
+        evaluation.append(f"(round {evaluated.round})")
+    return "  ".join([*training[:_MOST_OF_EACH], *evaluation])
+
+
+def _show(record: RoundRecord, part: str, label: str) -> list[str]:
+    """Return the metrics of a part, without counts."""
+    return [
+        f"{label}{name.removeprefix(part)} {reprs.show_number(value)}"
+        for name, value in record.numbers().items()
         if name.startswith(part) and not name.endswith("num_examples")
-    }
-    return dict(list(few.items())[:_MOST_NUMBERS])
+    ]

@@ -44,6 +44,7 @@ from ray_fed.learning.processes import (
     ClientPart,
     LearningProcess,
     Part,
+    with_facts,
 )
 from ray_fed.learning.round_values import ClientResult, Measured, ServerView
 from ray_fed.learning.server_update import add_statistics, build_server_part, delta_type
@@ -126,7 +127,14 @@ def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
         finalize=finalize,
         guards=guards,
     )
-    return dataclasses.replace(process, num_clients=num_clients)
+    return with_facts(
+        dataclasses.replace(process, num_clients=num_clients),
+        algorithm="SCAFFOLD",
+        client_learning_rate=client_learning_rate,
+        server_learning_rate=server_learning_rate,
+        epochs=epochs,
+        clients=num_clients,
+    )
 
 
 def _build_client_work(

@@ -1,12 +1,12 @@
-"""A live line for a run of many rounds: how far it is, and its latest numbers.
+"""How far a run of many rounds is, its latest numbers, and the time that is left.
 
-    events (ray_fed's thread) --+
-                                +--> RoundProgress --> a line in the terminal
-    advance (the user's loop) --+                      or in a notebook's cell
-
-In what is neither, such as a file, the last state alone is written, when it ends.
+events (ray_fed's thread) --+                      a line in the terminal,
+                            +--> RoundProgress --> in a notebook's cell,
+advance (the user's loop) --+                      or lines where neither is
 """
 
+import collections
+import dataclasses
 import datetime as dt
 import html
 import math
@@ -22,24 +22,52 @@ from typing_extensions import override
 from ray_fed.observability import events
 
 _DRAWN_EVERY_S = 0.1
+_PRINTED_EVERY_S = 5.0
+_LINES_A_TIME = 100
+"""A run prints no more lines in its whole time so far, but for its first minutes: a day
+has some 600 at most."""
 _BAR_WIDTH = 20
+_TIMED_ROUNDS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """Where a run is.
+
+    Attributes:
+        done: rounds.
+        numbers: the latest metrics, and retries.
+        activity: what goes on now.
+        elapsed_s: since the first drawing.
+        left_s: until the end, by the latest rounds; None: not known.
+    """
+
+    done: int
+    numbers: str = ""
+    activity: str = ""
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+
+    @property
+    def times(self) -> str:
+        """How long it took, and will take."""
+        left = "" if self.left_s is None else f", {_clock(self.left_s)} left"
+        return _clock(self.elapsed_s) + left
+
+
+def _clock(seconds: float) -> str:
+    return str(dt.timedelta(seconds=int(seconds)))
 
 
 class ProgressView(Protocol):
-    """Where the line is drawn."""
+    """Where a run is drawn."""
 
-    def show(self, done: int, activity: str, numbers: str) -> None:
-        """Draw it anew.
-
-        Args:
-            done: rounds.
-            activity: what goes on now.
-            numbers: the latest metrics.
-        """
+    def show(self, shown: Shown) -> None:
+        """Draw it anew."""
         ...
 
     def close(self) -> None:
-        """Leave the line as it is."""
+        """Leave what is drawn as it is."""
         ...
 
 
@@ -62,15 +90,21 @@ class RoundProgress:
         done: int = 0,
     ) -> None:
         console = console or rich.console.Console(stderr=True)
-        self.draws_waits = console.is_terminal
+        self.draws_waits = console.is_interactive
+        self._num_rounds = num_rounds
         self._view: ProgressView = (
             NotebookView(num_rounds)
             if console.is_jupyter
             else TerminalView(num_rounds, console)
+            if console.is_interactive
+            else LinesView(num_rounds, console, done)
         )
         self._done = done
         self._activity = self._numbers = ""
         self._subrounds = (0, 0)
+        self._begun = time.monotonic()
+        # The first round starts workers and compiles: the next ones say how long it is.
+        self._ends = collections.deque[float](maxlen=_TIMED_ROUNDS + 1)
         self.retries = 0
         """Attempts beyond the first, of all subrounds so far."""
 
@@ -90,22 +124,37 @@ class RoundProgress:
                 return
         done, total = self._subrounds
         if total > 1:
-            self.say(f"subround {done}/{total}")
+            self.say(f"{done} of {total} subrounds")
 
     def say(self, activity: str) -> None:
         """Show what goes on, such as "starting Ray"."""
         self._activity = activity
         self._show()
 
-    def advance(self, **metrics: float) -> None:
+    def advance(self, numbers: str = "") -> None:
         """Show that a round is done, and its metrics."""
         self._done += 1
-        self._numbers = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items())
+        self._numbers = numbers
+        self._ends.append(time.monotonic())
         self._show()
 
     def _show(self) -> None:
-        retried = f"  retries {self.retries}" if self.retries else ""
-        self._view.show(self._done, self._activity, self._numbers + retried)
+        retried = f"retries {self.retries}" if self.retries else ""
+        self._view.show(
+            Shown(
+                self._done,
+                "  ".join(filter(None, [self._numbers, retried])),
+                self._activity,
+                time.monotonic() - self._begun,
+                self._find_time_left(),
+            )
+        )
+
+    def _find_time_left(self) -> float | None:
+        rounds = self._num_rounds - self._done
+        if len(self._ends) < 2 or rounds <= 0:  # noqa: PLR2004 (two ends: one round)
+            return None
+        return rounds * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
 
     def __enter__(self) -> Self:
         return self
@@ -117,30 +166,31 @@ class RoundProgress:
 
 
 class _Pace:
-    """Says when to draw: not sooner than a tenth of a second after the last time."""
+    """Says when to draw: not too soon after the last time."""
 
     def __init__(self) -> None:
         self._drawn = -math.inf
 
-    def is_due(self) -> bool:
+    def is_due(self, every_s: float) -> bool:
         """Return whether to draw now, which counts as drawn then."""
         now = time.monotonic()
-        if now - self._drawn < _DRAWN_EVERY_S:
+        if now - self._drawn < every_s:
             return False
         self._drawn = now
         return True
 
 
 class _DetailsColumn(rich.progress.ProgressColumn):
-    """The time, the numbers and the activity: cut where a terminal is narrow."""
+    """The times, the numbers and the activity: cut where a terminal is narrow."""
 
     @override
     def render(self, task: rich.progress.Task) -> rich.text.Text:
-        elapsed_s = int((task.finished_time if task.finished else task.elapsed) or 0)
+        shown: Shown = task.fields["shown"]
+        elapsed_s = (task.finished_time if task.finished else task.elapsed) or 0.0
         found = (
-            (str(dt.timedelta(seconds=elapsed_s)), "yellow"),
-            (task.fields["numbers"], "cyan"),
-            (task.fields["activity"], "dim"),
+            (dataclasses.replace(shown, elapsed_s=elapsed_s).times, "yellow"),
+            (shown.numbers, "cyan"),
+            (shown.activity, "dim"),
         )
         parts = [rich.text.Text(*each) for each in found if each[0]]
         return rich.text.Text("  ", no_wrap=True, overflow="ellipsis").join(parts)
@@ -171,22 +221,19 @@ class TerminalView(ProgressView):
             _DetailsColumn(),
             console=console,
         )
-        self._task = self._progress.add_task(
-            "rounds", total=num_rounds, numbers="", activity=""
-        )
+        self._task = self._progress.add_task("rounds", total=num_rounds, shown=Shown(0))
         self._progress.start()
         self._pace = _Pace()
 
     @override
-    def show(self, done: int, activity: str, numbers: str) -> None:
+    def show(self, shown: Shown) -> None:
         # Refreshed here, as an import may hold up rich's own thread for seconds. That
         # thread draws what is not.
         self._progress.update(
             self._task,
-            completed=done,
-            activity=activity,
-            numbers=numbers,
-            refresh=self._pace.is_due(),
+            completed=shown.done,
+            shown=shown,
+            refresh=self._pace.is_due(_DRAWN_EVERY_S),
         )
 
     @override
@@ -204,40 +251,79 @@ class NotebookView(ProgressView):
     """
 
     def __init__(self, num_rounds: int) -> None:
-        import IPython.display
+        from IPython.display import display
 
-        self._html: Any = IPython.display.HTML
         self._num_rounds = num_rounds
-        self._handle: Any = IPython.display.display(
-            self._draw(0, "", ""), display_id=True
-        )
+        first = self._draw(Shown(0))
+        self._handle: Any = display(first, raw=True, display_id=True)
         self._done = 0
         self._pace = _Pace()
-        self._undrawn: tuple[int, str, str] | None = None
+        self._undrawn: Shown | None = None
 
-    def _draw(self, done: int, activity: str, numbers: str) -> Any:
-        total = self._num_rounds
-        text = html.escape("  ".join(filter(None, [numbers, activity])))
-        return self._html(
-            f'<progress value="{done}" max="{total}"></progress> {done}/{total}  {text}'
-        )
+    def _draw(self, shown: Shown) -> dict[str, str]:
+        done, total = shown.done, self._num_rounds
+        details = [shown.times, shown.numbers, shown.activity]
+        text = f"{done}/{total}  {'  '.join(filter(None, details))}"
+        bar = f'<progress value="{done}" max="{total}"></progress>'
+        drawn = f"<div>{bar} {html.escape(text)}</div>"
+        return {"text/plain": f"rounds {text}", "text/html": drawn}
 
     @override
-    def show(self, done: int, activity: str, numbers: str) -> None:
+    def show(self, shown: Shown) -> None:
         # Every update is a message to the browser: once a round is enough.
-        if done <= self._done and activity:
+        if shown.done <= self._done and shown.activity:
             return
-        self._done = done
-        self._undrawn = done, activity, numbers
-        if self._pace.is_due():
+        self._done = shown.done
+        self._undrawn = shown
+        if self._pace.is_due(_DRAWN_EVERY_S):
             self._update()
 
     def _update(self) -> None:
         if self._undrawn is not None:
-            self._handle.update(self._draw(*self._undrawn))
+            self._handle.update(self._draw(self._undrawn), raw=True)
             self._undrawn = None
 
     @override
     def close(self) -> None:
         """Leave the last drawing in the cell."""
         self._update()
+
+
+class LinesView(ProgressView):
+    """Prints lines: of the first round, of the last one, and now and then of others.
+
+    Args:
+        num_rounds: of the run.
+        console: what is no terminal, such as the log of a job.
+        done: rounds that are done before.
+    """
+
+    def __init__(
+        self, num_rounds: int, console: rich.console.Console, done: int
+    ) -> None:
+        self._num_rounds = num_rounds
+        self._console = console
+        self._pace = _Pace()
+        self._done = done
+        self._unprinted: Shown | None = None
+
+    @override
+    def show(self, shown: Shown) -> None:
+        if shown.done > self._done:
+            self._done = shown.done
+            self._unprinted = shown
+        every_s = max(_PRINTED_EVERY_S, shown.elapsed_s / _LINES_A_TIME)
+        if self._unprinted is not None and self._pace.is_due(every_s):
+            self._print(self._unprinted)
+
+    def _print(self, shown: Shown) -> None:
+        details = "  ".join(filter(None, [shown.times, shown.numbers]))
+        line = f"round {shown.done}/{self._num_rounds}  {details}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._unprinted = None
+
+    @override
+    def close(self) -> None:
+        """Print the last round."""
+        if self._unprinted is not None:
+            self._print(self._unprinted)

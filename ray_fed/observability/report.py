@@ -7,7 +7,7 @@ from typing import Any
 import pydantic
 from typing_extensions import override
 
-from ray_fed.observability import events, report_table, timeline
+from ray_fed.observability import events, report_table, reprs, timeline
 from ray_fed.plan import diagnostics, outcomes
 from ray_fed.plan.fingerprint import Fingerprint
 
@@ -145,8 +145,9 @@ class RoundReport(pydantic.BaseModel):
         without = f" ({dropped} dropped)" if dropped else ""
         return (
             f"call {self.round_index}: {self.num_clients} clients{without} in"
-            f" {num_subrounds} subrounds, {self.seconds:.3f} s,"
-            f" {self.clients_per_second:.1f} clients/s, {self.num_retries}"
+            f" {num_subrounds} subrounds, {reprs.show_number(self.seconds)} s,"
+            f" {reprs.show_number(self.clients_per_second)} clients/s,"
+            f" {self.num_retries}"
             f" {'retry' if self.num_retries == 1 else 'retries'}"
         )
 
@@ -169,8 +170,8 @@ class RoundReport(pydantic.BaseModel):
             *([_show_moved(*moved)] if any(moved) else []),
             *(
                 f"subround {subround.subround_index}, attempt {lost.attempt},"
-                f" {lost.seconds:.3f} s on {lost.worker} (pid {lost.worker_pid}, node"
-                f" {lost.node}): {lost.ended}: {lost.detail}"
+                f" {reprs.show_number(lost.seconds)} s on {lost.worker} (pid"
+                f" {lost.worker_pid}, node {lost.node}): {lost.ended}: {lost.detail}"
                 for subround in self.subrounds
                 for lost in subround.lost
             ),
@@ -190,7 +191,7 @@ class RoundReport(pydantic.BaseModel):
                 for found in self.interpreted
             ),
         ]
-        return report_table.draw_table(str(self), rows, remarks, self.seconds)
+        return report_table.draw_subrounds(str(self), rows, remarks, self.seconds)
 
     def _name(self, subround: SubroundReport) -> str:
         ends = self.num_clients and not subround.num_clients
@@ -198,10 +199,10 @@ class RoundReport(pydantic.BaseModel):
 
 
 def _show_moved(broadcast: int, sliced: int, returned: int) -> str:
-    return (
-        f"{broadcast / 1e6:.3f} MB broadcast, {sliced / 1e6:.3f} MB of clients,"
-        f" {returned / 1e6:.3f} MB returned"
+    given, own, back = (
+        reprs.show_number(moved / 1e6) for moved in (broadcast, sliced, returned)
     )
+    return f"{given} MB broadcast, {own} MB of clients, {back} MB returned"
 
 
 class ReportBuilder:

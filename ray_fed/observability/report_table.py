@@ -4,6 +4,8 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ray_fed.observability import reprs
+
 _HEADINGS = (
     "subround",
     "clients",
@@ -20,7 +22,7 @@ _BAR_COLOR = "#4c78a8"
 _RETRIED_COLOR = "#e45756"
 
 
-def draw_table(
+def draw_subrounds(
     caption: str,
     rows: Sequence[Mapping[str, Any]],
     remarks: Iterable[str],
@@ -38,13 +40,10 @@ def draw_table(
     head = "".join(f"<th{_align(name)}>{name}</th>" for name in _HEADINGS)
     body = "".join(f"<tr>{_draw_row(row, seconds)}</tr>" for row in rows)
     notes = "".join(f"<li>{html.escape(remark)}</li>" for remark in remarks)
-    return (
-        "<div>"
-        f"<table><caption style='white-space:nowrap;text-align:left'>"
-        f"{html.escape(caption)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        f"{f'<ul>{notes}</ul>' if notes else ''}"
-        "</div>"
+    return reprs.draw_table(
+        caption,
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>",
+        f"<ul>{notes}</ul>" if notes else "",
     )
 
 
@@ -70,5 +69,5 @@ def _draw_cell(name: str, row: Mapping[str, Any], seconds: float) -> str:
             f"width:{width:.0f}px;height:10px;background:{color}'></div></div>"
         )
     if name == "seconds":
-        return f"{row['seconds']:.3f}"
+        return reprs.show_number(row["seconds"])
     return html.escape(str(row[name]))

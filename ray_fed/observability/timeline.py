@@ -130,13 +130,13 @@ class TracedRound:
     """A round of a trace.
 
     Attributes:
-        round_index: of the run.
+        number: of the round in its run, from 1.
         started_s: since the trace began.
         seconds: of the whole call.
         spans: of its workers.
     """
 
-    round_index: int
+    number: int
     started_s: float
     seconds: float
     spans: Sequence[Span]
@@ -158,7 +158,7 @@ def trace(rounds: Iterable[TracedRound]) -> dict[str, Any]:
         return {"pid": pid, "tid": tid}
 
     for each in rounds:
-        whole = f"round {each.round_index}"
+        whole = f"round {each.number}"
         events.append(
             _event(whole, "round", each.started_s, each.seconds)
             | place("", _DRIVER)
@@ -170,7 +170,7 @@ def trace(rounds: Iterable[TracedRound]) -> dict[str, Any]:
             else:
                 name = f"{span.what} of subround {span.subround}"
             started = each.started_s + span.started_s
-            arguments = {"round": each.round_index, "attempt": span.attempt}
+            arguments = {"round": each.number, "attempt": span.attempt}
             events.append(
                 _event(name, span.label, started, span.seconds)
                 | place(span.node, span.worker)

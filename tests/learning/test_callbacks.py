@@ -51,7 +51,7 @@ def test_csv_has_a_row_a_round_also_after_a_resume(tmp_path: pathlib.Path) -> No
     tell(callbacks.CSV(path), 2)  # round 2 was told, and not saved
 
     rows = read_csv(path)
-    assert [row["round"] for row in rows] == ["0", "1", "2", "3"]
+    assert [row["round"] for row in rows] == ["1", "2", "3", "4"]
     assert [row["evaluation.accuracy"] for row in rows] == ["", "0.25", "", "0.75"]
     assert rows[:3] == before
     assert [float(row["training.loss"]) for row in rows] == [3.0, 2.0, 1.5, 1.0]
@@ -75,9 +75,9 @@ def test_json_lines_have_an_object_a_round(tmp_path: pathlib.Path) -> None:
     tell(callbacks.JSONLines(path), 2)
 
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [row["round"] for row in rows] == [0, 1, 2, 3]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
     assert rows[3] == {
-        "round": 3,
+        "round": 4,
         "clients": 2,
         "dropped": 0,
         "retries": 0,
@@ -150,12 +150,12 @@ def test_tensorboard_reads_each_round_once_also_after_a_resume(
     losses = accumulator.Scalars("training/loss")
     accuracies = accumulator.Scalars("evaluation/accuracy")
     assert [(e.step, e.value) for e in losses] == [
-        (0, 3.0),
-        (1, 2.0),
-        (2, 1.5),
-        (3, 1.0),
+        (1, 3.0),
+        (2, 2.0),
+        (3, 1.5),
+        (4, 1.0),
     ]
-    assert [(e.step, e.value) for e in accuracies] == [(1, 0.25), (3, 0.75)]
+    assert [(e.step, e.value) for e in accuracies] == [(2, 0.25), (4, 0.75)]
 
 
 _MLFLOW = """

@@ -51,7 +51,7 @@ def test_bare_name_is_of_evaluation_where_there_will_be_one() -> None:
 def test_table_has_a_row_a_round() -> None:
     frame = HISTORY.to_pandas()
 
-    assert list(frame.index) == [0, 1, 2, 3]
+    assert list(frame.index) == [1, 2, 3, 4]
     assert list(frame["training.loss"]) == [3.0, 2.0, 1.5, 1.0]
     assert list(frame["evaluation.accuracy"].dropna()) == [0.25, 0.75]
 
@@ -80,7 +80,7 @@ def test_notebook_shows_a_table_of_the_last_rounds() -> None:
     assert heads[:3] == ["round", "training.<wbr>a&lt;b", "clients"]
     cells = re.findall("<td>(.*?)</td>", shown)[-len(heads) :]
     row = dict(zip(heads, cells, strict=True))
-    assert (row["MB sent"], row["training.<wbr>a&lt;b"]) == ("2.5", "29,000")
+    assert (row["MB sent"], row["training.<wbr>a&lt;b"]) == ("2.500", "29,000")
 
 
 def test_metrics_come_back_from_json_as_they_were() -> None:

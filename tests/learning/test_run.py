@@ -159,7 +159,7 @@ class Boom:
 def test_callback_that_raises_ends_the_run_saved_and_is_named(
     tmp_path: pathlib.Path,
 ) -> None:
-    with pytest.raises(errors.CallbackError, match=r"`Boom` .*round 1.*no disk"):
+    with pytest.raises(errors.CallbackError, match=r"`Boom` .*round 2.*no disk"):
         run(
             build_tally(),
             CLIENTS,
@@ -181,7 +181,7 @@ def test_callback_that_raises_may_be_logged(caplog: pytest.LogCaptureFixture) ->
     )
 
     assert len(result.history) == len(told.records) == 4
-    assert "The callback Boom raised after round 1" in caplog.text
+    assert "The callback Boom raised after round 2" in caplog.text
 
 
 def test_release_managers_are_callbacks() -> None:
@@ -319,7 +319,7 @@ def test_error_of_a_round_says_which_clients_its_cohort_has(
     expected = who.replace("{[1]}", str(cohort[1])).replace(
         "{}", ", ".join(map(str, cohort))
     )
-    assert caught.value.__notes__ == [f"In round 1 of the run, the {expected}"]
+    assert caught.value.__notes__ == [f"In round 2 of the run, the {expected}"]
 
 
 def test_error_of_a_round_names_clients_by_their_ids() -> None:
@@ -331,7 +331,7 @@ def test_error_of_a_round_names_clients_by_their_ids() -> None:
     say_who(whole, 3, [1, 0], data)
 
     assert error.__notes__ == [
-        "In round 3 of the run, the client is the one with the id 'anna'."
+        "In round 4 of the run, the client is the one with the id 'anna'."
     ]
     (note,) = whole.__notes__
     assert note.endswith("the clients with the ids 'bert', 'anna'.")

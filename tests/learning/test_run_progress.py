@@ -1,25 +1,34 @@
-"""How far a run is, where no terminal is."""
+"""How far a run is: what is shown, and what of it where no terminal is."""
 
-import logging
 import pathlib
+import re
 
 import pytest
 
-from ray_fed.learning import run
+from ray_fed.learning import RoundRecord, run
+from ray_fed.learning.run_progress import show_metrics
 from tests.learning.counting import CLIENTS, build_tally
 
 
-def test_each_round_is_a_line_of_the_log_without_a_terminal(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+def test_lines_are_printed_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with caplog.at_level(logging.INFO, "ray_fed.learning.run"):
-        result = run(build_tally(), CLIENTS, num_rounds=2, progress=True)
+    result = run(
+        build_tally(),
+        CLIENTS,
+        num_rounds=3,
+        evaluate=lambda _: {"loss": 12345.678},
+        evaluate_every=2,
+        progress=True,
+    )
 
-    losses = result.history.values("loss")
-    assert caplog.messages == [
-        f"round {n + 1}/2: loss {loss:.4f}" for n, loss in enumerate(losses)
-    ]
-    assert capsys.readouterr().err == ""
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    losses = [show_metrics(record, None) for record in result.history]
+    assert re.fullmatch(rf"round 1/3  0:00:\d\d  {losses[0]}", lines[0])
+    found = f"{losses[2]}  evaluation loss 12,346  (round 2)"
+    assert re.fullmatch(rf"round 3/3  0:00:\d\d  {re.escape(found)}", lines[-1])
+    assert captured.out == ""
 
 
 def test_terminal_has_a_bar_that_begins_where_the_run_was(
@@ -35,3 +44,15 @@ def test_terminal_has_a_bar_that_begins_where_the_run_was(
     run(build_tally(), CLIENTS, num_rounds=3, storage_path=tmp_path, progress=True)
 
     assert "3/3" in capsys.readouterr().err
+
+
+def test_numbers_of_training_and_evaluation_are_told_apart() -> None:
+    metrics = {"loss": 0.5, "num_examples": 9, "accuracy": 0.25, "mae": 2.0, "f1": 3.0}
+    trained = RoundRecord(3, (), metrics, None, 0.1)
+    evaluated = RoundRecord(2, (), metrics, {"loss": 0.204114, "accuracy": 1.0}, 0.1)
+
+    numbers = "loss 0.5000  accuracy 0.2500"
+    assert show_metrics(trained, None) == f"{numbers}  mae 2"
+    found = "evaluation loss 0.2041  evaluation accuracy 1"
+    assert show_metrics(evaluated, evaluated) == f"{numbers}  {found}"
+    assert show_metrics(trained, evaluated) == f"{numbers}  {found}  (round 3)"

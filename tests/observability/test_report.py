@@ -116,7 +116,7 @@ def test_report_is_one_line_of_text() -> None:
     report = _report(_subround(0, attempts=2), _subround(1))
 
     assert str(report) == (
-        "call 4: 10 clients in 2 subrounds, 2.000 s, 5.0 clients/s, 1 retry"
+        "call 4: 10 clients in 2 subrounds, 2 s, 5 clients/s, 1 retry"
     )
 
 
@@ -129,7 +129,7 @@ def test_html_is_a_table_with_a_row_for_each_subround() -> None:
     assert found.findtext("table/caption") == str(report)
     assert len(found.findall("table/thead/tr/th")) == 8
     assert [cell.text for cell in rows[1]] == [
-        *("1", "5", "1", "0.250", None, "w", "101", "10.0.0.1")
+        *("1", "5", "1", "0.2500", None, "w", "101", "10.0.0.1")
     ]
     assert found.find("ul") is None
 
@@ -244,7 +244,7 @@ def test_html_says_what_moved() -> None:
 
     assert builder.last is not None
     assert (
-        "2.000 MB broadcast, 0.003 MB of clients, 1.500 MB returned"
+        "2 MB broadcast, 0.003000 MB of clients, 1.500 MB returned"
         in builder.last._repr_html_()  # pyright: ignore[reportPrivateUsage]
     )
 

@@ -107,7 +107,7 @@ def test_trace_has_all_rounds_on_one_clock(
         (0.75e6, 1e6),
         (10.75e6, 1e6),
     ]
-    assert lost[0]["args"] == {"round": 0, "attempt": 1, "ended": "crash"}
+    assert lost[0]["args"] == {"round": 1, "attempt": 1, "ended": "crash"}
     named = {
         (event["pid"], event.get("tid")): event["args"]["name"]
         for event in events

@@ -55,8 +55,8 @@ class Callback:
 class ReleaseCallback(Callback):
     """Releases metrics with a release manager of federated_language.
 
-    The manager is given `{"training": ..., "evaluation": ...}` with the number of
-    rounds before as the key.
+    The manager is given `{"training": ..., "evaluation": ...}` with the number
+    of the round, from 1, as the key.
 
     Args:
         manager: releases them.
@@ -69,7 +69,7 @@ class ReleaseCallback(Callback):
     @override
     def on_round(self, record: RoundRecord) -> None:
         value = {"training": record.training, "evaluation": record.evaluation}
-        asyncio.run(self._manager.release(value, record.round_index))
+        asyncio.run(self._manager.release(value, record.round))
 
 
 class Callbacks:
@@ -102,13 +102,13 @@ class Callbacks:
         Raises:
             CallbackError: one of them raised; those after it were not told.
         """
-        when = f"after round {record.round_index}"
+        when = f"after round {record.round}"
         for each in self._callbacks:
             self._call(each, "on_round", when, record)
 
     def wanting_state(self, record: RoundRecord) -> list[Any]:
         """Return those that want the state after a round."""
-        when = f"after round {record.round_index}"
+        when = f"after round {record.round}"
         return [
             each
             for each in self._callbacks
@@ -117,7 +117,7 @@ class Callbacks:
 
     def state(self, wanting: Sequence[Any], record: RoundRecord, state: Any) -> None:
         """Give some the state after a round."""
-        when = f"after round {record.round_index}"
+        when = f"after round {record.round}"
         for each in wanting:
             self._call(each, "on_state", when, record, state)
 

@@ -66,7 +66,7 @@ class MLflow(Callback):
     @override
     def on_round(self, record: RoundRecord) -> None:
         for name, value in record.numbers().items():
-            self._client.log_metric(self._run_id, name, value, step=record.round_index)
+            self._client.log_metric(self._run_id, name, value, step=record.round)
 
     @override
     def on_end(self, history: History, reason: str) -> None:

@@ -46,7 +46,7 @@ class TensorBoard(Callback):
         self._writer = self._writers.EventFileWriter(self._log_dir)
         if history:
             start = self._events.SessionLog(status=self._events.SessionLog.START)
-            step = history[-1].round_index + 1
+            step = history[-1].round + 1
             self._add(session_log=start, step=step)
 
     @override
@@ -59,7 +59,7 @@ class TensorBoard(Callback):
             for name, value in {**record.numbers(), **numbers}.items()
         ]
         summary = self._summaries.Summary(value=values)
-        self._add(summary=summary, step=record.round_index)
+        self._add(summary=summary, step=record.round)
         self._writer.flush()
 
     def _add(self, **fields: Any) -> None:

@@ -51,7 +51,7 @@ class WandB(Callback):
 
     @override
     def on_round(self, record: RoundRecord) -> None:
-        self._run.log({"round": record.round_index, **record.numbers()})
+        self._run.log({"round": record.round, **record.numbers()})
 
     @override
     def on_end(self, history: History, reason: str) -> None:

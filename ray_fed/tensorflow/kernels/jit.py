@@ -67,6 +67,17 @@ _OF_SHAPES = _names("Rank Shape ShapeN Size")
 
 _OF_DATASETS = ("Dataset", "DatasetV2", "DatasetV3")
 
+_IN_WORDS = {
+    "variables, such as those of an optimiser": _names("""
+        AssignAddVariableOp AssignSubVariableOp AssignVariableOp ReadVariableOp
+        VarHandleOp VarIsInitializedOp
+    """),
+    "checks of values, such as that updates are finite: XLA skips them": _names(
+        "Assert"
+    ),
+}
+"""Reasons by ops that Keras and ray_fed put into each training: nobody wrote these."""
+
 _MEASURED = ("CPU", "GPU")
 """Kinds of devices. On a GPU XLA gains or is even on all that was measured, so that
 sizes decide nothing there."""
@@ -124,6 +135,9 @@ def refuse_ops(ops: Iterable[str], kind: str) -> str | None:
     if kind not in _MEASURED:
         return f"not measured on a {kind}"
     unknown = sorted(set(ops) - _KNOWN)
+    for reason, named in _IN_WORDS.items():
+        if named.intersection(unknown):
+            return reason
     return None if not unknown else f"{unknown[0]}, not known to gain"
 
 

@@ -1,5 +1,6 @@
 """Which work XLA compiles with `kernels.jit="auto"`: by its ops, sizes and device."""
 
+import re
 from typing import Any
 
 import federated_language as fl
@@ -94,6 +95,30 @@ def test_other_ops_are_never_compiled(work: Any, op: str) -> None:
 
     assert jit.refuse_ops(ops, "CPU") == f"{op}, not known to gain"
     assert jit.refuse_ops(ops, "GPU") == f"{op}, not known to gain"
+
+
+@pytest.mark.parametrize(
+    ("ops", "reason"),
+    [
+        (["Assert", "Bitcast", "VarHandleOp"], "variables, such as those of"),
+        (["Assert", "Conv2D"], "checks of values, .* XLA skips them"),
+    ],
+    ids=["of a training", "of a check"],
+)
+def test_ops_that_nobody_wrote_are_told_in_words(ops: list[str], reason: str) -> None:
+    told = jit.refuse_ops(ops, "CPU")
+
+    assert re.match(reason, str(told))
+    assert not any(op in str(told) for op in ops)
+
+
+def test_xla_skips_checks_of_values() -> None:
+    @tf.function(jit_compile=True)
+    def check(x: Any) -> Any:
+        tf.debugging.Assert(x > 1, ["too small"])
+        return x
+
+    assert int(check(tf.constant(0))) == 0
 
 
 def test_what_was_not_measured_is_not_compiled() -> None:
