@@ -18,7 +18,11 @@ from typing import Any, cast
 
 import ray
 from ray._private import worker as ray_worker  # no public name
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from ray_fed.cluster import garbage
 from ray_fed.cluster.actors.leaf_worker import LeafWorker
@@ -38,23 +42,27 @@ RemoteWorker: Any = cast("Any", ray.remote)(
 )(LeafWorker)
 
 
-def start_worker(config: Config, node: str | None) -> Any:
+def start_worker(
+    config: Config, node: str | None, group: PlacementGroup | None = None
+) -> Any:
     """Start the actor of one worker with the resources of the configuration.
 
     Args:
         config: what it asks for.
         node: Ray's id of its node; None: any that has room.
+        group: in whose bundles it lives, on any of their nodes.
     """
     wanted = config.workers
+    strategy: Any = "DEFAULT"
+    if group is not None:
+        strategy = PlacementGroupSchedulingStrategy(group)
+    elif node is not None:
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     actor = RemoteWorker.options(
         num_cpus=wanted.num_cpus,
         num_gpus=wanted.num_gpus,
         resources=dict(wanted.resources),
-        scheduling_strategy=(
-            "DEFAULT"
-            if node is None
-            else NodeAffinitySchedulingStrategy(node, soft=False)
-        ),
+        scheduling_strategy=strategy,
     )
     num_threads = max(1, int(wanted.num_cpus))
     limits = config.worker_limits

@@ -35,7 +35,7 @@ class Workers(Frozen):
     Attributes:
         count: how many actors; (min, max): as many as the cluster has room for, looked
             at every round; None: one for each CPU (or GPU, where `num_gpus` asks for
-            some) that the cluster has.
+            some) that the cluster has, or the placement group of this process.
         num_cpus: of each actor, also its TensorFlow threads: max(1, int(num_cpus)).
         num_gpus: of each actor, at most 1, as its executor works on one device; a
             fraction becomes a TensorFlow memory limit.

@@ -51,6 +51,16 @@ def test_temperature_prints_the_mean_and_a_report() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sweep_finds_the_better_learning_rate() -> None:
+    pytest.importorskip("ray.tune")
+
+    out = run_example("tune_learning_rates.py")
+
+    assert out.splitlines()[-1] == "best learning rate: 0.3"
+
+
+@pytest.mark.slow
 def test_fed_avg_digits_learns_and_goes_on_where_it_was_saved(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -3,12 +3,13 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import ray
 from ray._private import state as ray_state  # no public name for what is needed
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec  # nor for this
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from typing_extensions import override
 
 from ray_fed.cluster.driver import joining
@@ -102,26 +103,57 @@ def find_inventory(address: str | None) -> Inventory | None:
         ray.shutdown()
 
 
-def read_nodes(each: Mapping[str, float]) -> list[Node]:
+def read_nodes(
+    each: Mapping[str, float], group: PlacementGroup | None = None
+) -> list[Node]:
     """Return the nodes of the cluster that this process is of, which are alive.
 
     Args:
         each: what a worker asks for; their room is counted in workers.
+        group: that workers are placed in: only its bundles count.
     """
     state = cast("Any", ray_state.state)
     free: dict[str, dict[str, float]] = state.available_resources_per_node()
     draining: Mapping[str, int] = state.get_draining_nodes()
+    nodes = [
+        node for node in cast("list[dict[str, Any]]", ray.nodes()) if node["Alive"]
+    ]
+    parts: dict[str, list[_Part]] = {
+        node["NodeID"]: [(free.get(node["NodeID"], {}), node["Resources"])]
+        for node in nodes
+    }
+    if group is not None:
+        parts = _bundle_parts(group, free)
     return [
         Node(
             name=node["NodeID"],
             address=node["NodeManagerAddress"],
-            free=count_fitting(free.get(node["NodeID"], {}), each),
-            total=count_fitting(node["Resources"], each),
+            free=sum(count_fitting(part, each) for part, _ in parts[node["NodeID"]]),
+            total=sum(count_fitting(part, each) for _, part in parts[node["NodeID"]]),
             is_draining=node["NodeID"] in draining,
         )
-        for node in cast("list[dict[str, Any]]", ray.nodes())
-        if node["Alive"]
+        for node in nodes
+        if node["NodeID"] in parts
     ]
+
+
+_Part: TypeAlias = tuple[Mapping[str, float], Mapping[str, float]]
+"""What is free of a node or of a bundle, and what it has in all."""
+
+
+def _bundle_parts(
+    group: PlacementGroup, free: Mapping[str, Mapping[str, float]]
+) -> dict[str, list[_Part]]:
+    """Return the bundles of a group, by the id of the node that each is on."""
+    table = placement_group_table(group)
+    parts: dict[str, list[_Part]] = {}
+    for index, bundle in table["bundles"].items():
+        node: str = table["bundles_to_node_id"].get(index, "")
+        # What Ray calls a resource of a bundle among those of its node.
+        suffix = f"_group_{index}_{group.id.hex()}"
+        left = {name: free.get(node, {}).get(name + suffix, 0.0) for name in bundle}
+        parts.setdefault(node, []).append((left, bundle))
+    return parts
 
 
 def machine_resources() -> Mapping[str, float]:
@@ -130,10 +162,35 @@ def machine_resources() -> Mapping[str, float]:
     return found
 
 
-def live_resources() -> list[Mapping[str, float]]:
-    """Return what each node that is alive has in all; also through Ray's client."""
+def live_resources(group: PlacementGroup | None) -> list[Mapping[str, float]]:
+    """Return what each node that is alive has in all; also through Ray's client.
+
+    Args:
+        group: its bundles stand for nodes, without what this process holds of them.
+    """
+    if group is not None:
+        return without(group.bundle_specs, held_resources())
     nodes = cast("list[dict[str, Any]]", ray.nodes())
     return [node["Resources"] for node in nodes if node["Alive"]]
+
+
+def held_resources() -> Mapping[str, float]:
+    """Return what Ray gave to the task or actor that this process runs."""
+    found = cast("Any", ray.get_runtime_context()).get_assigned_resources()
+    return cast("dict[str, float]", found)
+
+
+def without(
+    bundles: Sequence[Mapping[str, float]], held: Mapping[str, float]
+) -> list[Mapping[str, float]]:
+    """Return bundles without what is held of the first that has room for it."""
+    left = [dict(bundle) for bundle in bundles]
+    for bundle in left:
+        if all(bundle.get(name, 0.0) >= amount for name, amount in held.items()):
+            for name, amount in held.items():
+                bundle[name] -= amount
+            break
+    return list(left)
 
 
 def count_fitting(resources: Mapping[str, float], each: Mapping[str, float]) -> int:

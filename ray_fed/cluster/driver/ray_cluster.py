@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ray.util.placement_group import PlacementGroup
+
 from ray_fed.cluster import workers
 from ray_fed.cluster.driver import autoscaling, inventory
 from ray_fed.cluster.pool.placement import Node
@@ -17,22 +19,26 @@ class RayCluster:
     Attributes:
         config: of the pool.
         name: of the pool, unique.
+        group: whose bundles the workers live in; None: anywhere in the cluster.
     """
 
     config: Config
     name: str
+    group: PlacementGroup | None = None
 
     def read_nodes(self) -> list[Node]:
         """Return the nodes that are alive."""
-        return inventory.read_nodes(resources_of(self.config))
+        return inventory.read_nodes(resources_of(self.config), self.group)
 
     def start_worker(self, node: str | None) -> Any:
         """Start the actor of one worker, without waiting for it."""
-        return workers.start_worker(self.config, node)
+        return workers.start_worker(self.config, node, self.group)
 
     def request(self, count: int) -> None:
         """Ask for a cluster that holds so many workers; 0: ask for none any more."""
-        autoscaling.request(self.name, [dict(resources_of(self.config))] * count)
+        if self.group is None:  # a group has the bundles that it has
+            each = dict(resources_of(self.config))
+            autoscaling.request(self.name, [each] * count)
 
 
 def resources_of(config: Config) -> Mapping[str, float]:

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import ray
 import ray.exceptions
+from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
@@ -101,14 +102,18 @@ class Session:
         was_connected = ray.is_initialized()
         try:
             self._owns_ray = _connect(address, config, say)
-            nodes = inventory.live_resources()
+            group = get_current_placement_group()
             size = sizing.decide_size(
-                config, nodes, may_grow=not joining.started_here()
+                config,
+                inventory.live_resources(group),
+                may_grow=group is None and not joining.started_here(),
+                held=None if group is None else inventory.held_resources(),
             )
             if needs_all and size.is_fixed:
                 size = dataclasses.replace(size, least=size.most)
             self._size = size
-            self._pool: Any = _start_pool(config, self._size, self._name)
+            cluster = RayCluster(config, self._name, group)
+            self._pool: Any = _start_pool(config, self._size, cluster)
             self._pool.begin_round.remote()
             self._kept = KeptLeases(self._pool, self._size.most)
         except BaseException:
@@ -252,13 +257,13 @@ def _pool_gone(error: ray.exceptions.RayError) -> errors.ClusterError:
     )
 
 
-def _start_pool(config: Config, size: Size, name: str) -> Any:
+def _start_pool(config: Config, size: Size, cluster: RayCluster) -> Any:
     """Start the host of a pool on the driver's node: what would the pool do without."""
     here: str = ray.get_runtime_context().get_node_id()
     actor = workers.RemotePoolHost.options(
         scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False)
     )
-    return actor.remote(config, size, Versions.read(), RayCluster(config, name))
+    return actor.remote(config, size, Versions.read(), cluster)
 
 
 def _connect(address: str | None, config: Config, say: Callable[[str], None]) -> bool:
