@@ -1,13 +1,15 @@
 """`init`, `create_context`, `shutdown`: one default context for a process."""
 
+import inspect
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, cast
 
 import federated_language as fl
 from federated_language.context_stack import runtime_error_context
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.config import Config, check_config
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.factory import build_context
@@ -28,6 +30,22 @@ def _say_what_to_do(self: object, comp: Any, arg: Any) -> NoReturn:
 # Every thread starts with federated_language's own context for "no context", which says
 # only that none is installed: also a thread that starts after `init` was called.
 runtime_error_context.RuntimeErrorContext.invoke = _say_what_to_do
+
+_make: Callable[..., Any] = flf.ComputationWrapper.__call__
+
+
+@tracebacks.shorten
+def _make_computation(self: Any, *args: Any, **options: Any) -> Any:
+    made = _make(self, *args, **options)
+    is_decorator = inspect.isfunction(made)
+    return tracebacks.shorten(made) if is_decorator else made
+
+
+# What a user calls of federated_language: computations, and what makes a function one.
+_called: list[Any] = [flf.ConcreteComputation, flf.PolymorphicComputation]
+for _cls in _called:
+    _cls.__call__ = tracebacks.shorten(_cls.__call__)
+flf.ComputationWrapper.__call__ = _make_computation
 
 
 class _Installation:
@@ -90,6 +108,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 _installation = _Installation()
 
 
+@tracebacks.shorten
 def init(
     address: str | None = None, *, config: Config | None = None
 ) -> ExecutionContext:
@@ -116,6 +135,7 @@ def init(
     return _installation.install(address, _settings(config))
 
 
+@tracebacks.shorten
 def create_context(
     config: Config | None = None, *, address: str | None = None
 ) -> ExecutionContext:
@@ -137,6 +157,7 @@ def _settings(config: object) -> Config:
     return Config.load() if config is None else check_config(config)
 
 
+@tracebacks.shorten
 def shutdown() -> None:
     """Close the context that `init` installed; without one, do nothing."""
     _installation.remove()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.data.arguments import (
     check_callable,
     check_ids,
@@ -78,6 +79,7 @@ class ClientRows(ClientRun):
             weight,
         )
 
+    @tracebacks.shorten
     def select(self, ids: Iterable[Any]) -> Self:
         """Return the clients of these ids, in this order; an id may stand there twice.
 
@@ -92,6 +94,7 @@ class ClientRows(ClientRun):
             )
         return self.pick([indices[client] for client in wanted])
 
+    @tracebacks.shorten
     def take(self, count: int) -> Self:
         """Return the clients with their first `count` rows at most.
 
@@ -105,6 +108,7 @@ class ClientRows(ClientRun):
         before = self._rows()[2].take
         return self._arranged(take=count if before is None else min(count, before))
 
+    @tracebacks.shorten
     def shuffle(self, seed: int | None = None) -> Self:
         """Return the clients with rows in another order in each call and epoch.
 
@@ -121,6 +125,7 @@ class ClientRows(ClientRun):
             check_number(seed, "seed")
         return self._arranged(shuffles=True, seed=seed)
 
+    @tracebacks.shorten
     def epochs(self, count: int) -> Self:
         """Return the clients with rows that are gone through `count` times.
 
@@ -129,6 +134,7 @@ class ClientRows(ClientRun):
         """
         return self._arranged(epochs=count)
 
+    @tracebacks.shorten
     def batch(self, size: int | None, *, drop_remainder: bool = False) -> Self:
         """Return the clients with batches of rows, a smaller one at an epoch's end.
 
@@ -142,6 +148,7 @@ class ClientRows(ClientRun):
         """
         return self._arranged(batch_size=size, drop_remainder=drop_remainder)
 
+    @tracebacks.shorten
     def map(self, function: Callable[[Any], Any]) -> Self:
         """Return the clients with rows that a TensorFlow function makes of theirs.
 
@@ -162,6 +169,7 @@ class ClientRows(ClientRun):
         mapped = MappedSource(base, self._by_position(self.ids), row_map)
         return self._over(mapped, row_map.result, arrangement)
 
+    @tracebacks.shorten
     def hold_out_rows(
         self, fraction: float, seed: int = 0, *, last: bool = False
     ) -> tuple[Self, Self]:
@@ -189,6 +197,7 @@ class ClientRows(ClientRun):
             self._arranged(parts=(*before, held)),
         )
 
+    @tracebacks.shorten
     def hold_out_clients(self, fraction: float, seed: int = 0) -> tuple[Self, Self]:
         """Return most of the clients, and those held out, each in order.
 
@@ -207,6 +216,7 @@ class ClientRows(ClientRun):
     def _indices(self) -> dict[Hashable, int]:
         return {client: index for index, client in enumerate(self.ids)}
 
+    @tracebacks.shorten
     def pick(self, indices: Sequence[int]) -> Self:
         """Return the clients at some places, in this order."""
         taken = np.array(indices, np.int64)

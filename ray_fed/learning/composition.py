@@ -18,6 +18,7 @@ import federated_language as fl
 import numpy as np
 import tensorflow as tf
 
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.checks import expect_kind
@@ -34,6 +35,7 @@ from ray_fed.learning.round_values import (
 )
 
 
+@tracebacks.shorten
 def build_process(
     model: Model,
     *,

@@ -21,6 +21,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.keras_copies import copy_model
@@ -118,6 +119,7 @@ class Model:
         return f"<model `{self._keras.name}`: {count} parameters, batches {taken}>"
 
     @classmethod
+    @tracebacks.shorten
     def from_keras(
         cls,
         keras_model: keras.Model,
@@ -327,6 +329,7 @@ class Model:
         named = dict(zip(names, predictions, strict=True))
         return named.get(None, named)
 
+    @tracebacks.shorten
     def to_keras(self, state: Any) -> keras.Model:
         """Return a new Keras model with the weights of a state, ready to be saved.
 
