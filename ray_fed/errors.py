@@ -43,6 +43,7 @@ from typing import Any, Self
 from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
+import ray_fed.tracebacks as tracebacks
 
 MAX_SHOWN = 200
 """Characters of a value that an error message shows."""
@@ -171,11 +172,14 @@ class LocatedError(RayFedError):
 
 
 class WorkerTraceback(Exception):  # noqa: N818 (a cause, shown in tracebacks)
-    """What a worker's traceback said: the cause of an error that came from there."""
+    """What a worker's traceback said: the cause of an error that came from there.
+
+    Shown are the frames of the user's code; the argument is the whole.
+    """
 
     @override
     def __str__(self) -> str:
-        return f"on the worker:\n{self.args[0]}"
+        return f"on the worker:\n{tracebacks.show_frames(self.args[0])}"
 
 
 def sendable(error: RayFedError) -> RayFedError:

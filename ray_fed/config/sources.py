@@ -9,6 +9,7 @@ import pydantic
 import yaml
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.config.fields import expand_counts
 from ray_fed.files import opening
 
@@ -79,7 +80,7 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """
     settings: dict[str, Any] = {}
     for variable, text in sorted(environment.items()):
-        if not variable.startswith(_PREFIX):
+        if not variable.startswith(_PREFIX) or variable == tracebacks.VARIABLE:
             continue
         try:
             value: Any = yaml.safe_load(text)

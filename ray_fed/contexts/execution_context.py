@@ -10,6 +10,7 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.compiler.binding import read_invocation
 from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
@@ -133,6 +134,7 @@ class ExecutionContext(flf.SyncContext):
         self._sinks.remove(sink)
 
     @override
+    @tracebacks.shorten
     def invoke(self, comp: Any, arg: Any = None) -> Any:
         """Run a computation, or a MergeableCompForm, on its argument.
 

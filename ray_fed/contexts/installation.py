@@ -7,6 +7,7 @@ from typing import Any, cast
 import federated_language as fl
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.config import Config, check_config
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.factory import build_context
@@ -74,6 +75,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 _installation = _Installation()
 
 
+@tracebacks.shorten
 def init(
     address: str | None = None, *, config: Config | None = None
 ) -> ExecutionContext:
@@ -100,6 +102,7 @@ def init(
     return _installation.install(address, _settings(config))
 
 
+@tracebacks.shorten
 def create_context(
     config: Config | None = None, *, address: str | None = None
 ) -> ExecutionContext:
@@ -121,6 +124,7 @@ def _settings(config: object) -> Config:
     return Config.load() if config is None else check_config(config)
 
 
+@tracebacks.shorten
 def shutdown() -> None:
     """Close the context that `init` installed; without one, do nothing."""
     _installation.remove()

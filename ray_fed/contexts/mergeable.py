@@ -8,6 +8,7 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.compiler.form import (
     MergeableCompChain,
     MergeableCompForm,
@@ -90,6 +91,7 @@ class MergeableCompExecutionContext(flf.SyncContext):
         self._thread = LoopThread("ray_fed rounds")
 
     @override
+    @tracebacks.shorten
     def invoke(self, comp: Any, arg: Any = None) -> Any:
         """Execute a form, or a computation that `compiler_fn` makes a form of.
 

@@ -16,6 +16,7 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.cluster.driver.session import Session
 from ray_fed.compiler.binding import read_invocation
 from ray_fed.config import Config, check_config
@@ -132,6 +133,7 @@ class RayExecutionContext(flf.AsyncContext):
         self._sinks.add(sink)
 
     @override
+    @tracebacks.shorten
     async def invoke(self, comp: Any, arg: Any = None) -> Any:
         """Run a computation on its argument, on one worker.
 

@@ -8,6 +8,7 @@ import federated_language as fl
 import numpy as np
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.data.arguments import (
     check_callable,
     check_number,
@@ -54,6 +55,7 @@ class ClientData(ClientRows):
     """
 
     @classmethod
+    @tracebacks.shorten
     def from_values(
         cls,
         clients: Mapping[Any, Any] | Sequence[Any],
@@ -86,6 +88,7 @@ class ClientData(ClientRows):
         return cls._of(HeldSource(held), member, ids, weights)
 
     @classmethod
+    @tracebacks.shorten
     def from_function(
         cls,
         ids: Iterable[Any],
@@ -114,6 +117,7 @@ class ClientData(ClientRows):
         return cls._of(FunctionSource(load, ids, member), member, ids, weights)
 
     @classmethod
+    @tracebacks.shorten
     def from_parquet(  # noqa: PLR0913 (keywords that say what a table's columns are)
         cls,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -177,6 +181,7 @@ class ClientData(ClientRows):
         return cls._of(source, member, ids, weights, facts).batch(batch_size)
 
     @classmethod
+    @tracebacks.shorten
     def from_table(  # noqa: PLR0913 (as from_parquet)
         cls,
         table: Any,
@@ -214,6 +219,7 @@ class ClientData(ClientRows):
         return cls._of(source, member, ids, sizes, facts).batch(batch_size)
 
     @classmethod
+    @tracebacks.shorten
     def from_ray(  # noqa: PLR0913 (as from_parquet)
         cls,
         dataset: Any,
@@ -253,6 +259,7 @@ class ClientData(ClientRows):
         return cls._of_table(rows, features, client, batch_size)
 
     @classmethod
+    @tracebacks.shorten
     def from_sqlite(
         cls,
         path: str | os.PathLike[str],

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.data.arguments import (
     check_callable,
     check_ids,
@@ -102,6 +103,7 @@ class ClientRows(ClientRun):
             weight,
         )
 
+    @tracebacks.shorten
     def select(self, ids: Iterable[Any]) -> Self:
         """Return the clients of these ids, in this order; an id may stand there twice.
 
@@ -116,6 +118,7 @@ class ClientRows(ClientRun):
             )
         return self.pick([indices[client] for client in wanted])
 
+    @tracebacks.shorten
     def take(self, count: int) -> Self:
         """Return the clients with their first `count` rows at most.
 
@@ -129,6 +132,7 @@ class ClientRows(ClientRun):
         before = self._rows()[2].take
         return self._arranged(take=count if before is None else min(count, before))
 
+    @tracebacks.shorten
     def shuffle(self, seed: int | None = None) -> Self:
         """Return the clients with rows in another order in each call and epoch.
 
@@ -145,6 +149,7 @@ class ClientRows(ClientRun):
             check_number(seed, "seed")
         return self._arranged(shuffles=True, seed=seed)
 
+    @tracebacks.shorten
     def epochs(self, count: int) -> Self:
         """Return the clients with rows that are gone through `count` times.
 
@@ -153,6 +158,7 @@ class ClientRows(ClientRun):
         """
         return self._arranged(epochs=count)
 
+    @tracebacks.shorten
     def batch(self, size: int | None, *, drop_remainder: bool = False) -> Self:
         """Return the clients with batches of rows, a smaller one at an epoch's end.
 
@@ -166,6 +172,7 @@ class ClientRows(ClientRun):
         """
         return self._arranged(batch_size=size, drop_remainder=drop_remainder)
 
+    @tracebacks.shorten
     def map(self, function: Callable[[Any], Any]) -> Self:
         """Return the clients with rows that a TensorFlow function makes of theirs.
 
@@ -188,6 +195,7 @@ class ClientRows(ClientRun):
         unnamed = self.table and dataclasses.replace(self.table, columns={})
         return dataclasses.replace(made, table=unnamed)
 
+    @tracebacks.shorten
     def hold_out_rows(
         self, fraction: float, seed: int = 0, *, last: bool = False
     ) -> tuple[Self, Self]:
@@ -215,6 +223,7 @@ class ClientRows(ClientRun):
             self._arranged(parts=(*before, held)),
         )
 
+    @tracebacks.shorten
     def hold_out_clients(self, fraction: float, seed: int = 0) -> tuple[Self, Self]:
         """Return most of the clients, and those held out, each in order.
 
@@ -233,6 +242,7 @@ class ClientRows(ClientRun):
     def _indices(self) -> dict[Hashable, int]:
         return {client: index for index, client in enumerate(self.ids)}
 
+    @tracebacks.shorten
     def pick(self, indices: Sequence[int]) -> Self:
         """Return the clients at some places, in this order."""
         taken = np.array(indices, np.int64)

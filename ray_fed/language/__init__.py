@@ -1,10 +1,20 @@
-"""Building blocks of computations and their types: parsed, written, checked."""
+"""Building blocks of computations and their types: parsed, written, checked.
 
+Importing it gives calls of federated_language that fail ray_fed's errors, which say
+what to do, and short tracebacks.
+"""
+
+import inspect
+from collections.abc import Callable
 from typing import Any, NoReturn
 
+import federated_language as fl
 from federated_language.context_stack import runtime_error_context
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
+
+flf = fl.framework
 
 
 def _say_what_to_do(self: object, comp: Any, arg: Any) -> NoReturn:
@@ -20,3 +30,19 @@ def _say_what_to_do(self: object, comp: Any, arg: Any) -> NoReturn:
 # Every thread starts with federated_language's own context for "no context", which says
 # only that none is installed: also a thread that starts after `init` was called.
 runtime_error_context.RuntimeErrorContext.invoke = _say_what_to_do
+
+_make: Callable[..., Any] = flf.ComputationWrapper.__call__
+
+
+@tracebacks.shorten
+def _make_computation(self: Any, *args: Any, **options: Any) -> Any:
+    made = _make(self, *args, **options)
+    is_decorator = inspect.isfunction(made)
+    return tracebacks.shorten(made) if is_decorator else made
+
+
+# What a user calls of federated_language: computations, and what makes a function one.
+_called: list[Any] = [flf.ConcreteComputation, flf.PolymorphicComputation]
+for _cls in _called:
+    _cls.__call__ = tracebacks.shorten(_cls.__call__)
+flf.ComputationWrapper.__call__ = _make_computation

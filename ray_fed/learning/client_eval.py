@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import check_epochs, check_number
 from ray_fed.learning.fed_eval import build_measures, evaluated_state
@@ -25,6 +26,7 @@ from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import LearningProcess
 
 
+@tracebacks.shorten
 def build_client_eval(
     model: Model,
     training: LearningProcess | None = None,
@@ -99,6 +101,7 @@ def _build_tuning(model: Model, spec: OptimizerSpec, epochs: int) -> Any:
     return tune
 
 
+@tracebacks.shorten
 def spread(
     clients: Sequence[Mapping[str, Any]], *, share: float = 0.1
 ) -> dict[str, dict[str, float]]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.learning.checks import check_positive, read_whole
 from ray_fed.program import PoissonSampler
@@ -98,6 +99,7 @@ class PrivateCohorts:
         return sampler.sample(round_index, self.num_clients, None)
 
 
+@tracebacks.shorten
 def split_by_label(
     labels: NDArray[Any], num_clients: int, alpha: float, seed: int
 ) -> list[NDArray[np.int64]]:

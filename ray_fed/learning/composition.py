@@ -18,6 +18,7 @@ import federated_language as fl
 import numpy as np
 import tensorflow as tf
 
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.checks import expect_kind
@@ -40,6 +41,7 @@ from ray_fed.learning.round_values import (
 from ray_fed.observability import reprs
 
 
+@tracebacks.shorten
 def build_process(
     model: Model,
     *,

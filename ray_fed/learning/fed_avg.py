@@ -31,6 +31,7 @@ from typing import Any
 
 import keras
 
+import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_epochs, check_number
@@ -47,6 +48,7 @@ from ray_fed.learning.processes import LearningProcess, with_facts
 from ray_fed.learning.server_update import build_server_update
 
 
+@tracebacks.shorten
 def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
     model: Model,
     client_optimizer: keras.optimizers.Optimizer | str,
@@ -98,6 +100,7 @@ def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
     )
 
 
+@tracebacks.shorten
 def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
     model: Model,
     client_optimizer: keras.optimizers.Optimizer | str,

@@ -7,6 +7,7 @@ import federated_language as fl
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import expect_kind
 from ray_fed.learning.layer_seeds import reseed
@@ -15,6 +16,7 @@ from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.totals import Totals
 
 
+@tracebacks.shorten
 def build_fed_eval(
     model: Model | Mapping[str, Model], training: LearningProcess | None = None
 ) -> LearningProcess:

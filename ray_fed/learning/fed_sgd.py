@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.sums import inner_or_mean
@@ -34,6 +35,7 @@ from ray_fed.learning.round_values import ClientResult, Measured
 from ray_fed.learning.server_update import build_server_update
 
 
+@tracebacks.shorten
 def build_fed_sgd(
     model: Model,
     server_optimizer: keras.optimizers.Optimizer | str,

@@ -20,6 +20,7 @@ import federated_language as fl
 import keras
 import tensorflow as tf
 
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.sums import inner_or_mean
@@ -59,6 +60,7 @@ class MimeUpdate(NamedTuple):
     gradient: tuple[Any, ...]
 
 
+@tracebacks.shorten
 def build_mime_lite(
     model: Model,
     optimizer: keras.optimizers.Optimizer | str,

@@ -21,6 +21,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.keras_copies import copy_model
@@ -122,6 +123,7 @@ class Model:
         return f"`{self._keras.name}` of {count:,} parameters"
 
     @classmethod
+    @tracebacks.shorten
     def from_keras(
         cls,
         keras_model: keras.Model,
@@ -331,6 +333,7 @@ class Model:
         named = dict(zip(names, predictions, strict=True))
         return named.get(None, named)
 
+    @tracebacks.shorten
     def to_keras(self, state: Any) -> keras.Model:
         """Return a new Keras model with the weights of a state, ready to be saved.
 

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 
 
@@ -31,6 +32,7 @@ class _Moments(NamedTuple):
     squares: Any
 
 
+@tracebacks.shorten
 def build_normalization(data_type: Any) -> fl.framework.Computation:
     """Build the computation of the moments that `keras.layers.Normalization` takes.
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.files.opening import expand_home
 from ray_fed.learning.checks import check_positive, read_whole
 from ray_fed.learning.cohorts import read_labels, split_by_label
@@ -40,6 +41,7 @@ _TRIES = 100
 """Draws of a Dirichlet partition until every client has enough examples."""
 
 
+@tracebacks.shorten
 def dirichlet(
     labels: NDArray[Any],
     num_clients: int,
@@ -86,6 +88,7 @@ def dirichlet(
     )
 
 
+@tracebacks.shorten
 def shards(
     labels: NDArray[Any], num_clients: int, shards_per_client: int = 2, *, seed: int = 0
 ) -> Parts:
@@ -116,6 +119,7 @@ def shards(
     ]
 
 
+@tracebacks.shorten
 def log_normal(
     num_examples: int, num_clients: int, sigma: float, *, seed: int = 0
 ) -> Parts:
@@ -142,6 +146,7 @@ def log_normal(
     return np.split(generator.permutation(num_examples), ends[:-1])
 
 
+@tracebacks.shorten
 def natural(owners: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
     """Return the indices of each owner's examples, by owner, both in order.
 
@@ -159,6 +164,7 @@ def natural(owners: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
     return dict(zip(owned, np.split(order, ends), strict=True))
 
 
+@tracebacks.shorten
 def draw_labels(
     parts: Sequence[NDArray[np.int64]], labels: NDArray[Any], path: Any
 ) -> None:

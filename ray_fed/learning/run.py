@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.callbacks.hooks import Callbacks
 from ray_fed.learning.checkpoints import Checkpoints
 from ray_fed.learning.checks import read_whole, read_whole_or_none
@@ -66,6 +67,7 @@ class TrainingResult:
         return f"<p>{self.reason}</p>{self.history._repr_html_()}"  # pyright: ignore[reportPrivateUsage]
 
 
+@tracebacks.shorten
 def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
     process: LearningProcess,
     data: Sequence[Dataset],

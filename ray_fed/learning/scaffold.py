@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
 from ray_fed.learning.aggregators.sums import mean, sum_of_updates
@@ -62,6 +63,7 @@ class ScaffoldUpdate(NamedTuple):
     control: tuple[Any, ...]
 
 
+@tracebacks.shorten
 def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
     model: Model,
     client_learning_rate: float,

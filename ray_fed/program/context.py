@@ -21,6 +21,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.program.call_arguments as call_arguments
+import ray_fed.tracebacks as tracebacks
 from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import function_type_of
 from ray_fed.contexts.execution_context import ExecutionContext
@@ -86,6 +87,7 @@ class RayFederatedContext(fl.program.FederatedContext):
         self._context.resume_at(num_invocations)
 
     @override
+    @tracebacks.shorten
     def invoke(self, comp: Any, arg: Any = None) -> Any:
         """Start a computation on its argument and return references to its result.
 

@@ -13,6 +13,7 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.data.client_data import ClientData
 from ray_fed.observability import reprs
 from ray_fed.program.samplers import Sampler, UniformSampler
@@ -43,10 +44,12 @@ class ClientDataSource(fl.program.FederatedDataSource):
         return fl.FederatedType(self.data.type_signature, fl.CLIENTS)
 
     @override
+    @tracebacks.shorten
     def iterator(self) -> "ClientDataIterator":
         """Return an iterator at round 0."""
         return ClientDataIterator(self, self._state(0))
 
+    @tracebacks.shorten
     def resume(
         self, saved: "ClientDataIterator | dict[str, Any] | bytes"
     ) -> "ClientDataIterator":
@@ -113,6 +116,7 @@ class ClientDataIterator(fl.program.FederatedDataSourceIterator):
         return self._opened().federated_type
 
     @override
+    @tracebacks.shorten
     def select(self, k: int | None = None) -> ClientData:
         """Return the clients of the next round.
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.program.state_encoding as state_encoding
 import ray_fed.program.version_names as version_names
+import ray_fed.tracebacks as tracebacks
 from ray_fed.executors.fanout import gather_by_index
 from ray_fed.language import structs
 from ray_fed.observability import reprs
@@ -59,11 +60,13 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         )
 
     @override
+    @tracebacks.shorten
     async def get_versions(self) -> list[int] | None:
         """Return the saved versions, ascending; None if there is none."""
         return await call_on_daemon(self._versions.find) or None
 
     @override
+    @tracebacks.shorten
     async def load(self, version: int, structure: Any) -> Any:
         """Return the state of a version.
 
@@ -91,6 +94,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         return _restore(saved, structure, self._versions.where(version))
 
     @override
+    @tracebacks.shorten
     async def load_latest(self, structure: Any) -> tuple[Any, int]:
         """Return the latest state that is not damaged, and its version.
 
@@ -122,6 +126,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         return None, 0
 
     @override
+    @tracebacks.shorten
     async def save(self, program_state: Any, version: int) -> None:
         """Save a state, then remove versions beyond those to keep.
 
@@ -151,6 +156,7 @@ class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
         content = dict(zip(names, materialised, strict=True))
         await call_on_daemon(self._write, version, content)
 
+    @tracebacks.shorten
     async def remove_all(self) -> None:
         """Remove all versions."""
         versions = await call_on_daemon(self._versions.find)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+import ray_fed.tracebacks as tracebacks
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.values import plain_values
 
@@ -42,6 +43,7 @@ class RayValueReference(fl.program.MaterializableValueReference):
         return self._type_signature
 
     @override
+    @tracebacks.shorten
     async def get_value(self) -> Any:
         """Wait for the value and read it into this process.
 

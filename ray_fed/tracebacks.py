@@ -1,0 +1,161 @@
+"""Tracebacks of a few lines: frames of the user's code, and none of the libraries'.
+
+What a user calls is decorated with `shorten`: an error that leaves it has no frames of
+ray_fed, of what that is built on and of Python itself any more, nor have its causes.
+The whole traceback goes to the log (DEBUG), and is shown where the environment has
+`RAY_FED_TRACEBACKS=full`.
+"""
+
+import functools
+import inspect
+import logging
+import os
+import pathlib
+import re
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+VARIABLE = "RAY_FED_TRACEBACKS"
+"""Of the environment, read as an error is shown; "full" shows all frames."""
+
+_logger = logging.getLogger(__name__)
+
+_OWN = f"{pathlib.Path(__file__).parent}{os.sep}"
+_PACKAGES = (
+    "ray_fed|federated_language|tensorflow|keras|ray|absl|fsspec|google|numpy|pandas"
+    "|pyarrow|pydantic|s3fs|wrapt|yaml"
+)
+_LIBRARY = re.compile(
+    rf"[/\\](site|dist)-packages[/\\]({_PACKAGES})[/\\]"
+    r"|[/\\]lib[/\\]python3\.\d+[/\\](?!(site|dist)-packages)"
+    r"|^<frozen |__autograph_generated_file"
+)
+"""Files of the libraries, of packages that they call, and of Python itself.
+
+Other packages may be the user's own.
+"""
+
+_FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)(, in (?P<name>.+))?$')
+
+
+class Frame(NamedTuple):
+    """A frame in the text of a traceback.
+
+    Attributes:
+        file: its path.
+        line: its number.
+        name: of the function.
+        source: the line itself; empty where it is not known.
+    """
+
+    file: str
+    line: int
+    name: str
+    source: str
+
+
+def _is_of_user(file: str) -> bool:
+    return not (file.startswith(_OWN) or _LIBRARY.search(file))
+
+
+def user_frames(text: str) -> list[Frame]:
+    """Return the frames of the user's code in the text of a traceback, each once."""
+    lines = [line.strip() for line in text.splitlines()]
+    found: dict[Frame, None] = {}
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        matched = _FRAME.match(line)
+        if matched and _is_of_user(matched["file"]):
+            source = "" if _FRAME.match(after) else after
+            name = (matched["name"] or "").rstrip(" *")
+            found[Frame(matched["file"], int(matched["line"]), name, source)] = None
+    return list(found)
+
+
+def show_frames(text: str) -> str:
+    """Return the text of a traceback with the frames of the user's code alone."""
+    if shows_all() or not any(map(_FRAME.match, text.splitlines())):
+        return text
+    shown = [
+        f'  File "{frame.file}", line {frame.line}, in {frame.name}\n    {frame.source}'
+        for frame in user_frames(text)
+    ]
+    return "\n".join(shown) or f"  no frame of your code: {VARIABLE}=full shows all"
+
+
+def shows_all() -> bool:
+    """Return whether the user asks for all frames."""
+    return os.environ.get(VARIABLE) == "full"
+
+
+def shorten(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate what a user calls: its errors come without frames of libraries.
+
+    That is for calls by a user's code; a coroutine may be run by any event loop.
+    """
+    if inspect.iscoroutinefunction(function):
+        return cast("Callable[_P, _R]", _shorten_async(cast("Any", function)))
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            # Autograph, which may be the caller, looks for its frames in an error.
+            if _is_called_by_user():
+                _cut(error)
+            raise  # a bare `raise` adds no frame: none of this function is shown
+
+    return call
+
+
+def _shorten_async(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await function(*args, **kwargs)
+        except BaseException as error:
+            _cut(error)
+            raise
+
+    return call
+
+
+def _is_called_by_user() -> bool:
+    frame = inspect.currentframe()
+    for _ in range(2):  # the function that asks, then what called that
+        frame = frame and frame.f_back
+    return frame is not None and _is_of_user(frame.f_code.co_filename)
+
+
+def _cut(error: BaseException) -> None:
+    """Leave out frames of libraries from the tracebacks of an error and its causes."""
+    if shows_all():
+        return
+    _logger.debug("The whole traceback of an error:", exc_info=error)
+    chain: dict[int, BaseException] = {}
+    pending: list[BaseException | None] = [error]
+    while pending:
+        raised = pending.pop()
+        if raised is None or id(raised) in chain:
+            continue
+        chain[id(raised)] = raised
+        raised.__traceback__ = _of_user(raised.__traceback__)
+        pending += [raised.__cause__, raised.__context__]
+    for raised in chain.values():
+        context = raised.__context__
+        if context is not None and context.__traceback__ is None:
+            raised.__suppress_context__ = True  # it came up inside of a library
+
+
+def _of_user(found: types.TracebackType | None) -> types.TracebackType | None:
+    """Return a traceback with the frames of the user's code alone."""
+    short = None
+    for frame, line in reversed(list(traceback.walk_tb(found))):
+        if _is_of_user(frame.f_code.co_filename):
+            short = types.TracebackType(short, frame, frame.f_lasti, line)
+    return short

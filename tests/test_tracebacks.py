@@ -1,0 +1,191 @@
+"""Errors have the frames of the user's code, and none of the libraries'."""
+
+import asyncio
+import concurrent.futures
+import inspect
+import json
+import logging
+import traceback
+from typing import Any
+
+import federated_language as fl
+import numpy as np
+import pytest
+
+import ray_fed
+import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
+from ray_fed import learning, program
+from ray_fed import tensorflow as rtf
+from ray_fed.config import Config
+from ray_fed.learning import partition
+
+WHOLE = """\
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/ray_fed/worker/evaluation.py", line 9, in go
+    return work()
+  File "/home/me/train.py", line 3, in load
+    return parse(name)
+           ^^^^^^^^^^^
+  File "/venv/lib/python3.11/site-packages/our_data/parse.py", line 5, in parse
+    return json.loads(name)
+  File "/usr/lib/python3.11/json/__init__.py", line 346, in loads
+    return _default_decoder.decode(s)
+ValueError: no JSON
+"""
+SHORT = """\
+  File "/home/me/train.py", line 3, in load
+    return parse(name)
+  File "/venv/lib/python3.11/site-packages/our_data/parse.py", line 5, in parse
+    return json.loads(name)"""
+
+
+def load(text: str) -> Any:
+    return json.loads(text)
+
+
+def names(error: BaseException) -> list[str]:
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+@tracebacks.shorten
+def call(function: Any) -> Any:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function, "{").result()
+
+
+@tracebacks.shorten
+async def wait(function: Any) -> Any:
+    return await asyncio.to_thread(function, "{")
+
+
+def test_the_text_of_a_traceback_is_cut_to_the_users_frames() -> None:
+    assert tracebacks.show_frames(WHOLE) == SHORT
+    assert str(errors.WorkerTraceback(WHOLE)) == f"on the worker:\n{SHORT}"
+    assert errors.WorkerTraceback(WHOLE).args == (WHOLE,)
+
+
+def test_a_text_without_frames_of_the_user_says_how_to_see_it() -> None:
+    whole = 'Traceback ...\n  File "<frozen importlib>", line 3, in load\nValueError: x'
+
+    assert "RAY_FED_TRACEBACKS=full" in tracebacks.show_frames(whole)
+    assert tracebacks.show_frames("ValueError: x") == "ValueError: x"
+
+
+def test_all_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_FED_TRACEBACKS", "full")
+
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        call(load)
+
+    assert {"call", "result", "load", "decode"} <= set(names(caught.value))
+    assert str(errors.WorkerTraceback(WHOLE)) == f"on the worker:\n{WHOLE}"
+
+
+def test_an_error_has_the_users_frames_alone() -> None:
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        call(load)
+
+    here = "test_an_error_has_the_users_frames_alone"
+    assert names(caught.value) == [here, "call", "load"]
+
+
+def test_an_error_of_a_coroutine_has_the_users_frames_alone() -> None:
+    async def go() -> None:
+        await wait(load)
+
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        asyncio.run(go())
+
+    assert names(caught.value)[-3:] == ["go", "wait", "load"]
+
+
+def test_causes_are_kept_and_cut() -> None:
+    def fail(text: str) -> None:
+        try:
+            load(text)
+        except ValueError as error:
+            raise errors.ConfigError("no settings") from error
+
+    with pytest.raises(errors.ConfigError) as caught:
+        call(fail)
+
+    cause = caught.value.__cause__
+    assert isinstance(cause, json.JSONDecodeError)
+    assert names(cause) == ["fail", "load"]
+
+
+def test_what_came_up_inside_of_a_library_is_not_shown() -> None:
+    source = """
+def fail(text):
+    try:
+        int(text)
+    except ValueError:
+        raise KeyError(text)
+"""
+    found: dict[str, Any] = {}
+    exec(compile(source, "/venv/site-packages/pandas/core.py", "exec"), found)
+
+    with pytest.raises(KeyError) as caught:
+        call(found["fail"])
+
+    assert isinstance(caught.value.__context__, ValueError)
+    assert "ValueError" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_the_whole_traceback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.DEBUG, "ray_fed.tracebacks"),
+        pytest.raises(ValueError, match="Expecting"),
+    ):
+        call(load)
+
+    assert "in decode" in caplog.text
+
+
+def test_the_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_FED_TRACEBACKS", "full")
+
+    assert Config.load() == Config()
+
+
+@pytest.mark.parametrize(
+    "module", [ray_fed, learning, partition], ids=lambda module: module.__name__
+)
+def test_public_functions_leave_frames_of_libraries_out(module: Any) -> None:
+    found = [getattr(module, name) for name in module.__all__]
+    functions = [each for each in found if inspect.isfunction(each)]
+
+    assert functions
+    assert [f for f in functions if not hasattr(f, "__wrapped__")] == []
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [program.ClientData, program.FileProgramStateManager],
+    ids=lambda cls: cls.__name__,
+)
+def test_public_methods_leave_frames_of_libraries_out(cls: Any) -> None:
+    found = [getattr(cls, name) for name in vars(cls) if not name.startswith("_")]
+    functions = [each for each in found if inspect.isroutine(each)]
+
+    assert functions
+    assert [f for f in functions if not hasattr(f, "__wrapped__")] == []
+
+
+def test_a_call_and_a_tracing_of_federated_language_have_no_frame_of_it() -> None:
+    @rtf.computation(np.float32)
+    def half(x: Any) -> Any:
+        return x / 2
+
+    with pytest.raises(TypeError) as called:
+        half(1.0, 2.0)
+    with pytest.raises(TypeError) as traced:
+
+        @fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+        def halves(values: Any) -> Any:
+            return fl.federated_map(half, half)
+
+    here = "test_a_call_and_a_tracing_of_federated_language_have_no_frame_of_it"
+    assert names(called.value) == [here]
+    assert names(traced.value) == [here, "halves"]
