@@ -165,6 +165,14 @@ def test_wide_table_scrolls(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (2600, "2.600 kB"), (12_345_678, "12.35 MB")],
+)
+def test_sizes_are_in_units(count: int, text: str) -> None:
+    assert reprs.show_bytes(count) == text
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         (0.20411427399994864, "0.2041"),
@@ -297,7 +305,7 @@ def test_process_shows_algorithm_model_optimizers_and_state() -> None:
     model = f"model `{KERAS.name}` of 15 parameters"
     assert repr(fed_prox) == (
         "<learning process: algorithm FedProx(0.5), client optimizer SGD(0.01), server"
-        f" optimizer Adam(0.01), epochs 2, {model}, state 0.1960 kB>"
+        f" optimizer Adam(0.01), epochs 2, {model}, state 196 bytes>"
     )
     assert repr(evaluation) == f"<learning process: algorithm evaluation, {model}>"
     assert "<td style='text-align:left'>Adam(0.01)</td>" in draw(fed_prox)
@@ -311,7 +319,7 @@ def test_size_of_a_state_is_that_of_its_arrays() -> None:
 
     arrays: list[Any] = tf.nest.flatten(state)
     num_bytes = sum(np.asarray(array).nbytes for array in arrays)
-    assert process.facts["state"] == f"{reprs.show_number(num_bytes / 1e3)} kB"
+    assert process.facts["state"] == reprs.show_bytes(num_bytes)
 
 
 def test_record_keeps_its_fields_apart_from_its_text() -> None:

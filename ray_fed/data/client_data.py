@@ -291,7 +291,7 @@ class ClientData(ClientRows):
         source = SqliteSource(rows, features)
         member = fl.SequenceType(source.element)
         sizes = rows.sizes.astype(np.float64)
-        dtypes = {name: str(leaf) for name, leaf in source.element.items()}
+        dtypes = {str(name): str(leaf) for name, leaf in source.element.items()}
         facts = TableFacts(dtypes)
         return cls._of(source, member, rows.ids, sizes, facts).batch(batch_size)
 

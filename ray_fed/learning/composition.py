@@ -139,7 +139,7 @@ def build_process(
         num_clients=getattr(aggregate, "num_clients", None),
         facts={
             "model": model.describe(),
-            "state": f"{reprs.show_number(count_bytes(state_type.member) / 1e3)} kB",
+            "state": reprs.show_bytes(count_bytes(state_type.member)),
         },
     )
 

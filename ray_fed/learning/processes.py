@@ -43,9 +43,7 @@ class LearningProcess:
 
     def _repr_html_(self) -> str:
         named = {"initialize": self.initialize, "next": self.next}
-        types = {
-            name: reprs.shorten(_type_of(comp), 240) for name, comp in named.items()
-        }
+        types = {name: reprs.shorten(_type_of(comp)) for name, comp in named.items()}
         return reprs.draw_facts("learning process", {**self.facts, **types})
 
 

@@ -26,6 +26,14 @@ def show_number(value: float) -> str:
     return f"{value:#.4g}" if is_short or size >= _MOST_WHOLE else f"{value:,.0f}"
 
 
+def show_bytes(count: int) -> str:
+    """Return a size: "40 bytes", "2.600 kB", "12.35 MB"."""
+    if count < 1000:  # noqa: PLR2004 (a kB)
+        return f"{count} bytes"
+    size, unit = (count / 1e3, "kB") if count < 1e6 else (count / 1e6, "MB")  # noqa: PLR2004
+    return f"{show_number(size)} {unit}"
+
+
 def draw_table(caption: str, body: str, below: str = "") -> str:
     """Return HTML, without scripts or style sheets, that scrolls where it is wide.
 
