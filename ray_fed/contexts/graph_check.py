@@ -14,9 +14,10 @@ from ray_fed.rounds.computation_cache import ComputationCache
 flf = fl.framework
 _logger = logging.getLogger(__name__)
 
-_MARKS = (b"PyFunc", b"GeneratorDataset")
+_MARKS = frozenset({b"PyFunc", b"GeneratorDataset"})
 """One of them is in the bytes of every graph with Python functions, as part of an op's
 name; other graphs may have them, too."""
+_SIMULATED = frozenset(uri.encode() for uri in intrinsics.SIMULATED)
 
 
 class ComputationChecks:
@@ -47,6 +48,10 @@ class ComputationChecks:
             self._checked.get(comp)
 
     def _check(self, comp: flf.ConcreteComputation) -> None:
+        # Most computations have none of it, and their bytes are searched in no time.
+        written = comp.to_proto().SerializeToString()
+        if not any(mark in written for mark in _MARKS | _SIMULATED):
+            return
         block = blocks.to_block(comp)
         if block is not None:
             flf.visit_postorder(block, self._check_block)

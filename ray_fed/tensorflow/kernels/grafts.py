@@ -109,13 +109,15 @@ class Grafts:
         self._state_of = None
 
     def shield(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Return a tensor that what is put in takes; where that is isolated, opaque.
+        """Return a tensor as one of this graph that what is put in takes.
+
+        Where that is isolated, the tensor is opaque.
 
         An op that takes a constant, or what another computation just added, is
         otherwise rewritten: x / 3 to x * (1 / 3), sums of sums to one sum.
         """
         if not self._isolated:
-            return tensor
+            return tf.identity(tensor)
         return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
 
     def create(self) -> None:
@@ -163,9 +165,7 @@ class Grafts:
         loader.isolate(graph_def, *assigned, lowered.initialize_op)
         if self._allowed != "any":
             feeds = _without_placeholders(graph_def, feeds, lowered.fetches)
-        inside = {
-            name: self.shield(tf.identity(tensor)) for name, tensor in feeds.items()
-        }
+        inside = {name: self.shield(tensor) for name, tensor in feeds.items()}
         results = tf.graph_util.import_graph_def(
             graph_def,
             input_map=inside,

@@ -1,6 +1,6 @@
 """Functions of tensors as graphs of their own, and the loops in them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -47,7 +47,7 @@ def as_pruned_graph(
         results = [_without_identity(tensor) for tensor in function(*fed)]
         inside = [tf.identity(tensor) for tensor in results]
     places = {tensor.name: index for index, tensor in enumerate(fed)}
-    reads = [_arguments_of(tensor, places) for tensor in results]
+    reads = _arguments_of(graph, fed, results)
     fixed = [inside[index] for index, read in enumerate(reads) if not read]
     held = iter(_import(graph, [], fixed, [])([]) if fixed else ())
     sources: list[int | tf.Tensor | None] = []
@@ -95,18 +95,27 @@ def _without_identity(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _arguments_of(tensor: tf.Tensor, places: Mapping[str, int]) -> set[int]:
-    """Return the places of those placeholders that a tensor's value may depend on."""
-    found: set[int] = set()
-    seen: set[str] = set()
-    pending: list[Any] = [tensor.op]
-    while pending:
-        op = pending.pop()
-        if op.name not in seen:
-            seen.add(op.name)
-            found.update(places[t.name] for t in op.outputs if t.name in places)
-            pending += [*(t.op for t in op.inputs), *op.control_inputs]
-    return found
+def _arguments_of(
+    graph: tf.Graph, fed: Sequence[tf.Tensor], results: Sequence[tf.Tensor]
+) -> list[list[int]]:
+    """Return, for each result, the places of arguments that its value may depend on.
+
+    Args:
+        graph: of all tensors.
+        fed: the arguments.
+        results: of the graph.
+    """
+    masks: dict[Any, int] = {tensor.op: 1 << i for i, tensor in enumerate(fed)}
+    before: dict[Any, int] | None = None
+    while masks != before:  # twice, as ops follow their inputs, except in loops
+        before = dict(masks)
+        for op in graph.get_operations():
+            mask = masks.get(op, 0)
+            for source in [*(tensor.op for tensor in op.inputs), *op.control_inputs]:
+                mask |= masks.get(source, 0)
+            masks[op] = mask
+    read = [masks[tensor.op] for tensor in results]
+    return [[i for i in range(len(fed)) if mask >> i & 1] for mask in read]
 
 
 def as_tensors(

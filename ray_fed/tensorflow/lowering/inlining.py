@@ -27,6 +27,9 @@ Value: TypeAlias = "tf.Tensor | Symbol"
 Anchors: TypeAlias = "list[tf.Tensor | tf.Operation]"
 """What to wait for, in order to run after something; empty: it has no effects."""
 
+_AROUND, _ENTRY = "^ray_fed_around", "^ray_fed_entry"
+"""Control inputs of copied nodes: what all wait for, and what those with effects do."""
+
 
 @dataclasses.dataclass
 class Site:
@@ -34,22 +37,20 @@ class Site:
 
     Attributes:
         node: as it was written.
-        inputs: its inputs but for control inputs.
-        waits: what its control inputs were.
+        inputs: its inputs but for control inputs; a rule's ops wait for those.
         inliner: runs the functions that the node calls.
         done: the rule adds what else to wait for, beside its own results.
     """
 
     node: NodeDef
     inputs: "list[Any]"
-    waits: Anchors
     inliner: "Inliner"
     done: Anchors = dataclasses.field(default_factory=list)
 
     def call(self, attribute: str, inputs: "Sequence[Any]") -> "list[Any]":
         """Inline the function of an attribute."""
         name = self.node.attr[attribute].func.name
-        return self.inliner.call(name, inputs, self.waits, self.done)
+        return self.inliner.call(name, inputs, done=self.done)
 
 
 Rule: TypeAlias = Callable[[Site], "Sequence[Any]"]
@@ -135,10 +136,19 @@ def _is_of_data(op: str) -> bool:
     return "Dataset" in op or "Iterator" in op or op.startswith("Optional")
 
 
-def gate(anchors: Anchors) -> tf.Tensor:
-    """Return a tensor of the current graph to wait for instead of the anchors."""
+def _gate(anchors: Sequence[Any]) -> tf.Tensor:
+    """Return a tensor of the current graph to wait for instead of the anchors.
+
+    A hundred ops that wait for a hundred others are ten thousand edges; through a gate
+    they are two hundred.
+    """
     with tf.control_dependencies(anchors):
         return tf.zeros([], tf.bool)
+
+
+def _as_one(anchors: Anchors) -> Anchors:
+    """Return anchors as at most one."""
+    return [_gate(anchors)] if len(anchors) > 1 else anchors
 
 
 class _Run:
@@ -149,9 +159,10 @@ class _Run:
     ) -> None:
         self._inliner = inliner
         self._body = body
-        self._entry = entry
+        self._entry = [_gate(entry)] if entry else []
         self._values: dict[str, Any] = dict(zip(body.arguments, inputs, strict=True))
         self._anchors: dict[str, Anchors] = {}
+        self._gate_of = functools.cache(self._join)
         self._pending: dict[str, Any] = {}
 
     def results(self) -> "tuple[list[Any], Anchors]":
@@ -161,7 +172,7 @@ class _Run:
             self._visit(body.nodes[name])
         results = [self._value(name) for name in body.results]
         self._flush()
-        done = self._waits(body.last)
+        done = _as_one(self._waits(body.last))
         if done:
             with tf.control_dependencies(done):
                 results = [
@@ -181,9 +192,9 @@ class _Run:
         controls = [bodies.node_of(s) for s in node.input if s.startswith("^")]
         if any(name in self._pending for name in controls):
             self._flush()
+        site = Site(node, inputs, self._inliner)
         waits = [*self._waits(controls), *self._entry]
-        site = Site(node, inputs, waits, self._inliner)
-        with tf.control_dependencies(waits):
+        with tf.control_dependencies(_as_one(waits)):
             outputs = list(rule(site))
         for index, output in enumerate(outputs):
             self._values[f"{node.name}:{index}"] = output
@@ -192,6 +203,9 @@ class _Run:
 
     def _waits(self, names: Sequence[str]) -> Anchors:
         return [anchor for name in names for anchor in self._anchors.get(name, [])]
+
+    def _join(self, name: str) -> tf.Tensor:
+        return _gate(self._anchors[name])
 
     def _value(self, name: str) -> Any:
         if name not in self._values:
@@ -205,18 +219,26 @@ class _Run:
         nodes, self._pending = self._pending, {}
         graph_def = tf.compat.v1.GraphDef()
         graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
-        mapped: dict[str, tf.Tensor] = {}
+        mapped = self._outside()
         for node in nodes.values():
             graph_def.node.append(self._detached(node, nodes, mapped))
+        # Without what is around: TensorFlow would compare each op with each other to
+        # find which of them wait for it anyway, and finds none; `_detached` adds it.
         # Without a prefix: with one, TensorFlow may give two nodes one name where an
         # argument of a loop, named after what was captured, has that prefix, too.
-        operations: Any = tf.graph_util.import_graph_def(
-            graph_def, input_map=mapped, return_elements=list(nodes), name=""
-        )
+        with tf.control_dependencies(None):
+            operations: Any = tf.graph_util.import_graph_def(
+                graph_def, input_map=mapped, return_elements=list(nodes), name=""
+            )
         for name, operation in zip(nodes, operations, strict=True):
             self._anchors[name] = [operation]
             for index, output in enumerate(operation.outputs):
                 self._values[f"{name}:{index}"] = output
+
+    def _outside(self) -> dict[str, tf.Tensor]:
+        """Return what all nodes wait for, as control inputs: nothing, or one."""
+        gate = _gate(())  # waits for the control dependencies that are around
+        return {_AROUND: gate} if gate.op.control_inputs else {}
 
     def _detached(
         self, node: NodeDef, nodes: Mapping[str, NodeDef], mapped: dict[str, tf.Tensor]
@@ -235,11 +257,13 @@ class _Run:
                 mapped[tensor] = _captured(self._values[tensor])
                 copied.input.append(source)
             elif self._anchors.get(name):
-                mapped.setdefault(f"^{name}", gate(self._anchors[name]))
+                mapped[f"^{name}"] = self._gate_of(name)
                 copied.input.append(source)
+        if _AROUND in mapped:
+            copied.input.append(_AROUND)
         if self._entry and bodies.definition_of(node).is_stateful:
-            mapped.setdefault("^ray_fed_entry", gate(self._entry))
-            copied.input.append("^ray_fed_entry")
+            [mapped[_ENTRY]] = self._entry
+            copied.input.append(_ENTRY)
         return copied
 
 
