@@ -74,6 +74,12 @@ def _remake(layer: Any) -> Any:
 
 def _load(layer: Any, copied: Any) -> None:
     """Give a layer, and those in it, what another has learnt."""
+    for original, remade in zip(
+        layer._flatten_layers(), copied._flatten_layers(), strict=True
+    ):
+        # The config of a layer of layers does not say what was done to these.
+        if getattr(original, "lora_enabled", False) and not remade.lora_enabled:
+            remade.enable_lora(original.lora_rank, original.lora_alpha)
     if [v.shape for v in layer.variables] != [v.shape for v in copied.variables]:
         raise _lost(layer, "other variables")
     for original, remade in zip(

@@ -3,15 +3,16 @@
 The Keras model that a user hands in is read and never written: its layers run in a
 `keras.StatelessScope`, on weights that come from the server and go back to it.
 
-The weights of layers with `trainable = False`, such as a pretrained base, are the same
-in every round, so neither the server's state nor a client's update holds them. They are
-constants of the graphs that use them, which reach a worker once.
+A variable that is neither trained nor changed by a batch, such as a weight of a frozen
+layer or a kernel beside its LoRA adapters, is the same in every round, so neither the
+server's state nor a client's update holds it. It is a constant of the graphs that use
+it, which reach a worker once.
 """
 
 # pyright: reportPrivateUsage=false
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import federated_language as fl
@@ -22,7 +23,6 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
-from ray_fed import tensorflow as rtf
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.keras_copies import copy_model
 from ray_fed.learning.layer_seeds import keyed_global_seeds
@@ -33,7 +33,7 @@ from ray_fed.observability import reprs
 _SEED_NAME = "seed_generator_state"
 """What Keras names the variable that a random layer draws from."""
 
-_MAX_FROZEN_BYTES = 2**30
+_MAX_CONSTANT_BYTES = 2**30
 """A graph, with all else in it, may have twice as many: a limit of protobuf."""
 
 
@@ -44,7 +44,7 @@ class ModelWeights(NamedTuple):
         trainable: of `keras_model.trainable_variables`.
         non_trainable: of `keras_model.non_trainable_variables`, such as the running
             statistics of a batch normalisation; also the seeds of random layers. Those
-            of layers with `trainable = False` are no part of it: see `from_keras`.
+            that no batch changes are no part of it: see `from_keras`.
     """
 
     trainable: tuple[Any, ...]
@@ -89,12 +89,6 @@ class Model:
         self._keras = keras_model
         self._outputs = tuple(outputs)
         self.trainable_variables = tuple(keras_model.trainable_variables)
-        frozen = {id(v) for v in _variables_of_frozen_layers(keras_model)}
-        others = keras_model.non_trainable_variables
-        self._others = tuple(v for v in others if id(v) not in frozen)
-        # Tensors: a graph that uses one has it as a constant, once.
-        self._frozen = [(v, tf.constant(v.numpy())) for v in others if id(v) in frozen]
-        _check_size(self._frozen)
         inputs = {
             name: _tensor_type(tensor.dtype, tensor.shape)
             for name, tensor in _named(keras_model, "input").items()
@@ -104,6 +98,16 @@ class Model:
             [("x", _struct_of(inputs)), ("y", _struct_of(labels))], dict
         )
         self.data_type = fl.FederatedType(fl.SequenceType(self.batch_type), fl.CLIENTS)
+        others: list[Any] = keras_model.non_trainable_variables
+        unseeded = [v for v in others if v.name != _SEED_NAME]
+        written = self._find_written(unseeded, training=True)
+        constant = {id(v) for v in unseeded if id(v) not in written}
+        self._others = tuple(v for v in others if id(v) not in constant)
+        # Tensors: a graph that uses one has it as a constant, once.
+        self._constants = [
+            (v, tf.constant(v.numpy())) for v in others if id(v) in constant
+        ]
+        _check_size(self._constants)
         self.weights_type = fl.to_type(
             ModelWeights(
                 _types_of(self.trainable_variables),
@@ -134,7 +138,8 @@ class Model:
     ) -> "Model":
         """Return a model that trains copies of a Keras model's weights.
 
-        The weights of layers with `trainable = False`, such as a pretrained base, are
+        Variables that are neither trained nor changed by a batch in training, such as
+        weights of layers with `trainable = False`, or kernels under `enable_lora`, are
         taken as they are now. They are constants of graphs: no part of the state or of
         updates, sent to each worker once and not in each round.
 
@@ -157,8 +162,8 @@ class Model:
 
         Raises:
             ValueMismatchError: the loss or a metric is none of Keras, a metric is not a
-                sum, there is not one loss for each output, or the layers that are not
-                trained have more than 1 GiB.
+                sum, there is not one loss for each output, or the constants have more
+                than 1 GiB.
         """
         _check_model(keras_model)
         symbolic = _named(keras_model, "output")
@@ -175,14 +180,14 @@ class Model:
         """Raise if constants of the graph are no longer those of the Keras model.
 
         Raises:
-            ValueMismatchError: weights of layers that are not trained, or which weights
-                are trained, changed since `from_keras`.
+            ValueMismatchError: constants, or which weights are trained, changed since
+                `from_keras`.
         """
         before, now = self.trainable_variables, self._keras.trainable_variables
         if [id(v) for v in before] != [id(v) for v in now]:
             changed = "which weights are trained"
-        elif any(np.any(v.numpy() != value.numpy()) for v, value in self._frozen):
-            changed = "weights of layers with `trainable = False`"
+        elif any(np.any(v.numpy() != value.numpy()) for v, value in self._constants):
+            changed = "weights that are not trained"
         else:
             return
         raise errors.ValueMismatchError(
@@ -195,36 +200,39 @@ class Model:
         """The positions among the non-trainable weights of random layers' seeds."""
         return tuple(i for i, v in enumerate(self._others) if v.name == _SEED_NAME)
 
-    @functools.cached_property
+    @property
     def statistics_indices(self) -> tuple[int, ...]:
         """The positions of the running statistics: what clients average untrained.
 
         The non-trainable weights that a batch in training changes, but for seeds.
         """
-        seeds = self.seed_indices
-        others = [i for i in range(len(self._others)) if i not in seeds]
-        return self._find_written(others, training=True)
+        return tuple(i for i, v in enumerate(self._others) if v.name != _SEED_NAME)
 
     @functools.cached_property
     def inference_seed_indices(self) -> tuple[int, ...]:
         """Those of `seed_indices` that layers draw from outside of training, too."""
-        return self._find_written(self.seed_indices, training=False)
+        seeds = [(i, self._others[i]) for i in self.seed_indices]
+        written = self._find_written([v for _, v in seeds], training=False)
+        return tuple(i for i, v in seeds if id(v) in written)
 
-    def _find_written(
-        self, indices: Sequence[int], *, training: bool
-    ) -> tuple[int, ...]:
-        written: list[int] = []
+    def _find_written(self, variables: Sequence[Any], *, training: bool) -> set[int]:
+        """Return the `id`s of those of the variables that a batch changes."""
+        written: set[int] = set()
 
-        def run(weights: ModelWeights, batch: Any) -> Any:
-            zero = self.totals.zero()
-            passed = self.forward(weights, batch, zero, training=training)
-            before, after = weights.non_trainable, passed.weights.non_trainable
-            written.extend(i for i in indices if after[i] is not before[i])
-            return passed.totals
+        def run(inputs: Any) -> None:
+            with keyed_global_seeds(), keras.StatelessScope() as scope:
+                self._keras(inputs, training=training)
+            changed: Callable[[Any], Any] = scope.get_current_value
+            written.update(id(v) for v in variables if changed(v) is not None)
 
-        if indices:
-            rtf.computation(run, (self.weights_type, self.batch_type))
-        return tuple(written)
+        if variables:
+            specs: dict[Any, Any] = {
+                name: tf.TensorSpec(tensor.shape, tensor.dtype)
+                for name, tensor in _named(self._keras, "input").items()
+            }
+            traced: Any = tf.function(run, autograph=False)
+            traced.get_concrete_function(specs.get(None, specs))
+        return written
 
     @tf.autograph.experimental.do_not_convert
     def forward(
@@ -237,9 +245,6 @@ class Model:
             batch: tensors, of `batch_type`.
             totals: of the batches before.
             training: whether layers such as dropout behave as in training.
-
-        Raises:
-            ValueMismatchError: a layer writes to weights that are not trained.
         """
         return self._forward(weights, batch, totals, training=training)
 
@@ -264,7 +269,7 @@ class Model:
             a layer wrote to them. None where the loss does not depend on a weight.
 
         Raises:
-            ValueMismatchError: the loss depends on no weight, or as `forward` says.
+            ValueMismatchError: the loss depends on no weight.
         """
         with tf.GradientTape() as tape:
             tape.watch(weights.trainable)
@@ -294,22 +299,16 @@ class Model:
         training: bool,
         tape: tf.GradientTape | None = None,
     ) -> ForwardPass:
-        frozen = [(v, tf.convert_to_tensor(value)) for v, value in self._frozen]
+        # The order of constants in a graph has a part in the keys of its draws.
+        constants = [(v, tf.convert_to_tensor(value)) for v, value in self._constants]
         mapping = [
             *zip(self.trainable_variables, weights.trainable, strict=True),
             *zip(self._others, weights.non_trainable, strict=True),
-            *frozen,
+            *constants,
         ]
         with keyed_global_seeds(), _Scope(mapping, tape) as scope:
             predictions = self._keras(batch["x"], training=training)
             penalties: list[Any] = self._keras.losses
-        written = [v.path for v, value in frozen if scope.value_of(v) is not value]
-        if written:
-            raise errors.ValueMismatchError(
-                f"Expected a layer with `trainable = False` to leave its variables as"
-                f" they are, found that a batch changes {written}: train that layer, or"
-                " have it look at `self.trainable` before it writes."
-            )
         predictions = self._by_name(predictions)
         losses: list[Any] = [
             output.measure_loss(batch["y"], predictions) for output in self._outputs
@@ -361,7 +360,7 @@ class Model:
         for variable, value in [
             *zip(self.trainable_variables, weights.trainable, strict=True),
             *zip(self._others, weights.non_trainable, strict=True),
-            *self._frozen,
+            *self._constants,
         ]:
             copies[id(variable)].assign(value)
         return copied
@@ -466,24 +465,13 @@ def _of_any_batch(tensor: Any) -> Any:
     return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype)
 
 
-def _variables_of_frozen_layers(layer: Any) -> Iterator[Any]:
-    """Yield the variables of layers that are not trained, but for random seeds."""
-    if not layer.trainable:
-        for variable in cast("list[Any]", layer.variables):
-            if variable.name != _SEED_NAME:
-                yield variable
-        return
-    for inner in getattr(layer, "layers", ()):
-        yield from _variables_of_frozen_layers(inner)
-
-
-def _check_size(frozen: Sequence[tuple[Any, tf.Tensor]]) -> None:
-    num_bytes = sum(value.numpy().nbytes for _, value in frozen)
-    if num_bytes > _MAX_FROZEN_BYTES:
+def _check_size(constants: Sequence[tuple[Any, tf.Tensor]]) -> None:
+    num_bytes = sum(value.numpy().nbytes for _, value in constants)
+    if num_bytes > _MAX_CONSTANT_BYTES:
         raise errors.ValueMismatchError(
-            f"Expected layers that are not trained of up to {_MAX_FROZEN_BYTES} bytes,"
-            f" found {num_bytes} bytes: store them with fewer bits, or train on what"
-            " the base makes of the data."
+            f"Expected weights that are not trained of up to {_MAX_CONSTANT_BYTES}"
+            f" bytes, found {num_bytes} bytes: store them with fewer bits, or train on"
+            " what the base makes of the data."
         )
 
 

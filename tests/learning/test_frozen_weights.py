@@ -1,9 +1,11 @@
-"""Layers that are not trained: in graphs alone, and as Keras itself treats them."""
+"""Weights that are not trained: in graphs alone, and as Keras itself treats them."""
 
 # pyright: reportUnknownLambdaType=false
 
+from collections.abc import Callable
 from typing import Any
 
+import federated_language as fl
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import learning
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import Model, models
 from ray_fed.learning.processes import LearningProcess
 
@@ -18,6 +22,24 @@ BATCH = {
     "x": np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32),
     "y": np.arange(6, dtype=np.int32) % 3,
 }
+
+TOKENS = {
+    "x": np.random.default_rng(1).integers(0, 9, (6, 4)).astype(np.int32),
+    "y": BATCH["y"],
+}
+
+
+class Counting(keras.layers.Layer):
+    """A layer that writes whether it is trained or not."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
+
+    @override
+    def call(self, inputs: Any) -> Any:
+        self.count.assign_add(1.0)
+        return inputs
 
 
 def build_keras_model() -> keras.Model:
@@ -35,6 +57,31 @@ def build_keras_model() -> keras.Model:
     inputs = keras.Input((4,))
     hidden = keras.layers.BatchNormalization()(base(inputs))
     return keras.Model(inputs, keras.layers.Dense(3)(hidden))
+
+
+def build_counting_model() -> keras.Model:
+    """Return a model with a layer that is not trained, and writes."""
+    keras.utils.set_random_seed(5)
+    counting = Counting(trainable=False)
+    return keras.Sequential([keras.Input((4,)), counting, keras.layers.Dense(3)])
+
+
+def build_lora_model() -> keras.Model:
+    """Return a model whose kernels have adapters, some in a layer of layers."""
+    keras.utils.set_random_seed(5)
+    tokens = keras.Input((4,), dtype="int32")
+    embedded = keras.layers.Embedding(9, 6)(tokens)
+    attended = keras.layers.MultiHeadAttention(2, 3)(embedded, embedded)
+    hidden = keras.layers.EinsumDense("abc,cd->abd", (None, 6))(attended)
+    pooled = keras.layers.GlobalAveragePooling1D()(hidden)
+    return enable_lora(keras.Model(tokens, keras.layers.Dense(3)(pooled)))
+
+
+def enable_lora(keras_model: Any) -> keras.Model:
+    for layer in keras_model._flatten_layers():
+        if hasattr(layer, "enable_lora"):
+            layer.enable_lora(1)
+    return keras_model
 
 
 def build_model(keras_model: keras.Model) -> Model:
@@ -64,27 +111,103 @@ def test_state_and_updates_have_no_frozen_weights() -> None:
     assert [len(initial.trainable), len(initial.non_trainable)] == [4, 2]
 
 
-def test_training_is_that_of_keras() -> None:
-    reference = build_keras_model()
-    model = build_model(build_keras_model())
+def test_kernels_under_adapters_are_constants() -> None:
+    keras_model = build_lora_model()
+
+    model = build_model(keras_model)
+
+    names = [variable.name for variable in model.trainable_variables]
+    assert set(names) == {
+        "bias",
+        *(f"lora_{of}_{half}" for of in ("kernel", "embeddings") for half in "ab"),
+    }
+    weights_type: Any = model.weights_type
+    assert len(weights_type.trainable) == len(names)
+    assert list(weights_type.non_trainable) == []
+
+
+def test_constants_of_trained_layers_are_no_part_of_the_state() -> None:
+    scaled = keras.layers.Normalization(mean=[1.0] * 4, variance=[4.0] * 4)
+    adapted = keras.layers.Normalization()
+    adapted.adapt(BATCH["x"])
+    batch = keras.layers.BatchNormalization()
+    layers = [keras.Input((4,)), scaled, adapted, batch, keras.layers.Dense(3)]
+
+    model = build_model(keras.Sequential(layers))
+
+    assert [v.shape for v in model.initial_weights().non_trainable] == [(4,), (4,)]
+    assert model.statistics_indices == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("build", "batch"),
+    [
+        pytest.param(build_keras_model, BATCH, id="frozen layers"),
+        pytest.param(build_counting_model, BATCH, id="a frozen layer that writes"),
+        pytest.param(build_lora_model, TOKENS, id="adapters"),
+    ],
+)
+def test_training_is_that_of_keras(
+    build: Callable[[], keras.Model], batch: dict[str, Any]
+) -> None:
+    reference = build()
+    model = build_model(build())
     process = learning.build_fed_avg(model, keras.optimizers.SGD(0.1))
     reference.compile(
         keras.optimizers.SGD(0.1),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
 
-    state = run_rounds(process, [[BATCH, BATCH]], 3)
+    state = run_rounds(process, [[batch, batch]], 3)
     for _ in range(6):
-        reference.train_on_batch(BATCH["x"], BATCH["y"])
+        reference.train_on_batch(batch["x"], batch["y"])
 
     found = model.to_keras(state)
+    assert [v.name for v in found.variables] == [v.name for v in reference.variables]
     for weight, expected in zip(
         found.get_weights(), reference.get_weights(), strict=True
     ):
         np.testing.assert_allclose(weight, expected, atol=1e-5)
     np.testing.assert_allclose(
-        found(BATCH["x"]), reference(BATCH["x"], training=False), atol=1e-5
+        found(batch["x"]), reference(batch["x"], training=False), atol=1e-5
     )
+
+
+@pytest.mark.ray
+def test_adapters_alone_travel(
+    ray_contexts: Callable[..., ExecutionContext],
+) -> None:
+    layers = [keras.Input((4,)), keras.layers.Dense(2000), keras.layers.Dense(3)]
+    keras_model = enable_lora(keras.Sequential(layers))
+    model = build_model(keras_model)
+    process = learning.build_fed_avg(model, keras.optimizers.SGD(0.1))
+    context = ray_contexts(workers=1, subrounds=1)
+    fl.framework.set_default_context(context)
+
+    state = run_rounds(process, [[BATCH], [BATCH]], 2)
+
+    report = context.last_report
+    assert report is not None
+    trained = sum(value.nbytes for value in state.weights.trainable)
+    others = sum(v.value.numpy().nbytes for v in keras_model.non_trainable_variables)
+    assert others > trained
+    assert trained <= report.bytes_broadcast < 1.1 * trained
+    assert 2 * trained <= report.bytes_returned < 2.2 * trained
+
+
+def test_another_base_is_another_process() -> None:
+    layer = keras.layers.Dense(3)
+    keras_model = enable_lora(keras.Sequential([keras.Input((4,)), layer]))
+    first, again = (
+        learning.build_fed_avg(build_model(keras_model), "sgd") for _ in range(2)
+    )
+    kernel = layer.non_trainable_variables[0]
+    kernel.assign(kernel + 1)
+
+    other = learning.build_fed_avg(build_model(keras_model), "sgd")
+
+    names = [rtf.identify_computation(p.next) for p in (first, again, other)]
+    assert names[0] == names[1] != names[2]
 
 
 @pytest.mark.parametrize(
@@ -167,32 +290,8 @@ def test_changes_after_the_model_was_made_are_refused(change: Any) -> None:
         learning.build_fed_avg(model, "sgd")
 
 
-class Counting(keras.layers.Layer):
-    """A layer that writes whether it is trained or not."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
-
-    @override
-    def call(self, inputs: Any) -> Any:
-        self.count.assign_add(1.0)
-        return inputs
-
-
-def test_layer_that_writes_though_frozen_is_named() -> None:
-    keras_model = keras.Sequential(
-        [keras.Input((4,)), Counting(), keras.layers.Dense(3)]
-    )
-    keras_model.layers[0].trainable = False
-    model = build_model(keras_model)
-
-    with pytest.raises(errors.ValueMismatchError, match=r"batch changes .*count"):
-        learning.build_fed_avg(model, keras.optimizers.SGD(0.1))
-
-
 def test_too_many_frozen_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_MAX_FROZEN_BYTES", 100)
+    monkeypatch.setattr(models, "_MAX_CONSTANT_BYTES", 100)
 
     with pytest.raises(errors.ValueMismatchError, match="up to 100 bytes, found 288"):
         build_model(build_keras_model())
