@@ -7,7 +7,7 @@ an error is of bounded length, and can be encoded.
 
 import contextlib
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 MAX_CHARACTERS = 20_000
 """Characters of a message of ray_fed, or of a traceback."""
@@ -50,22 +50,41 @@ class _Origin(str):
     __slots__ = ()
 
 
+class _Place(str):
+    """A note on an exception: which line of the user's code made what raised it."""
+
+    __slots__ = ()
+
+
 @contextlib.contextmanager
-def naming_origin(origin: str) -> Generator[None]:
+def naming_origin(origin: str, find_place: Callable[[str], str]) -> Generator[None]:
     """Note on what is raised inside what raised it, unless that is noted already.
 
     Args:
         origin: such as "the computation `train` (model.py:12)".
+        find_place: returns a sentence on the place in it that a message names, or "".
     """
     try:
         yield
     except Exception as error:
         if origin_of(error) is None:
             error.add_note(_Origin(origin))
+            place = find_place(message_of(error))
+            if place:
+                error.add_note(_Place(place))
         raise
 
 
 def origin_of(error: BaseException) -> str | None:
     """Return what `naming_origin` noted on an error; None for another one."""
+    return _noted(error, _Origin)
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return the place that `naming_origin` noted on an error; None if it has none."""
+    return _noted(error, _Place)
+
+
+def _noted(error: BaseException, kind: type[str]) -> str | None:
     notes = getattr(error, "__notes__", ())
-    return next((str(note) for note in notes if isinstance(note, _Origin)), None)
+    return next((str(note) for note in notes if isinstance(note, kind)), None)

@@ -142,7 +142,8 @@ class Location:
 class LocatedError(RayFedError):
     """An error that knows where in a round it happened.
 
-    Its texts can be encoded, and are cut beyond `error_texts.MAX_CHARACTERS`.
+    Its texts can be encoded, and are cut beyond `error_texts.MAX_CHARACTERS`. A note
+    names the line of the user's code, where the traceback has one.
 
     Attributes:
         message: without the location.
@@ -158,6 +159,9 @@ class LocatedError(RayFedError):
         super().__init__(self.message)
         self.location = location or Location()
         self.cause_text = error_texts.bound(cause_text)
+        place = tracebacks.find_place(cause_text)
+        if place:
+            self.add_note(place)
 
     @override
     def __str__(self) -> str:

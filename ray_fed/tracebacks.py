@@ -8,6 +8,7 @@ The whole traceback goes to the log (DEBUG), and is shown where the environment 
 
 import functools
 import inspect
+import itertools
 import logging
 import os
 import pathlib
@@ -22,6 +23,8 @@ _R = TypeVar("_R")
 
 VARIABLE = "RAY_FED_TRACEBACKS"
 """Of the environment, read as an error is shown; "full" shows all frames."""
+
+_HOW = f"{VARIABLE}=full shows the frames that are left out."
 
 _logger = logging.getLogger(__name__)
 
@@ -43,6 +46,13 @@ Other packages may be the user's own.
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)(, in (?P<name>.+))?$')
 
 
+_LOADED = re.compile(
+    r'^Detected at node .+ defined at \(most recent call last\):\n(  File ".+\n.*\n)*',
+    re.MULTILINE,
+)
+"""What TensorFlow says of a node: where its graph was loaded, which no user wrote."""
+
+
 class Frame(NamedTuple):
     """A frame in the text of a traceback.
 
@@ -59,21 +69,46 @@ class Frame(NamedTuple):
     source: str
 
 
-def _is_of_user(file: str) -> bool:
-    return not (file.startswith(_OWN) or _LIBRARY.search(file))
+def is_own(file: str) -> bool:
+    """Return whether a file is one of ray_fed's."""
+    return file.startswith(_OWN)
+
+
+def is_of_user(file: str) -> bool:
+    """Return whether a file may be the user's: it is no library's that is known."""
+    return not (is_own(file) or _LIBRARY.search(file))
 
 
 def user_frames(text: str) -> list[Frame]:
     """Return the frames of the user's code in the text of a traceback, each once."""
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in _LOADED.sub("", text).splitlines()]
     found: dict[Frame, None] = {}
-    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+    for line, after in itertools.pairwise([*lines, ""]):
         matched = _FRAME.match(line)
-        if matched and _is_of_user(matched["file"]):
+        if matched and is_of_user(matched["file"]):
             source = "" if _FRAME.match(after) else after
             name = (matched["name"] or "").rstrip(" *")
             found[Frame(matched["file"], int(matched["line"]), name, source)] = None
     return list(found)
+
+
+def short_file(file: str) -> str:
+    """Return what a message calls a file: the last part of its path."""
+    if file.startswith("<"):  # <stdin>, <string>
+        return file
+    path = pathlib.PurePath(file)
+    if path.parent.name.startswith("ipykernel_"):  # a hash of the cell's text
+        return "<cell>"
+    return path.name
+
+
+def find_place(text: str) -> str:
+    """Return which line of the user's raised what a traceback's text is of; or ""."""
+    frames = user_frames(text)
+    if not frames:
+        return ""
+    frame = frames[-1]
+    return f"At {short_file(frame.file)}:{frame.line}, in `{frame.name}`."
 
 
 def show_frames(text: str) -> str:
@@ -129,13 +164,16 @@ def _is_called_by_user() -> bool:
     frame = inspect.currentframe()
     for _ in range(2):  # the function that asks, then what called that
         frame = frame and frame.f_back
-    return frame is not None and _is_of_user(frame.f_code.co_filename)
+    return frame is not None and is_of_user(frame.f_code.co_filename)
 
 
 def _cut(error: BaseException) -> None:
     """Leave out frames of libraries from the tracebacks of an error and its causes."""
     if shows_all():
         return
+    walked = list(traceback.walk_tb(error.__traceback__))
+    if walked and not is_of_user(walked[-1][0].f_code.co_filename):
+        _tell_how_to_see_all(error)
     _logger.debug("The whole traceback of an error:", exc_info=error)
     chain: dict[int, BaseException] = {}
     pending: list[BaseException | None] = [error]
@@ -152,10 +190,18 @@ def _cut(error: BaseException) -> None:
             raised.__suppress_context__ = True  # it came up inside of a library
 
 
+def _tell_how_to_see_all(error: BaseException) -> None:
+    """Say it of what a library raised, unless it is written for users, as ray_fed's."""
+    is_own_class = type(error).__module__.startswith("ray_fed.")
+    is_said = _HOW in getattr(error, "__notes__", ())
+    if isinstance(error, Exception) and not is_own_class and not is_said:
+        error.add_note(_HOW)
+
+
 def _of_user(found: types.TracebackType | None) -> types.TracebackType | None:
     """Return a traceback with the frames of the user's code alone."""
     short = None
     for frame, line in reversed(list(traceback.walk_tb(found))):
-        if _is_of_user(frame.f_code.co_filename):
+        if is_of_user(frame.f_code.co_filename):
             short = types.TracebackType(short, frame, frame.f_lasti, line)
     return short

@@ -38,6 +38,9 @@ _MARKERS = frozenset("~^ ")
 _NO_MEMORY = "ResourceExhaustedError"
 """TensorFlow's name for it; this module does not load TensorFlow."""
 
+_OWN_ASSERTION = re.compile(r"assertion failed: \[(Expected .+, found .+)\]")
+"""What a graph of ray_fed says in full."""
+
 _TAGS = re.compile(r"\{\{function_node [^}]*\}\}\s*|\s*\[Op:[^\]]*\]")
 
 
@@ -185,11 +188,17 @@ def describe_failure(
     told = [line for line in told if not line.startswith(_BOILERPLATE)]
     summary = _TAGS.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
     origin = error_texts.origin_of(error) or "a computation"
+    said = _OWN_ASSERTION.fullmatch(summary)
     kind = errors.ComputationError
     if isinstance(error, MemoryError) or type(error).__name__ == _NO_MEMORY:
         kind = errors.WorkerMemoryError
-    return kind(
-        f"{origin[0].upper()}{origin[1:]} raised {type(error).__name__}: {summary}",
+    what = f"{origin[0].upper()}{origin[1:]} raised {type(error).__name__}: {summary}"
+    failure = kind(
+        said[1] if said else what,
         errors.Location(client_index=client_index),
         cause_text=error_texts.traceback_of(error),
     )
+    place = error_texts.place_of(error)
+    if place and not hasattr(failure, "__notes__"):
+        failure.add_note(place)
+    return failure

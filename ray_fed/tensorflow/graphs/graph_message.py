@@ -172,6 +172,7 @@ def build_message(
     _forget_gradients(graph_def)
     function_names.name_by_place(graph_def)
     origins.write(graph_def, fn)
+    origins.write_places(graph_def, graph)
     python_functions.write_process(graph_def)
     message.graph_def.Pack(graph_def, deterministic=True)
     if initialize_op is not None:
@@ -215,6 +216,11 @@ def graph_of(message: TensorFlowMessage) -> Any:
 def origin_of(message: TensorFlowMessage) -> str:
     """Return what an error calls the computation: its name and line, where known."""
     return origins.read(_read_any(message))
+
+
+def find_place(message: TensorFlowMessage, text: str) -> str:
+    """Return a sentence on the line that made the node an error's text names, or ""."""
+    return origins.find_place(_read_any(message), text)
 
 
 def check_portable(message: TensorFlowMessage) -> None:

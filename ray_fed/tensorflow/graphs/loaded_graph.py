@@ -24,12 +24,15 @@ class Source:
         device: name of the device to run on; None leaves it to TensorFlow.
         reads_later: its results are read after the call, when another may have set
             the states of random ops.
+        find_place: returns a sentence on the line of the user's that made the node
+            which an error's message names, or "".
     """
 
     origin: str
     content: bytes
     device: str | None
     reads_later: bool
+    find_place: Callable[[str], str]
 
 
 class LoadedGraph:
@@ -89,7 +92,7 @@ class LoadedGraph:
         with (
             self._one_at_a_time,
             tf.device(source.device),
-            error_texts.naming_origin(source.origin),
+            error_texts.naming_origin(source.origin, source.find_place),
         ):
             self._states.set(source.content)
             diagnostics.note(self._notes)

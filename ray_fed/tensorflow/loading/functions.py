@@ -67,6 +67,7 @@ def load_function(
         identity.content_of(message),
         _device_for(function_type.result, device),
         _contains_sequences(function_type.result),
+        functools.partial(graph_message.find_place, message),
     )
     written = _Written(message, function_type, source)
     parameter = function_type.parameter

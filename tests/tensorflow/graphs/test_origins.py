@@ -1,22 +1,27 @@
 """Errors name the computation that raised them, wherever it has been since."""
 
+# pyright: reportUnknownLambdaType=false
+
 import asyncio
 import functools
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any, cast
 
 import federated_language as fl
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.tensorflow.graphs import graph_message
+from ray_fed.tensorflow.graphs import graph_message, origins
 from ray_fed.worker import client_chunks
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -192,3 +197,66 @@ def test_another_computation_called_inside_counts_as_the_caller() -> None:
     outer = rtf.computation(of(lambda x: 2 * inner(x)), np.float32)
 
     assert origin(outer).startswith("the computation `<lambda>` (test_origins.py:")
+
+
+class Root(keras.layers.Layer):
+    @override
+    def call(self, inputs: Any) -> Any:
+        tf.debugging.assert_non_negative(inputs)
+        return tf.sqrt(inputs)
+
+
+class Shifted(keras.layers.Layer):
+    @override
+    def call(self, inputs: Any) -> Any:
+        return Root()(inputs) + keras.layers.Embedding(2, 1)(inputs)
+
+
+def failure_of(fn: Callable[[Any], Any], value: float) -> errors.ComputationError:
+    async def call() -> None:
+        executor = EagerTFExecutor()
+        function = await executor.create_value(rtf.computation(fn, np.float32))
+        arg = await executor.create_value(value, np.float32)
+        await client_chunks.map_embedded(executor, function, [arg], range(1))
+
+    with pytest.raises(errors.ComputationError) as caught:
+        asyncio.run(call())
+    return pickle.loads(pickle.dumps(caught.value))
+
+
+def line_of(function: Any, index: int) -> int:
+    return function.__code__.co_firstlineno + index
+
+
+def test_an_error_names_the_line_of_a_layer() -> None:
+    error = failure_of(lambda x: Shifted()(tf.reshape(x, [1])), -1.0)
+
+    (note,) = error.__notes__
+    line = line_of(Root.call, 2)
+    assert re.fullmatch(rf"At test_origins.py:{line}, in `call` \(`[^`]+`\)\.", note)
+
+
+def test_an_error_of_a_layer_of_keras_names_where_it_is_called() -> None:
+    error = failure_of(lambda x: Shifted()(tf.reshape(x, [1])), 7.0)
+
+    (note,) = error.__notes__
+    line = line_of(Shifted.call, 2)
+    assert note.startswith(f"At test_origins.py:{line}, in `call` (`")
+    assert "embedding" in note
+
+
+def test_an_error_of_a_python_function_names_its_line() -> None:
+    def refuse(x: Any) -> Any:
+        raise ValueError("no")
+
+    error = failure_of(lambda x: tf.py_function(refuse, [x], tf.float32), 1.0)
+
+    assert error.__notes__ == [f"At test_origins.py:{line_of(refuse, 1)}, in `refuse`."]
+
+
+def test_lines_of_nodes_change_no_graph() -> None:
+    message = rtf.computation(check, np.float32).to_proto().tensorflow
+    graph_def = graph_message.graph_of(message)
+
+    assert not graph_def.HasField("debug_info")
+    assert origins.find_place(graph_def, "{{node Assert}}") == ""
