@@ -81,11 +81,11 @@ def in_ray_process() -> None:
 def _told_of_workers() -> None:
     from ray_fed.cluster.actors.leaf_worker import LeafWorker
 
-    init = LeafWorker.__init__
+    load = LeafWorker.load_now
 
-    @functools.wraps(init)
-    def make(self: Any, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)
+    @functools.wraps(load)
+    def load_and_tell(self: LeafWorker) -> None:
+        load(self)
         tell_of_graphs()
 
-    LeafWorker.__init__ = make
+    LeafWorker.load_now = load_and_tell

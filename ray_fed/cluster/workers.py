@@ -43,12 +43,16 @@ RemoteWorker: Any = cast("Any", ray.remote)(
 
 
 def start_worker(
-    config: Config, node: str | None, group: PlacementGroup | None = None
+    config: Config,
+    label: str,
+    node: str | None,
+    group: PlacementGroup | None = None,
 ) -> Any:
     """Start the actor of one worker with the resources of the configuration.
 
     Args:
         config: what it asks for.
+        label: what Ray's lists and logs are to call it.
         node: Ray's id of its node; None: any that has room.
         group: in whose bundles it lives, on any of their nodes.
     """
@@ -66,7 +70,8 @@ def start_worker(
     )
     num_threads = max(1, int(wanted.num_cpus))
     limits = config.worker_limits
-    return actor.remote(num_threads, wanted.num_gpus, wanted.client_bytes, limits)
+    settings = num_threads, wanted.num_gpus, wanted.client_bytes, limits
+    return actor.remote(*settings, label)
 
 
 RemotePoolHost: Any = cast("Any", ray.remote)(num_cpus=0, max_concurrency=1000)(

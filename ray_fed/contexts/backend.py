@@ -7,6 +7,7 @@ import federated_language as fl
 
 from ray_fed.contexts.first_calls import AwaitReady
 from ray_fed.language.structs import Plain
+from ray_fed.observability import events
 from ray_fed.rounds.policy import RoundPolicy
 from ray_fed.values.stored import ArgumentPart
 
@@ -23,10 +24,10 @@ class Backend:
         store: see `RoundPolicy`.
         fetch: reads a value that `store` or a runner put in a store; returns any other
             value as it is. None: values are never stored.
-        await_ready: takes the last known (num_ready, num_workers), waits until it
-            changes, and returns the new one; takes None, and returns the present one.
-            None: workers are threads, which are always ready.
+        await_ready: see `AwaitReady`; None: workers are threads, which are always
+            ready.
         spreads_subrounds: whether a runner may use several workers for one subround.
+        sinks: receive the events of all rounds.
     """
 
     runners: Sequence[fl.framework.AsyncContext]
@@ -36,3 +37,4 @@ class Backend:
     fetch: Callable[[ArgumentPart], Awaitable[Plain]] | None = None
     await_ready: AwaitReady | None = None
     spreads_subrounds: bool = False
+    sinks: Sequence[events.EventSink] = ()

@@ -60,7 +60,7 @@ class ExecutionContext(flf.SyncContext):
         self._config = config
         self._backend = backend
         self._report = ReportBuilder()
-        self._sinks = events.Sinks([self._report, SlowWays(), *sinks])
+        self._sinks = events.Sinks([self._report, SlowWays(), *backend.sinks, *sinks])
         self._first_calls = FirstCalls(self._sinks.on_event, backend.await_ready)
         self._checks = ComputationChecks(in_process=config.backend == "local")
         self._chains = ComputationCache(_to_chain)

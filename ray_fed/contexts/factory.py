@@ -43,6 +43,7 @@ def _ray_backend(
     address: str | None, config: Config, say: Callable[[str], None]
 ) -> Backend:
     from ray_fed.cluster.driver.session import Session
+    from ray_fed.cluster.metrics import RoundMetrics
 
     session = Session(address, config, say)
     return Backend(
@@ -53,6 +54,7 @@ def _ray_backend(
         session.fetch,
         session.await_ready,
         spreads_subrounds=True,
+        sinks=[RoundMetrics()],
     )
 
 

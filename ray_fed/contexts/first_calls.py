@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeAlias
 
 import ray_fed.errors as errors
 from ray_fed.observability import events
@@ -12,9 +13,12 @@ from ray_fed.rounds.computation_cache import Computation, ComputationCache
 _PATIENCE_S = 0.5
 """A call that takes less is told of by its result alone."""
 
-AwaitReady = Callable[[tuple[int, int] | None], Awaitable[tuple[int, int]]]
-"""From a pair (num_ready, num_workers) to the next one, once that differs; from None to
-the present one."""
+Progress: TypeAlias = tuple[int, int, str]
+"""Workers that are ready, those and the ones that start, and what they have no room
+for, in words; empty where they have it."""
+
+AwaitReady = Callable[[Progress | None], Awaitable[Progress]]
+"""From a progress to the next one, once that differs; from None to the present one."""
 
 
 @dataclasses.dataclass
@@ -73,10 +77,13 @@ class FirstCalls:
             found = await await_ready(found)
 
 
-def _describe(num_ready: int, num_workers: int) -> str:
+def _describe(num_ready: int, num_workers: int, needed: str) -> str:
+    counted = "1 worker" if num_workers == 1 else f"{num_workers} workers"
+    if needed:
+        ready = f"{num_ready} of {counted} ready, " if num_ready else ""
+        return f"{ready}waiting for {needed}"
     if num_workers == 0:
         return "looking for room for workers"
-    counted = "1 worker" if num_workers == 1 else f"{num_workers} workers"
     if num_ready == 0:
         return f"starting {counted}: TensorFlow"
     return f"{num_ready} of {counted} ready"

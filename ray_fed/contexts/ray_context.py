@@ -18,6 +18,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.cluster.driver.session import Session
+from ray_fed.cluster.metrics import RoundMetrics
 from ray_fed.compiler.binding import read_invocation
 from ray_fed.config import Config, check_config
 from ray_fed.contexts.graph_check import ComputationChecks
@@ -100,7 +101,7 @@ class RayExecutionContext(flf.AsyncContext):
         self._pool = _start(config, address) if pool_of is None else pool_of._open_pool  # noqa: SLF001 (of this class)
         config, session = self._pool.config, self._pool.session
         self._report = ReportBuilder()
-        self._sinks = events.Sinks([self._report])
+        self._sinks = events.Sinks([self._report, RoundMetrics()])
         self._rounds = Rounds(
             session.runners(),
             RoundPolicy(

@@ -37,6 +37,7 @@ class FakeHandle:
 
     def __init__(self) -> None:
         self._actor = LeafWorker(1, 0.0, 2**20)
+        self._actor.load_now()
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self.calls: list[str] = []
         self.dies_at: str | None = None

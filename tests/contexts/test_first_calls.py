@@ -13,13 +13,16 @@ import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts import first_calls
-from ray_fed.contexts.first_calls import FirstCalls
+from ray_fed.contexts.first_calls import FirstCalls, Progress
 from ray_fed.observability import events
 
 
 @rtf.computation(np.float32)
 def half(x: Any) -> Any:
     return x / 2
+
+
+ROOM = "room for 2 workers: 2 CPU (0 of 2 free)"
 
 
 class Recorder:
@@ -37,14 +40,14 @@ class Workers:
     """Workers that become ready one after another, as soon as somebody asks.
 
     Args:
-        counts: (num_ready, num_workers), the first one at once.
+        counts: what is told of them, the first at once.
     """
 
-    def __init__(self, counts: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, counts: Sequence[Progress]) -> None:
         self._counts = iter(counts)
-        self.seen: list[tuple[int, int] | None] = []
+        self.seen: list[Progress | None] = []
 
-    async def await_ready(self, seen: tuple[int, int] | None) -> tuple[int, int]:
+    async def await_ready(self, seen: Progress | None) -> Progress:
         self.seen.append(seen)
         for counts in self._counts:
             return counts
@@ -71,7 +74,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     ("counts", "told"),
     [
         pytest.param(
-            [(0, 0), (0, 2), (1, 2), (2, 2)],
+            [(0, 0, ""), (0, 2, ""), (1, 2, ""), (2, 2, "")],
             [
                 "looking for room for workers",
                 "starting 2 workers: TensorFlow",
@@ -82,16 +85,28 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
             id="one after another",
         ),
         pytest.param(
-            [(0, 1), (1, 1)],
+            [(0, 1, ""), (1, 1, "")],
             ["starting 1 worker: TensorFlow", "tracing and compiling", ""],
             id="one",
         ),
-        pytest.param([(2, 2)], ["tracing and compiling", ""], id="all ready"),
-        pytest.param([(0, 1)], ["starting 1 worker: TensorFlow", ""], id="pool gone"),
+        pytest.param(
+            [(0, 2, ROOM), (1, 2, "room for 1 worker"), (2, 2, "")],
+            [
+                f"waiting for {ROOM}",
+                "1 of 2 workers ready, waiting for room for 1 worker",
+                "tracing and compiling",
+                "",
+            ],
+            id="no room",
+        ),
+        pytest.param([(2, 2, "")], ["tracing and compiling", ""], id="all ready"),
+        pytest.param(
+            [(0, 1, "")], ["starting 1 worker: TensorFlow", ""], id="pool gone"
+        ),
     ],
 )
 def test_first_call_tells_what_it_waits_for(
-    recorder: Recorder, counts: list[tuple[int, int]], told: list[str]
+    recorder: Recorder, counts: list[Progress], told: list[str]
 ) -> None:
     workers = Workers(counts)
 

@@ -1,13 +1,15 @@
 """The actor that holds TensorFlow: a leaf stack, and chunks of clients over it."""
 
 import asyncio
+import concurrent.futures
 import gc
+import logging
 import os
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 import ray
+from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
@@ -25,6 +27,8 @@ from ray_fed.values import components, plain_values, read_limits
 from ray_fed.worker import client_chunks, evaluation, stacks
 from ray_fed.worker.evaluation import Executors
 
+_logger = logging.getLogger(__name__)
+
 _YOUNG = 1
 """The generation of what one call makes: stacks, which refer to themselves and to
 arrays that the object store may not free before. Collecting it takes no time."""
@@ -37,11 +41,14 @@ class LeafWorker:
     runs the work; `ping`, `hold` and `free` have threads of their own, so that they
     answer while it does.
 
+    Nothing but `ping` works before `load` has returned.
+
     Args:
         num_threads: of TensorFlow.
         gpu_fraction: of the card that TensorFlow may fill; 0 hides every GPU.
         client_bytes: of clients' data that is kept between rounds.
         limits: of what may be read.
+        label: what Ray's lists and logs call this worker and its calls.
     """
 
     def __init__(
@@ -50,23 +57,62 @@ class LeafWorker:
         gpu_fraction: float,
         client_bytes: int,
         limits: read_limits.Limits | None = None,
+        label: str = "ray_fed worker",
     ) -> None:
+        self._settings = num_threads, gpu_fraction, client_bytes
+        self._kernels = FetchedKernels()
+        self._limits = limits or read_limits.Limits()
+        self._label = label
+        self._loop = asyncio.new_event_loop()
+        self._scopes = ValueScopes()
+        self._left: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    @override
+    def __repr__(self) -> str:
+        return self._label
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> None:
+        """Return at once: the actor has its place."""
+
+    @ray.method(concurrency_group="control")
+    def load(self) -> WorkerDescription | None:
+        """Load TensorFlow, and return what this worker is; None where it left before.
+
+        On a thread of its own, as nothing can interrupt an import.
+        """
+        package = logging.getLogger("ray_fed")
+        if not package.hasHandlers():  # the job has not configured the log
+            package.addHandler(logging.StreamHandler())
+            package.setLevel(logging.INFO)
+        threads = concurrent.futures.ThreadPoolExecutor(1)
+        loading = threads.submit(self.load_now)
+        concurrent.futures.wait(
+            [loading, self._left], return_when=concurrent.futures.FIRST_COMPLETED
+        )
+        if self._left.done():
+            return None
+        loading.result()
+        found = self._describe()
+        _logger.info(
+            "%s is ready: node %s, process %d, %s",
+            *(self._label, found.address, found.pid, found.fingerprint),
+        )
+        return found
+
+    def load_now(self) -> None:
+        """Load TensorFlow on this thread."""
         from ray_fed.tensorflow.tensors import devices
 
+        num_threads, gpu_fraction, client_bytes = self._settings
         device = devices.configure(num_threads, gpu_fraction)
         self._missing = ""
         if gpu_fraction:
             self._missing = devices.describe_missing(_gpus(gpu_fraction))
         self._fingerprint = devices.read_fingerprint(device)
         self._executor = stacks.device_stack(device, client_bytes)
-        self._kernels = FetchedKernels()
-        self._limits = limits or read_limits.Limits()
-        self._loop = asyncio.new_event_loop()
-        self._scopes = ValueScopes()
 
-    @ray.method(concurrency_group="control")
-    def ping(self) -> WorkerDescription:
-        """Return what this worker is, once the actor is ready."""
+    def _describe(self) -> WorkerDescription:
         return WorkerDescription(
             os.getpid(),
             ray.util.get_node_ip_address(),
@@ -78,8 +124,14 @@ class LeafWorker:
 
     @ray.method(concurrency_group="control")
     def hold(self) -> None:
-        """Block for as long as the actor lives, for whoever waits for its end."""
-        threading.Event().wait()
+        """Block until the worker is to leave, for whoever waits for its end."""
+        self._left.result()
+
+    @ray.method(concurrency_group="control")
+    def leave(self) -> None:
+        """Have `load` and `hold` return: killed within them, they would have failed."""
+        if not self._left.done():
+            self._left.set_result(None)
 
     def settle(self) -> None:
         """Return once all work that was begun before has ended."""

@@ -22,16 +22,21 @@ class Cluster(Protocol):
         """Return the nodes that are alive."""
         ...
 
-    def start_worker(self, node: str | None) -> Any:
+    def start_worker(self, worker: str, node: str | None) -> Any:
         """Start the actor of one worker, without waiting for it.
 
         Args:
+            worker: its name.
             node: Ray's id of its node; None: any that has room.
         """
         ...
 
     def request(self, count: int) -> None:
         """Ask for a cluster that holds so many workers; 0: ask for none any more."""
+        ...
+
+    def describe_need(self, count: int) -> str:
+        """Return what so many workers ask for, and what is free of it, in words."""
         ...
 
 
@@ -53,6 +58,10 @@ class ClusterThread:
     async def request(self, count: int) -> None:
         """Ask for a cluster that holds so many workers; 0: ask for none any more."""
         await self._run(self._cluster.request, count)
+
+    async def describe_need(self, count: int) -> str | None:
+        """Return what so many workers ask for and is free; None if Ray refuses."""
+        return await self._run(self._cluster.describe_need, count)
 
     def close(self) -> None:
         """End the thread once it has done what was asked."""

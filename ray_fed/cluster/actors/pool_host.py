@@ -9,14 +9,16 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import ray.exceptions
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.cluster.actors.pool_cluster import Cluster, ClusterThread
-from ray_fed.cluster.actors.pool_loop import CANCELLED, Lease, PoolLoop
+from ray_fed.cluster.actors.pool_loop import CANCELLED, Lease, PoolLoop, Progress
 from ray_fed.cluster.actors.worker_actors import WorkerActors
 from ray_fed.cluster.pool import actions
 from ray_fed.cluster.pool.actions import Failure
 from ray_fed.cluster.pool.decisions import COPY, FURTHER, Pool
+from ray_fed.cluster.pool.shortage import LOOK_S
 from ray_fed.cluster.pool.stragglers import Stragglers
 from ray_fed.config import Config
 from ray_fed.plan import outcomes
@@ -37,11 +39,19 @@ class PoolHost:
         size: of the pool.
         driver: what workers have to agree with.
         cluster: that workers are started on.
+        label: what Ray's lists and logs call this pool and its calls.
     """
 
     def __init__(
-        self, config: Config, size: actions.Size, driver: Versions, cluster: Cluster
+        self,
+        config: Config,
+        size: actions.Size,
+        driver: Versions,
+        cluster: Cluster,
+        label: str = "ray_fed pool",
     ) -> None:
+        self._label = label
+        self._reports = False
         found, workers = config.stragglers, config.workers
         stragglers = Stragglers(found.factor, found.min_s)
         budgets = dict(config.retry)
@@ -52,6 +62,10 @@ class PoolHost:
         self._log = self._loop.log
         self._ended: collections.deque[str] = collections.deque(maxlen=_ENDED)
 
+    @override
+    def __repr__(self) -> str:
+        return self._label
+
     async def begin_round(self) -> tuple[int, float]:
         """Look at the cluster, follow what changed, and return how many workers it has.
 
@@ -59,22 +73,26 @@ class PoolHost:
             (num_workers, valid_s): workers that are ready or start, at least 1; seconds
             for which that holds.
         """
+        if not self._reports:
+            self._reports = True
+            self._loop.spawn(self._loop.report())
         if not self._loop.fresh_s():
             await self._loop.look()
         return max(1, self._pool.num_workers), self._loop.fresh_s()
 
-    async def await_ready(self, seen: tuple[int, int] | None) -> tuple[int, int]:
-        """Return how many workers are ready, once that is not what was seen before.
+    async def await_ready(self, seen: Progress | None) -> Progress:
+        """Return how far the workers are, once that is not what was seen before.
+
+        The same again where nothing changes for a while: nobody need cancel this.
 
         Args:
             seen: what was returned before; None for an answer at once.
-
-        Returns:
-            (num_ready, num_workers): workers that are ready; those and starting ones.
         """
-        while self._loop.count_workers() == seen:
-            await self._loop.change()
-        return self._loop.count_workers()
+        if await self._loop.read_progress() == seen:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._loop.change()
+        return await self._loop.read_progress()
 
     async def lease(
         self,
@@ -114,16 +132,19 @@ class PoolHost:
         begun, handle, lost = await self._loop.wait_for(subround, ticket)
         return begun, None if begun.worker in known else handle, lost
 
-    async def lease_spare(self, subround: str, timeout_s: float | None = None) -> Lease:
+    async def lease_spare(
+        self, subround: str, timeout_s: float | None = None
+    ) -> Lease | None:
         """Return a second worker, once the subround straggles and one is idle.
 
-        Raises:
-            RetryBudgetError: the subround ended before.
+        None where it ends before.
         """
         if subround not in self._leased:
-            raise errors.RetryBudgetError("The subround has ended.", "fatal")
+            return None
         ticket = self._pool.ask_spare(subround, timeout_s or math.inf)
-        return await self._loop.wait_for(subround + COPY, ticket)
+        with contextlib.suppress(errors.RetryBudgetError):
+            return await self._loop.wait_for(subround + COPY, ticket)
+        return None
 
     async def lease_further(
         self,
@@ -229,7 +250,7 @@ class PoolHost:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._pool.is_awaited == known:
+                while self._pool.is_awaited == known and not self._loop.is_closed:
                     await self._loop.change()
         return self._pool.is_awaited
 

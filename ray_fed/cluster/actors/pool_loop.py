@@ -1,6 +1,7 @@
 """Performs what the pool decides, and wakes those that wait for it."""
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import time
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 import ray.exceptions
 
 import ray_fed.errors as errors
-from ray_fed.cluster import failures
+from ray_fed.cluster import failures, metrics
 from ray_fed.cluster.actors.pool_cluster import ClusterThread
 from ray_fed.cluster.actors.worker_actors import WorkerActors
 from ray_fed.cluster.pool import actions
@@ -26,6 +27,16 @@ Lease: TypeAlias = tuple[outcomes.Attempt, Any, tuple[outcomes.Attempt, ...]]
 
 None stands for a handle that the caller has."""
 
+Progress: TypeAlias = tuple[int, int, str]
+"""Workers that are ready, those and the ones that start, and what they have no room
+for, in words; empty where they have it."""
+
+_REPORT_S = 5.0
+"""Ray drops a gauge that was not set for some twenty seconds."""
+
+_LEAVE_S = 5.0
+"""How long a worker may take to end what waits for its end, before it is killed."""
+
 CANCELLED = "The subround was cancelled."
 
 
@@ -40,6 +51,7 @@ class PoolLoop:
     Attributes:
         leased: the worker of each lease, by the name of the lease.
         log: what became of the attempts at each subround.
+        is_closed: whether the pool has ended, or is about to.
     """
 
     def __init__(
@@ -50,11 +62,13 @@ class PoolLoop:
         self._cluster = cluster
         self.leased: dict[str, str] = {}
         self.log = AttemptLog()
+        self.is_closed = False
         self._waiting: dict[int, tuple[str, asyncio.Future[Lease]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._looked_at = -math.inf
-        self._last_told = (0, 0, False)  # as of the latest `act`
+        self._placed: set[asyncio.Task[Any]] = set()  # those of workers that live
+        self._last_told = (0, 0, 0, False)  # as of the latest `act`
         self._changed = asyncio.Event()
 
     def act(self) -> None:
@@ -78,13 +92,19 @@ class PoolLoop:
         looked_again_at = self._looked_at + LOOK_S if self._pool.is_full else -math.inf
         return max(0.0, looked_again_at - time.monotonic())
 
-    def count_workers(self) -> tuple[int, int]:
-        """Return how many workers are ready; those and the ones that start."""
-        return self._pool.num_ready, self._pool.num_workers
+    async def read_progress(self) -> Progress:
+        """Return how far the workers are; see `PoolHost.await_ready`."""
+        missing = self._pool.num_unplaced(time.monotonic())
+        needed = await self._cluster.describe_need(missing) if missing else ""
+        return self._pool.num_ready, self._pool.num_workers, needed or ""
 
     async def change(self) -> None:
-        """Wait until a number of workers, or whether somebody waits, is another."""
-        await self._changed.wait()
+        """Wait until a number of workers, or whether somebody waits, is another.
+
+        Where the pool ends, too.
+        """
+        if not self.is_closed:
+            await self._changed.wait()
 
     async def wait_for(self, scope: str, ticket: int) -> Lease:
         """Return what a ticket of the pool is given, once it is.
@@ -134,10 +154,27 @@ class PoolLoop:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def report(self) -> None:
+        """Set Ray's metric of ready workers: now and then, as Ray forgets it soon."""
+        gauge = metrics.workers_ready()
+        while not self.is_closed:
+            gauge.set(self._pool.num_ready)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REPORT_S):
+                    await self.change()
+        gauge.set(0)
+
     async def close(self) -> None:
         """End all workers, and ask for no nodes any more."""
         if self._timer is not None:
             self._timer.cancel()
+        self.is_closed = True
+        self._changed.set()
+        for scope in [scope for scope, _ in self._waiting.values()]:
+            self.withdraw(scope)
+        self._workers.leave_all()
+        if self._placed:
+            await asyncio.wait(self._placed, timeout=_LEAVE_S)
         self._workers.end_all()
         await self._cluster.request(0)
         self._cluster.close()
@@ -157,7 +194,9 @@ class PoolLoop:
             self._timer = asyncio.get_running_loop().call_later(delay, self.act)
 
     def _tell(self) -> None:
-        now = (*self.count_workers(), self._pool.is_awaited)
+        pool = self._pool
+        waiting = pool.num_unplaced(time.monotonic())
+        now = (pool.num_ready, pool.num_workers, waiting, pool.is_awaited)
         if now != self._last_told:
             self._last_told = now
             self._changed.set()  # wakes those that wait now
@@ -208,10 +247,12 @@ class PoolLoop:
         worker = action.worker
         handle = self._workers.start(worker, action.node)
         try:
-            described: WorkerDescription = await handle.ping.remote()
-            if not self._admit(worker, described):
+            await handle.ping.remote()
+            self._note_placed(worker)
+            described: WorkerDescription | None = await handle.load.remote()
+            if described is None or not self._admit(worker, described):
                 return
-            await handle.hold.remote()  # returns never: fails when the worker is gone
+            await handle.hold.remote()  # fails when the worker is gone
         except ray.exceptions.RayError as error:
             if worker in self._workers:
                 node = self._workers.address_of(worker)
@@ -220,6 +261,14 @@ class PoolLoop:
                 if worker not in self.leased.values():  # nobody is to be given it
                     self._pool.lost(worker, failure.failure_class, detail)
                 await self.lose(worker, failure)
+
+    def _note_placed(self, worker: str) -> None:
+        task = asyncio.current_task()
+        if worker in self._workers and task is not None:
+            self._pool.placed(worker)
+            self._placed.add(task)
+            task.add_done_callback(self._placed.discard)
+            self._tell()
 
     def _admit(self, worker: str, described: WorkerDescription) -> bool:
         """Take a worker into the pool; refuse one that is not as it should be."""

@@ -38,7 +38,7 @@ class WorkerActors:
 
     def start(self, worker: str, node: str | None) -> Any:
         """Start the actor of a worker, without waiting for it; return its handle."""
-        self._handles[worker] = handle = self._cluster.start_worker(node)
+        self._handles[worker] = handle = self._cluster.start_worker(worker, node)
         return handle
 
     def handle_of(self, worker: str) -> Any:
@@ -85,6 +85,11 @@ class WorkerActors:
         handle = self._handles.pop(worker, None)
         if handle is not None:
             ray.kill(handle, no_restart=True)
+
+    def leave_all(self) -> None:
+        """Have all workers end the calls that wait for their end."""
+        for handle in self._handles.values():
+            handle.leave.remote()
 
     def end_all(self) -> None:
         """End the actors of all workers."""

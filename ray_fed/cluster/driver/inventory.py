@@ -112,18 +112,8 @@ def read_nodes(
         each: what a worker asks for; their room is counted in workers.
         group: that workers are placed in: only its bundles count.
     """
-    state = cast("Any", ray_state.state)
-    free: dict[str, dict[str, float]] = state.available_resources_per_node()
-    draining: Mapping[str, int] = state.get_draining_nodes()
-    nodes = [
-        node for node in cast("list[dict[str, Any]]", ray.nodes()) if node["Alive"]
-    ]
-    parts: dict[str, list[_Part]] = {
-        node["NodeID"]: [(free.get(node["NodeID"], {}), node["Resources"])]
-        for node in nodes
-    }
-    if group is not None:
-        parts = _bundle_parts(group, free)
+    draining: Mapping[str, int] = cast("Any", ray_state.state).get_draining_nodes()
+    parts = _read_parts(group)
     return [
         Node(
             name=node["NodeID"],
@@ -132,19 +122,35 @@ def read_nodes(
             total=sum(count_fitting(part, each) for _, part in parts[node["NodeID"]]),
             is_draining=node["NodeID"] in draining,
         )
-        for node in nodes
-        if node["NodeID"] in parts
+        for node in cast("list[dict[str, Any]]", ray.nodes())
+        if node["Alive"] and node["NodeID"] in parts
     ]
+
+
+def read_free(name: str, group: PlacementGroup | None) -> tuple[float, float]:
+    """Return how much of a resource is free, and how much there is.
+
+    Args:
+        name: of the resource.
+        group: of whose bundles; None: of the cluster.
+    """
+    parts = [part for found in _read_parts(group).values() for part in found]
+    free = sum(left.get(name, 0.0) for left, _ in parts)
+    return free, sum(whole.get(name, 0.0) for _, whole in parts)
 
 
 _Part: TypeAlias = tuple[Mapping[str, float], Mapping[str, float]]
 """What is free of a node or of a bundle, and what it has in all."""
 
 
-def _bundle_parts(
-    group: PlacementGroup, free: Mapping[str, Mapping[str, float]]
-) -> dict[str, list[_Part]]:
-    """Return the bundles of a group, by the id of the node that each is on."""
+def _read_parts(group: PlacementGroup | None) -> dict[str, list[_Part]]:
+    """Return each node, or the bundles of a group, by the id of the node."""
+    free: dict[str, dict[str, float]]
+    free = cast("Any", ray_state.state).available_resources_per_node()
+    if group is None:
+        nodes = cast("list[dict[str, Any]]", ray.nodes())
+        alive = [(n["NodeID"], n["Resources"]) for n in nodes if n["Alive"]]
+        return {name: [(free.get(name, {}), whole)] for name, whole in alive}
     table = placement_group_table(group)
     parts: dict[str, list[_Part]] = {}
     for index, bundle in table["bundles"].items():

@@ -31,6 +31,9 @@ from ray_fed.plan import outcomes, plans
 from ray_fed.values import components
 from ray_fed.values.stored import Stored
 
+_NAMED_CALLS = 100
+"""Calls of a context whose tasks have names of their own."""
+
 _LOOK_UP_S = 1.0
 """How often a thread that waits in Ray looks whether its call was cancelled."""
 
@@ -48,6 +51,7 @@ class RayRunner(fl.framework.AsyncContext):
     Args:
         pool: handle of the `PoolHost`; not owned.
         config: budgets and time limits.
+        program: that calls, for Ray's list of tasks.
         handles: of the pool's workers, shared with other runners.
         kept: leases of those, shared, too.
         holders: of clients' data, shared, too.
@@ -57,6 +61,7 @@ class RayRunner(fl.framework.AsyncContext):
         self,
         pool: Any,
         config: Config,
+        program: str,
         handles: leases.Handles,
         kept: KeptLeases,
         holders: Holders,
@@ -65,6 +70,7 @@ class RayRunner(fl.framework.AsyncContext):
         self._kept = kept
         self._holders = holders
         self._config = config
+        self._program = program
         self._prefix = uuid.uuid4().hex[:8]
         self._names = itertools.count()
         self._handles = handles
@@ -126,8 +132,9 @@ class RayRunner(fl.framework.AsyncContext):
 
     async def _run(self, work: Work, comp: Any, max_retries: int) -> Any:
         """Run the task of a plan; return what it came to and references to values."""
-        kind = type(comp).__name__.lower()
-        task = _task(kind, 1 + _num_values(comp), max_retries)
+        kind, number = type(comp).__name__.lower(), comp.draw.invocation
+        name = f"ray_fed {kind} of {_name_call(number)} of {self._program}"
+        task = _task(name, 1 + _num_values(comp), max_retries)
         refs: list[Any] = task.remote(self._pool, *work.as_arguments())
         try:
             return pickle.loads(await refs[0]), refs[1:]
@@ -170,14 +177,26 @@ class RayRunner(fl.framework.AsyncContext):
 
 
 @functools.lru_cache(maxsize=64)
-def _task(kind: str, num_returns: int, max_retries: int) -> Any:
+def _task(name: str, num_returns: int, max_retries: int) -> Any:
     """Return the task that runs plans with some options, which take time to check."""
     return workers.run_plan.options(
         num_returns=num_returns,
         max_retries=max_retries,
         retry_exceptions=[errors.WorkerLost],
-        name=f"ray_fed {kind}",
+        name=name,
     )
+
+
+def _name_call(number: int) -> str:
+    """Return what to call a call in the name of a task: from a hundred on, roughly.
+
+    Ray keeps some numbers of its own for each name, in each process, for ever.
+    """
+    if number < _NAMED_CALLS:
+        return f"call {number}"
+    step = 10 ** (len(str(number)) - 1)
+    first = number - number % step
+    return f"calls {first} to {first + step - 1}"
 
 
 def _read_once_done(ref: Any) -> None:

@@ -7,6 +7,8 @@ import concurrent.futures
 import dataclasses
 import logging
 import math
+import pathlib
+import sys
 import time
 import uuid
 import weakref
@@ -15,11 +17,13 @@ from typing import Any, cast
 
 import ray
 import ray.exceptions
+from ray._private import state as ray_state  # no public name for jobs
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
 from ray_fed.cluster import failures, workers
+from ray_fed.cluster.actors.pool_loop import Progress
 from ray_fed.cluster.driver import autoscaling, inventory, joining, sizing
 from ray_fed.cluster.driver.holders import Holders
 from ray_fed.cluster.driver.kept_leases import KeptLeases
@@ -102,6 +106,7 @@ class Session:
         was_connected = ray.is_initialized()
         try:
             self._owns_ray = _connect(address, config, say)
+            self._program = _name_program()
             group = get_current_placement_group()
             size = sizing.decide_size(
                 config,
@@ -112,7 +117,7 @@ class Session:
             if needs_all and size.is_fixed:
                 size = dataclasses.replace(size, least=size.most)
             self._size = size
-            cluster = RayCluster(config, self._name, group)
+            cluster = RayCluster(config, self._name, self._program, group)
             self._pool: Any = _start_pool(config, self._size, cluster)
             self._pool.begin_round.remote()
             self._kept = KeptLeases(self._pool, self._size.most)
@@ -156,28 +161,29 @@ class Session:
         num_workers, holds_s = (0, 0.0) if failed else answer.result()
         self._counted = _Counted.now(num_workers, holds_s)
 
-    async def await_ready(self, seen: tuple[int, int] | None) -> tuple[int, int]:
-        """Return how many workers are ready, once that is not what was seen before.
+    async def await_ready(self, seen: Progress | None) -> Progress:
+        """Return how far the workers are, once that is not what was seen before.
 
         See `PoolHost.await_ready`.
 
         Raises:
             ClusterError: the pool is gone.
         """
-        answer: Any = self._pool.await_ready.remote(seen)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            ray.cancel(answer)  # else the pool would wait on
-            raise
-        except ray.exceptions.RayError as error:
-            raise _pool_gone(error) from error
+        found = seen
+        while found is None or found == seen:
+            try:
+                found = cast("Progress", await self._pool.await_ready.remote(seen))
+            except ray.exceptions.RayError as error:
+                raise _pool_gone(error) from error
+        return found
 
     def runners(self) -> list[RayRunner]:
         """Return what runs subrounds, more than there are workers."""
         handles, holders = leases.Handles(), Holders()
         return [
-            RayRunner(self._pool, self._config, handles, self._kept, holders)
+            RayRunner(
+                self._pool, self._config, self._program, handles, self._kept, holders
+            )
             for _ in range(_RUNNERS_PER_WORKER * self.max_workers)
         ]
 
@@ -240,14 +246,36 @@ class Session:
         if not ray.is_initialized():
             return
         try:
-            ray.wait([self._pool.close.remote()], timeout=_CLOSE_TIMEOUT_S)
-            ray.kill(self._pool)
+            closing: Any = self._pool.close.remote()
+            if ray.wait([closing], timeout=_CLOSE_TIMEOUT_S)[0]:
+                # Not killed: it tells Ray first that the last calls ended well.
+                self._pool.__ray_terminate__.remote()
+            else:
+                ray.kill(self._pool)
             # Once more: the pool may have been gone before it could.
             autoscaling.withdraw(self._name)
         except ray.exceptions.RayError:
             _logger.debug("The pool was gone before it was closed.", exc_info=True)
         if self._owns_ray:
             ray.shutdown()
+
+
+def _name_program() -> str:
+    """Return what to call the program that this process is of, in Ray's lists."""
+    words = sys.argv[:1]
+    runtime = ray.get_runtime_context()
+    if runtime.worker.mode == ray.WORKER_MODE:  # a task or actor: its job's program
+        job: str = runtime.get_job_id()
+        jobs = cast("list[dict[str, Any]]", ray_state.jobs())
+        found = (j["Entrypoint"] for j in jobs if j["JobID"] == job)
+        words = next(found, "").split()
+    scripts = [pathlib.Path(word) for word in words if word.endswith(".py")]
+    if not scripts:
+        return "python"
+    if scripts[0].name == "ipykernel_launcher.py":
+        return "notebook"
+    is_module = scripts[0].name == "__main__.py"
+    return scripts[0].parent.name if is_module else scripts[0].name
 
 
 def _pool_gone(error: ray.exceptions.RayError) -> errors.ClusterError:
@@ -263,7 +291,8 @@ def _start_pool(config: Config, size: Size, cluster: RayCluster) -> Any:
     actor = workers.RemotePoolHost.options(
         scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False)
     )
-    return actor.remote(config, size, Versions.read(), cluster)
+    label = f"ray_fed pool of {cluster.program}"
+    return actor.remote(config, size, Versions.read(), cluster, label)
 
 
 def _connect(address: str | None, config: Config, say: Callable[[str], None]) -> bool:

@@ -32,6 +32,9 @@ from ray_fed.cluster.pool.starts import FailedStarts
 from ray_fed.cluster.pool.stragglers import Stragglers
 from ray_fed.cluster.pool.tickets import Tickets
 
+_PLACED_WITHIN_S = 30.0
+"""Within so many seconds a worker answers from a node that had room for it."""
+
 COPY = " copy"
 """Ends the name under which a straggler has its second worker."""
 
@@ -118,6 +121,12 @@ class Pool:
     def survey(self, nodes: Sequence[Node]) -> None:
         """Take note of what the cluster has: all nodes that are alive."""
         self._placement.survey(nodes, count_nodes(self._roster.nodes()))
+
+    def placed(self, worker: str) -> None:
+        """Note that a worker that starts has its place, and a process there."""
+        found = self._roster.starting(worker)
+        if found is not None:
+            found.is_placed = True
 
     def ready(self, worker: str, node: str) -> None:
         """Note that a worker answered, and from which node."""
@@ -253,6 +262,16 @@ class Pool:
     def num_workers(self) -> int:
         """Workers that are ready or start, on nodes that stay."""
         return self._roster.num_workers
+
+    def num_unplaced(self, now_s: float) -> int:
+        """Return how many workers wait for room: they start, or do not even that.
+
+        One that is to have a place at once takes a while to answer from there.
+        """
+        if not self._placement.is_known:
+            return 0
+        waiting = self._roster.num_unplaced(now_s - _PLACED_WITHIN_S)
+        return max(waiting, self._size.least - self.num_workers)
 
     def _expire(self, now_s: float) -> list[Action]:
         names = self._roster.overdue("starting", now_s)

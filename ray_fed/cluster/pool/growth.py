@@ -44,7 +44,7 @@ class Growth:
             if node is None and not self._may_queue():
                 break
             name = f"worker {next(self._names)}"
-            self._roster.start(name, now_s + self._start_timeout_s, node)
+            self._roster.start(name, now_s, now_s + self._start_timeout_s, node)
             started.append(Start(name, node))
         return started
 

@@ -19,12 +19,16 @@ class Member:
         deadline_s: when it counts as hung in that state.
         node: Ray's id; None: not known yet.
         subround: that a failure counts against; None: none.
+        asked_s: when it was to start.
+        is_placed: whether a worker that starts has its place.
     """
 
     state: State
     deadline_s: float
     node: str | None
     subround: str | None = None
+    asked_s: float = 0.0
+    is_placed: bool = False
 
 
 class Roster:
@@ -41,9 +45,12 @@ class Roster:
     def __len__(self) -> int:
         return len(self._members)
 
-    def start(self, worker: str, deadline_s: float, node: str | None) -> None:
+    def start(
+        self, worker: str, now_s: float, deadline_s: float, node: str | None
+    ) -> None:
         """Add a worker that starts."""
-        self._members[worker] = Member("starting", deadline_s, node)
+        member = Member("starting", deadline_s, node, asked_s=now_s)
+        self._members[worker] = member
 
     def starting(self, worker: str) -> Member | None:
         """Return a worker that starts; None where it does not."""
@@ -109,6 +116,15 @@ class Roster:
     def num_ready(self) -> int:
         """Workers that are idle or leased, on nodes that stay."""
         return sum(member.state != "starting" for member in self.staying())
+
+    def num_unplaced(self, asked_s: float) -> int:
+        """Return how many start without a place: for no node, or asked before then."""
+        return sum(
+            member.state == "starting"
+            and not member.is_placed
+            and (member.node is None or member.asked_s < asked_s)
+            for member in self.staying()
+        )
 
     def nodes(self) -> Iterable[str | None]:
         """Return the node of each worker that is idle or leased."""

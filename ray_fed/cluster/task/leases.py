@@ -196,7 +196,10 @@ async def lease_spare(pool: Any, name: str, terms: Terms) -> Lease:
 
 
 async def _asked(reply: Any, scope: str, known: Mapping[str, Any]) -> Lease:
-    attempt, handle, lost = await _answer(reply)
+    answer = await _answer(reply)
+    if answer is None:
+        raise errors.ClusterError(f"Expected a worker for `{scope}`, found it over.")
+    attempt, handle, lost = answer
     handle = known[attempt.worker] if handle is None else handle
     return Lease(Worker(handle, scope, attempt.worker, attempt.node), attempt, lost)
 

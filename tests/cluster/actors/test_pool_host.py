@@ -40,10 +40,16 @@ class Worker:
         self, node: str, threads: int | None = None, missing: str = ""
     ) -> None:
         self.ended = asyncio.Event()
+        left = asyncio.Event()
 
         async def live() -> None:
-            await self.ended.wait()
-            raise ray.exceptions.ActorDiedError
+            waits = [asyncio.ensure_future(e.wait()) for e in (self.ended, left)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if self.ended.is_set():
+                raise ray.exceptions.ActorDiedError
+
+        async def leave() -> None:
+            left.set()
 
         async def describe() -> WorkerDescription:
             fingerprint: Any = Fingerprint
@@ -54,7 +60,9 @@ class Worker:
         async def nothing() -> None:
             pass
 
-        self.ping = Method(describe)
+        self.ping = Method(nothing)
+        self.load = Method(describe)
+        self.leave = Method(leave)
         self.hold = Method(live)
         self.free = self.settle = Method(nothing)
 
@@ -70,12 +78,16 @@ class Played:
         self.looks += 1
         return [Node("a", "a", self._free, self._room)]
 
-    def start_worker(self, node: str | None) -> Worker:
+    def start_worker(self, worker: str, node: str | None) -> Worker:
+        del worker
         self._free -= 1
         return Worker(node or "a")
 
     def request(self, count: int) -> None:
         del count
+
+    def describe_need(self, count: int) -> str:
+        return f"room for {count} of {self._room}"
 
 
 async def count_looks(cluster: Played, size: Size, rounds: int) -> int:
@@ -132,7 +144,7 @@ def test_count_of_a_pool_short_of_workers_holds_for_one_round(size: Size) -> Non
     assert asyncio.run(count_workers(Played(room=1), size)) == (1, 0.0)
 
 
-async def watch_workers(size: Size) -> list[tuple[int, int]]:
+async def watch_workers(size: Size) -> list[pool_loop.Progress]:
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
     found = [await host.await_ready(None)]
     started = asyncio.ensure_future(host.begin_round())
@@ -145,10 +157,84 @@ async def watch_workers(size: Size) -> list[tuple[int, int]]:
 def test_those_who_watch_hear_of_each_worker_that_becomes_ready(size: Size) -> None:
     found = asyncio.run(watch_workers(size))
 
-    assert found[0] == (0, 0)
-    assert found[-1] == (2, 2)
-    assert [ready for ready, _ in found] == sorted(ready for ready, _ in found)
+    assert found[0] == (0, 0, "")
+    assert found[-1] == (2, 2, "")
+    assert [ready for ready, *_ in found] == sorted(ready for ready, *_ in found)
     assert len(set(found)) == len(found)
+
+
+async def watch_a_full_cluster() -> pool_loop.Progress:
+    """Return what is told of two workers where there is room for one."""
+    size = Size(2, 2, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+    host = PoolHost(ray_fed.Config(), size, DRIVER, Crowded(room=1))
+    await host.begin_round()
+    found = await host.await_ready(None)
+    while found[0] < 1:
+        found = await asyncio.wait_for(host.await_ready(found), 5)
+    return found
+
+
+class Crowded(Played):
+    """A cluster whose nodes would hold more workers than they have room for now."""
+
+    @override
+    def read_nodes(self) -> list[Node]:
+        return [Node("a", "a", self._free, 2)]
+
+    @override
+    def start_worker(self, worker: str, node: str | None) -> Worker:
+        started = super().start_worker(worker, node)
+        if node is None:
+            started.ping = started.hold  # it has no place
+        return started
+
+
+def test_those_who_watch_hear_of_a_worker_that_has_no_room() -> None:
+    assert asyncio.run(watch_a_full_cluster()) == (1, 2, "room for 1 of 1")
+
+
+async def end_a_pool() -> tuple[list[Any], bool]:
+    """Return what calls that wait for a pool are told as it ends."""
+    size = Size(1, 1, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
+    cluster = Leaving(room=1)
+    host = PoolHost(ray_fed.Config(), size, DRIVER, cluster)
+    await host.begin_round()
+    await host.lease("a")
+    calls: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(host.when_awaited(known=False, timeout_s=90)),
+        asyncio.ensure_future(host.await_ready(await host.await_ready(None))),
+        asyncio.ensure_future(host.lease_spare("a")),
+    ]
+    await asyncio.sleep(0)
+    await host.close()
+    ended = await asyncio.wait_for(asyncio.gather(*calls), 5)
+    return ended, cluster.has_left
+
+
+class Leaving(Played):
+    """A cluster that notes whether its worker left before it was ended."""
+
+    has_left = False
+
+    @override
+    def start_worker(self, worker: str, node: str | None) -> Worker:
+        started = super().start_worker(worker, node)
+        hold = started.hold.answer
+
+        async def live() -> None:
+            await hold()
+            self.has_left = True
+
+        started.hold = Method(live)
+        return started
+
+
+@pytest.mark.usefixtures("_nobody_dies")
+def test_calls_that_wait_end_well_before_the_pool_does() -> None:
+    told, has_left = asyncio.run(end_a_pool())
+
+    assert told == [False, (1, 1, ""), None]
+    assert has_left
 
 
 async def use_a_lease_again(size: Size) -> tuple[list[str], list[int]]:
@@ -470,7 +556,8 @@ class Mixed(Played):
     """Its workers have one thread, two threads, and so on."""
 
     @override
-    def start_worker(self, node: str | None) -> Worker:
+    def start_worker(self, worker: str, node: str | None) -> Worker:
+        del worker
         self._free -= 1
         return Worker(node or "a", self._room - self._free)
 
@@ -521,7 +608,8 @@ class WithoutGPUs(Played):
     """Its workers were given a GPU that they cannot use."""
 
     @override
-    def start_worker(self, node: str | None) -> Worker:
+    def start_worker(self, worker: str, node: str | None) -> Worker:
+        del worker
         self._free -= 1
         return Worker(node or "a", missing="Expected a GPU")
 
@@ -552,10 +640,11 @@ class Mute(Played):
     """Its workers never say that they are ready."""
 
     @override
-    def start_worker(self, node: str | None) -> Worker:
-        worker = Worker(node or "a")
-        worker.ping = worker.hold
-        return worker
+    def start_worker(self, worker: str, node: str | None) -> Worker:
+        del worker
+        mute = Worker(node or "a")
+        mute.ping = mute.hold
+        return mute
 
 
 def test_worker_that_is_not_ready_in_time_is_ended(

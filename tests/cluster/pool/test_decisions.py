@@ -1,5 +1,6 @@
 """Decisions of the pool, on a clock that the test turns."""
 
+import dataclasses
 import math
 
 import pytest
@@ -68,6 +69,28 @@ def test_first_decision_starts_every_worker() -> None:
 
     assert pool.decide(0.0) == [Start("worker 0", "a"), Start("worker 1", "a")]
     assert pool.num_ready == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "now_s", "expected"),
+    [
+        pytest.param(2, 1.0, 0, id="room"),
+        pytest.param(1, 1.0, 1, id="room for one"),
+        pytest.param(2, 31.0, 2, id="room that another one took"),
+    ],
+)
+def test_workers_wait_for_room_until_they_are_placed(
+    free: int, now_s: float, expected: int
+) -> None:
+    pool = _pool(2)
+    pool.survey([dataclasses.replace(NODE, free=free)])
+    pool.decide(0.0)
+    waiting = pool.num_unplaced(now_s)
+    for index in range(2):
+        pool.placed(f"worker {index}")
+
+    assert waiting == expected
+    assert pool.num_unplaced(now_s) == 0
 
 
 @pytest.mark.parametrize(
