@@ -26,6 +26,7 @@ class Backend:
         await_ready: takes the last known (num_ready, num_workers), waits until it
             changes, and returns the new one; takes None, and returns the present one.
             None: workers are threads, which are always ready.
+        check: raises a ContextStateError once what the runners run on is gone.
         spreads_subrounds: whether a runner may use several workers for one subround.
     """
 
@@ -35,4 +36,5 @@ class Backend:
     store: Callable[[ArgumentPart], tuple[ArgumentPart, int]] = RoundPolicy.store
     fetch: Callable[[ArgumentPart], Awaitable[Plain]] | None = None
     await_ready: AwaitReady | None = None
+    check: Callable[[], None] = lambda: None
     spreads_subrounds: bool = False

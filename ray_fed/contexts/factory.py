@@ -52,6 +52,7 @@ def _ray_backend(
         session.store,
         session.fetch,
         session.await_ready,
+        session.check,
         spreads_subrounds=True,
     )
 
