@@ -3,7 +3,7 @@
 Nothing is downloaded: the clients are the files of this interpreter's library, some of
 a hundred bytes and some of hundreds of thousands. Each is read where its work is.
 
-python examples/characters.py                 joins the Ray that runs, or starts one
+python examples/characters.py                 joins your Ray, or starts one
 python examples/characters.py local 5 40      a Ray of its own, five rounds, 40 modules
 """
 

@@ -1,6 +1,6 @@
 """What `ray-fed demo` does, written out: federated averaging on handwritten digits.
 
-python examples/fed_avg_digits.py                 joins the Ray that runs, or starts one
+python examples/fed_avg_digits.py                 joins your Ray, or starts one
 python examples/fed_avg_digits.py local 5         a Ray of its own, five rounds
 python examples/fed_avg_digits.py local 5 runs/a  the same, saved in runs/a: stopped
                                                   anywhere, it goes on there

@@ -3,7 +3,7 @@
 The example writes the table itself: people with a taste rate films with a character, in
 a parquet file that is sorted by person. A person's rows are read where they are needed.
 
-python examples/ratings.py                 joins the Ray that runs, or starts one
+python examples/ratings.py                 joins your Ray, or starts one
 python examples/ratings.py local 5 100     a Ray of its own, five rounds, 100 people
 """
 

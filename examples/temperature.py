@@ -1,6 +1,6 @@
 """The mean of temperatures that never leave their clients: no model, no learning.
 
-python examples/temperature.py          joins the Ray that is running, or starts one
+python examples/temperature.py          joins your Ray, or starts one
 python examples/temperature.py local    starts a Ray of its own
 """
 

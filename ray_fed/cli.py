@@ -175,14 +175,15 @@ def _describe_ray(address: str | None) -> str:
     from ray_fed.cluster.driver import inventory, joining
 
     try:
-        found = inventory.find_inventory(address)
+        found = joining.find(address)
+        if found is None and address is not None:
+            raise joining.missing_error(address)
+        if found is None:
+            return "none to join: `ray_fed.init()` starts one of its own"
+        has = inventory.read_joined(found)
     except errors.ClusterError as error:
         return str(error)
-    if found is None and address is not None:
-        return str(joining.missing_error(address))
-    if found is None:
-        return "none to join: `ray_fed.init()` starts one on this machine"
-    return f"{len(found.nodes)} nodes, {found.total}"
+    return f"`ray_fed.init()` joins {found}: {len(has.nodes)} nodes, {has.total}"
 
 
 def _describe_bytecode(package: types.ModuleType) -> str:

@@ -15,6 +15,7 @@ def context_over(session: Session, config: ray_fed.Config) -> ExecutionContext:
         session.store,
         session.fetch,
         session.await_ready,
+        session.check,
         spreads_subrounds=True,
     )
     return ExecutionContext(config, backend)

@@ -171,22 +171,21 @@ def test_doctor_sees_that_python_may_not_write_bytecode(tmp_path: pathlib.Path) 
 def test_doctor_says_whether_a_cluster_is_needed(
     run: Run, monkeypatch: pytest.MonkeyPatch, is_there: bool, told: str
 ) -> None:
-    looked: list[str] = []
+    looked: list[str | None] = []
 
-    def look(address: str, **_: Any) -> bool:
+    def look(address: str | None) -> None:
         looked.append(address)
         if is_there:
             raise errors.ClusterError("Expected a Ray of this version.")
-        return False
 
-    monkeypatch.setattr(joining, "join", look)
+    monkeypatch.setattr(joining, "find", look)
 
     code, out, _ = run("doctor")
 
     (ray,) = [line for line in out.splitlines() if line.startswith("Ray ")]
     assert code == 0
     assert told in ray
-    assert looked == ["auto"]
+    assert looked == [None]  # as `ray_fed.init()`
 
 
 @pytest.mark.parametrize(

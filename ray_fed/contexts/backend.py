@@ -26,6 +26,7 @@ class Backend:
             value as it is. None: values are never stored.
         await_ready: see `AwaitReady`; None: workers are threads, which are always
             ready.
+        check: raises a ContextStateError once what the runners run on is gone.
         spreads_subrounds: whether a runner may use several workers for one subround.
         sinks: receive the events of all rounds.
     """
@@ -36,5 +37,6 @@ class Backend:
     store: Callable[[ArgumentPart], tuple[ArgumentPart, int]] = RoundPolicy.store
     fetch: Callable[[ArgumentPart], Awaitable[Plain]] | None = None
     await_ready: AwaitReady | None = None
+    check: Callable[[], None] = lambda: None
     spreads_subrounds: bool = False
     sinks: Sequence[events.EventSink] = ()

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self
@@ -84,14 +85,23 @@ class ExecutionContext(flf.SyncContext):
                 max_dropped_clients=config.max_dropped_clients,
             ),
         )
+        self._pid = os.getpid()
         self._thread: LoopThread | CallingThread | None = (
             CallingThread() if config.debug else LoopThread("ray_fed rounds")
         )
 
     @property
     def is_open(self) -> bool:
-        """Whether the context can be called: false once it is closed."""
-        return self._thread is not None
+        """Whether the context can be called: false once it is closed.
+
+        False, too, once `ray.shutdown` ended the Ray that it runs on, and in a process
+        that was forked from its own.
+        """
+        try:
+            self._open_thread()
+        except errors.ContextStateError:
+            return False
+        return True
 
     @property
     def config(self) -> Config:
@@ -219,6 +229,14 @@ class ExecutionContext(flf.SyncContext):
             raise errors.ContextStateError(
                 "Expected an open context, found it closed: call ray_fed.init again."
             )
+        if self._pid != os.getpid():
+            raise errors.ContextStateError(
+                "Expected a context of this process, found one of the process that it"
+                " was forked from, whose threads did not follow: start processes by"
+                ' `spawn`, as in multiprocessing.get_context("spawn"), and call'
+                " ray_fed.init in them; or fork before TensorFlow and Ray are used."
+            )
+        self._backend.check()
         return self._thread
 
     async def _invoke(self, comp: Any, arg: Plain, spec: CallSpec) -> Plain:
@@ -257,11 +275,12 @@ class ExecutionContext(flf.SyncContext):
 
     def close(self) -> None:
         """Stop workers and what was started for them; a second call does nothing."""
-        if self._thread is None:
+        thread, self._thread = self._thread, None
+        if thread is None:
             return
-        self._thread.close()
-        self._thread = None
-        self._backend.close()
+        if self._pid == os.getpid():  # threads and workers are those of that process
+            thread.close()
+            self._backend.close()
         if flf.get_context_stack().current is self:
             flf.set_default_context(ClosedContext())
 

@@ -53,6 +53,7 @@ def _ray_backend(
         session.store,
         session.fetch,
         session.await_ready,
+        session.check,
         spreads_subrounds=True,
         sinks=[RoundMetrics()],
     )

@@ -1,5 +1,6 @@
 """`init`, `create_context`, `shutdown`: one default context for a process."""
 
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -48,6 +49,10 @@ class _Installation:
         if context is not None:
             context.close()
 
+    def renew_lock(self) -> None:
+        """Have a lock that no thread holds, as one may when a process is forked."""
+        self._lock = threading.Lock()
+
 
 def _differing(installed: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """Return the settings that differ, by name, with both values.
@@ -73,6 +78,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 _installation = _Installation()
+os.register_at_fork(after_in_child=_installation.renew_lock)
 
 
 @tracebacks.shorten
@@ -86,7 +92,9 @@ def init(
 
     Args:
         address: "local" starts a Ray of its own, "auto" or "ray://..." joins one; None
-            joins one that is running for this user, else starts one.
+            joins, as `ray.init` does, the one that this process is connected to, that
+            RAY_ADDRESS names, or that this user's `ray start` announced; else starts
+            one.
         config: settings; None reads `RAY_FED_...` variables.
 
     Returns:

@@ -122,6 +122,7 @@ class RayExecutionContext(flf.AsyncContext):
             raise errors.ContextStateError(
                 "Expected an open RayExecutionContext, found it closed: make another."
             )
+        self._pool.session.check()
         return self._pool
 
     @property

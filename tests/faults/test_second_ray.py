@@ -1,12 +1,17 @@
 """A process that has one Ray after another, as a notebook that starts again has."""
 
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any
 
 import federated_language as fl
 import numpy as np
 import pytest
+import ray
 
 import ray_fed
+import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.store.stored_kernels import INLINE_BYTES
 from ray_fed.program import ClientData
@@ -42,3 +47,56 @@ def test_data_and_graphs_of_one_ray_serve_the_next() -> None:
     assert found[0] == found[1]
     expected = np.sum(values, 0) * LARGE.sum()
     np.testing.assert_allclose(np.frombuffer(found[0], np.float32), expected, rtol=1e-4)
+
+
+def start_ray() -> None:
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+
+
+@pytest.fixture
+def left_to_end() -> Iterator[None]:
+    """Whatever a test leaves is shut down."""
+    yield
+    ray_fed.shutdown()
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("left_to_end")
+def test_ray_that_the_user_shuts_down_is_missed_and_never_started() -> None:
+    values = [np.full(3, k, np.float32) for k in range(6)]
+    config = ray_fed.Config(workers=1)
+    start_ray()
+    context = ray_fed.init(config=config)
+    expected = np.asarray(context.invoke(total, values)).tobytes()
+
+    ray.shutdown()
+    time.sleep(1.0)  # timers of leases that were kept come after half a second
+    assert not ray.is_initialized()
+    assert not context.is_open
+    with pytest.raises(errors.ContextStateError, match=r"`ray\.shutdown` was called"):
+        context.invoke(total, values)
+    start_ray()
+    with pytest.raises(errors.ContextStateError, match=r"`ray\.shutdown` was called"):
+        context.invoke(total, values)
+    context.close()
+    assert ray.is_initialized()  # it is the user's
+
+    again = ray_fed.init(config=config)
+    assert np.asarray(again.invoke(total, values)).tobytes() == expected
+
+
+@pytest.mark.usefixtures("left_to_end")
+def test_call_whose_ray_is_shut_down_ends_with_a_word(
+    client_work: Callable[..., Any],
+) -> None:
+    work = client_work(waiting=(0,))
+    start_ray()
+    context = ray_fed.init(config=ray_fed.Config(workers=1))
+
+    with futures.ThreadPoolExecutor(1) as threads:
+        call = threads.submit(work.run, context)
+        work.wait_for(0)
+        ray.shutdown()
+        with pytest.raises(errors.ContextStateError, match="was called"):
+            call.result(60)
+    assert not ray.is_initialized()

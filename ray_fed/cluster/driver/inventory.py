@@ -15,8 +15,6 @@ from typing_extensions import override
 from ray_fed.cluster.driver import joining
 from ray_fed.cluster.pool.placement import Node
 
-_AUTO = "auto"
-
 
 @dataclasses.dataclass(frozen=True)
 class Amounts:
@@ -65,29 +63,27 @@ def read_inventory(address: str | None) -> Inventory:
     """Join a Ray that is running, read what it has, and leave it as it was.
 
     Args:
-        address: as for `ray_fed.init`; None is "auto".
+        address: as for `ray_fed.init`.
 
     Raises:
         ClusterError: there is no Ray at the address, or it refuses this process.
     """
-    found = find_inventory(address)
+    found = joining.find(address)
     if found is None:
-        raise joining.missing_error(address or _AUTO)
-    return found
+        raise joining.missing_error(address)
+    return read_joined(found)
 
 
-def find_inventory(address: str | None) -> Inventory | None:
-    """Read what a Ray has as `read_inventory` does; None where there is no Ray.
+def read_joined(found: joining.Found) -> Inventory:
+    """Read what a Ray has as `read_inventory` does.
 
     Args:
-        address: as for `read_inventory`.
+        found: the Ray.
 
     Raises:
-        ClusterError: the Ray at the address refuses this process.
+        ClusterError: it refuses this process.
     """
-    options: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not joining.join(address or _AUTO, **options):
-        return None
+    joining.join(found, log_to_driver=False, logging_level=logging.ERROR)
     try:
         nodes = cast("list[dict[str, Any]]", ray.nodes())
         return Inventory(

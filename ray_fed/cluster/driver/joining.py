@@ -1,50 +1,113 @@
-"""Joins a Ray that is running, or says why it cannot: there is none, or it refuses."""
+"""Joins a Ray that is running, or says why it cannot: there is none, or it refuses.
 
+Which one is the rule of `ray.init`, in this order:
+
+    1. the Ray that this process is connected to already: a worker's, say
+    2. an address that is given
+    3. RAY_ADDRESS, which `ray job submit` sets for a job
+    4. what this user's last `ray start` on this machine announced
+
+A Ray that another program started for itself is none of these. "auto" goes on to it.
+"""
+
+import dataclasses
+import logging
 import os
+import pathlib
 import socket
+from collections.abc import Callable
 from typing import Any, cast
 
 import ray
 import ray.exceptions
+from ray._common import utils as ray_utils  # no public name for what `ray start` writes
 from ray._private import services  # no public name for where "auto" leads
 from ray._private import worker as ray_worker  # no public name for who started it
+from ray._private.authentication import authentication_token_setup as token_setup
+from typing_extensions import override
 
 import ray_fed.errors as errors
 
 _CONNECT_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 30.0
 _AUTO = "auto"
+_LOCAL = "local"
 _CLIENT_PREFIX = "ray://"
 _ADDRESS_VARIABLE = "RAY_ADDRESS"
 
 
-def join(address: str, **options: Any) -> bool:
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A Ray to join.
+
+    Attributes:
+        address: host:port or ray://host:port.
+        by: who named it, in words; empty: the caller.
+        is_automatic: whether it was looked for, so that Ray takes this user's token.
+    """
+
+    address: str
+    by: str = ""
+    is_automatic: bool = False
+
+    @override
+    def __str__(self) -> str:
+        return f"the Ray at {self.address}" + (f", {self.by}" if self.by else "")
+
+
+def find(address: str | None) -> Found | None:
+    """Return the Ray that is to be joined, in a process that is connected to none.
+
+    Args:
+        address: host:port, ray://host:port, "auto" or None.
+
+    Returns:
+        None where the rules lead to none, or what they announce does not run.
+
+    Raises:
+        ClusterError: nothing listens at an address that was named, or it names no host,
+            or no port of Ray's client.
+    """
+    named = address if address not in {None, _AUTO} else None
+    by = "" if named else f"named by {_ADDRESS_VARIABLE}"
+    named = named or os.environ.get(_ADDRESS_VARIABLE)
+    if named == _LOCAL:
+        return None
+    if named is not None and named not in {"", _AUTO}:
+        _check_named(named)
+        if not _listens(named):
+            raise missing_error(named)
+        return Found(named, by)
+    ways = [(_announced, "announced by `ray start`")]
+    if address == _AUTO:
+        ways.append((_running, "found on this machine"))
+    for look, by in ways:
+        found = look()
+        if found is not None and _listens(found):
+            return Found(found, by, is_automatic=True)
+    return None
+
+
+def join(found: Found, **options: Any) -> None:
     """Connect this process to a Ray that is running.
 
     Args:
-        address: "auto", host:port or ray://host:port.
+        found: what `find` returned.
         **options: of `ray.init`.
 
-    Returns:
-        False at once where there is no Ray at the address.
-
     Raises:
-        ClusterError: something listens there, and this process could not join it; or
-            the address names no host, or no port of Ray's client.
+        ClusterError: this process could not join it.
     """
-    found = _find(address)
-    if found is not None:
-        _check_named(found)
-    if found is None or not _listens(found):
-        return False
+    if found.is_automatic:
+        _take_token()
+    if not found.address.startswith(_CLIENT_PREFIX):
+        _check_answer(found.address)
     try:
-        ray.init(address=address, **options)
-    except ConnectionError as error:
-        raise _refused(found) from error
-    except (RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        ray.init(address=found.address, **options)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
         raise errors.ClusterError(
-            f"Expected to join the Ray at `{found}`, found: {error}"
-        ) from error
-    return True
+            f"Expected to join the Ray at `{found.address}`, found: {e}"
+        ) from None  # Ray's own frames, over a hundred lines of them, say no more
 
 
 def check_address(address: object) -> None:
@@ -61,6 +124,34 @@ def check_address(address: object) -> None:
         )
 
 
+def check_connected(address: str | None) -> None:
+    """Raise unless the Ray that this process is connected to will do.
+
+    Raises:
+        ContextStateError: this process was forked from the one that is connected, or
+            is connected to another Ray than that of an address.
+    """
+    worker = cast("Any", ray_worker).global_worker
+    listener = getattr(worker, "listener_thread", None)
+    if listener is not None and not listener.is_alive():
+        raise errors.ContextStateError(
+            "Expected a process of its own for Ray, found one that was forked from a"
+            " process that uses Ray: start it by `spawn`, as in"
+            ' multiprocessing.get_context("spawn"), or use'
+            ' Config(backend="local") here.'
+        )
+    if address is None or address in {_AUTO, _LOCAL}:
+        return
+    if address.startswith(_CLIENT_PREFIX):
+        return
+    found: str = ray.get_runtime_context().gcs_address
+    if services.canonicalize_bootstrap_address(address) != found:
+        raise errors.ContextStateError(
+            f"Expected this process to join the Ray at `{address}`, found it connected"
+            f" to the one at `{found}`: call ray.shutdown() first, or pass no address."
+        )
+
+
 def started_here() -> bool:
     """Return whether this process started the Ray that it is connected to.
 
@@ -70,10 +161,11 @@ def started_here() -> bool:
     return node is not None and node.is_head()
 
 
-def missing_error(address: str) -> errors.ClusterError:
-    """Return the error that there is no Ray at an address."""
+def missing_error(address: str | None) -> errors.ClusterError:
+    """Return the error that there is no Ray at an address, or none to join."""
+    where = f"at `{address}`" if address else "to join"
     return errors.ClusterError(
-        f"Expected a Ray at `{address}`, found none: start one with"
+        f"Expected a Ray {where}, found none: start one with"
         " `ray start --head`, or pass its address."
     )
 
@@ -88,16 +180,55 @@ def _refused(found: str) -> errors.ClusterError:
     )
 
 
-def _find(address: str) -> str | None:
-    """Return where an address leads by Ray's own rules; None where it leads nowhere."""
-    if address == _AUTO:
-        address = os.environ.get(_ADDRESS_VARIABLE) or address
-    if address != _AUTO:
-        return address
+def _announced() -> str | None:
+    """Return the address that the last `ray start` of this user announced."""
+    path = pathlib.Path(ray_utils.get_ray_address_file(None))
     try:
-        return services.canonicalize_bootstrap_address(address)
+        is_own = path.stat().st_uid == os.geteuid()
+    except OSError:
+        return None
+    return (services.find_bootstrap_address(None) or None) if is_own else None
+
+
+def _running() -> str | None:
+    """Return the address of any Ray of this machine, by Ray's own rule for "auto"."""
+    try:
+        return services.canonicalize_bootstrap_address(_AUTO)
     except (ConnectionError, ValueError):
         return None
+
+
+def _take_token() -> None:
+    """Do what `ray.init` does before it joins a Ray that it found: take a token."""
+    name = "maybe_enable_token_auth_if_token_available"  # of Ray 2.60 and later
+    take: Callable[..., Any] | None = getattr(token_setup, name, None)
+    if take is not None:
+        logging.getLogger("ray").setLevel(logging.ERROR)  # as `ray.init` will be told
+        take(warn_if_disabled=False)
+
+
+def _check_answer(address: str) -> None:
+    """Raise unless a Ray answers: `ray.init` tries for half a minute, line by line."""
+    # Here: it takes a fifth of a second, which a Ray of one's own has no use for.
+    import grpc
+    from ray._private import grpc_utils
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    messages, stubs = cast("Any", (gcs_service_pb2, gcs_service_pb2_grpc))
+    opened: Any = grpc_utils.init_grpc_channel(address)
+    with opened as channel:
+        stub = stubs.NodeInfoGcsServiceStub(channel)
+        try:
+            stub.GetClusterId(messages.GetClusterIdRequest(), timeout=_ANSWER_TIMEOUT_S)
+        except grpc.RpcError as error:
+            code: Any = cast("Any", error).code()
+            if code == grpc.StatusCode.UNAUTHENTICATED:
+                raise _refused(address) from None
+            raise errors.ClusterError(
+                f"Expected a Ray at `{address}`, found something that does not answer"
+                f" as one ({code.name}): pass the address of a Ray, or start one with"
+                " `ray start --head`."
+            ) from None
 
 
 def _check_named(address: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import ray.exceptions
 
+import ray_fed.errors as errors
 from ray_fed.cluster.pool.actions import UseBegan, UseEnded
 from ray_fed.cluster.task.driving import Driven
 from ray_fed.cluster.task.leases import Given, Terms
@@ -55,7 +56,7 @@ class KeptLeases:
     """Keeps leases between plans that run one after another.
 
     Args:
-        pool: handle of the `PoolHost`; not owned.
+        pool: `JobActor` of the `PoolHost`; not owned.
         num_workers: of the pool.
     """
 
@@ -160,7 +161,7 @@ class KeptLeases:
         A call that waited for as long as the pool lives would be a reference for as
         long, in this process and in the pool.
         """
-        with contextlib.suppress(ray.exceptions.RayError):
+        with contextlib.suppress(ray.exceptions.RayError, errors.ContextStateError):
             while not self._is_closed:
                 self._is_awaited = await self._pool.when_awaited.remote(
                     known=self._is_awaited, timeout_s=_KEPT_S
@@ -173,13 +174,11 @@ class KeptLeases:
     def end(self, name: str) -> None:
         """Give back what a plan has that comes to nothing, whatever that still does."""
         self._tell()
-        if not self._is_closed:
-            self._pool.end.remote(name)
+        self._send("end", name)
 
     def _release(self, name: str, scope: str) -> None:
         self._tell()
-        if not self._is_closed:
-            self._pool.release.remote(name, scope)
+        self._send("release", name, scope)
 
     def _note(self, at_s: float, name: str, terms: Terms | None) -> None:
         if not self._untold:
@@ -197,5 +196,11 @@ class KeptLeases:
                 continue
             uses.append(UseBegan(name, ago_s, terms.timeout_s, terms.siblings))
         self._untold.clear()
-        if uses and not self._is_closed:
-            self._pool.note_uses.remote(uses)
+        if uses:
+            self._send("note_uses", uses)
+
+    def _send(self, verb: str, *args: Any) -> None:
+        """Tell the pool; nothing where it is closed, or gone with its Ray."""
+        if not self._is_closed:
+            with contextlib.suppress(errors.ContextStateError):
+                getattr(self._pool, verb).remote(*args)

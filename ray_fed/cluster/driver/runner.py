@@ -21,6 +21,7 @@ import ray_fed.errors as errors
 from ray_fed.cluster import failures, workers
 from ray_fed.cluster.driver.holders import Holders, name_clients
 from ray_fed.cluster.driver.kept_leases import KeptLeases
+from ray_fed.cluster.jobs import Job, JobActor
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task import driving, leases
 from ray_fed.cluster.task.leases import Terms
@@ -49,7 +50,7 @@ class RayRunner(fl.framework.AsyncContext):
     repeated from here.
 
     Args:
-        pool: handle of the `PoolHost`; not owned.
+        pool: the `PoolHost`; not owned.
         config: budgets and time limits.
         program: that calls, for Ray's list of tasks.
         handles: of the pool's workers, shared with other runners.
@@ -59,7 +60,7 @@ class RayRunner(fl.framework.AsyncContext):
 
     def __init__(
         self,
-        pool: Any,
+        pool: JobActor,
         config: Config,
         program: str,
         handles: leases.Handles,
@@ -77,6 +78,10 @@ class RayRunner(fl.framework.AsyncContext):
 
     @override
     async def invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
+        with self._pool.job.watched():
+            return await self._invoke(comp, arg)
+
+    async def _invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
         begun_s = time.monotonic()
         clients = name_clients(arg) if isinstance(comp, plans.Subround) else b""
         terms = self._terms(comp, self._holders.find(clients))
@@ -94,7 +99,8 @@ class RayRunner(fl.framework.AsyncContext):
         self._holders.note(clients, outcome.worker)
         self._kept.keep(name, terms, begun_s, driven, given)
         if comp.components_type is not None:
-            await _bring_home(results, self._config.subrounds.timeout_s)
+            timeout_s = self._config.subrounds.timeout_s
+            await _bring_home(results, timeout_s, self._pool.job)
         if comp.components_type is None and not isinstance(comp, plans.Subround):
             held = list(map(object_store.decode, results))
         elif _stays_stored(comp):
@@ -135,7 +141,7 @@ class RayRunner(fl.framework.AsyncContext):
         kind, number = type(comp).__name__.lower(), comp.draw.invocation
         name = f"ray_fed {kind} of {_name_call(number)} of {self._program}"
         task = _task(name, 1 + _num_values(comp), max_retries)
-        refs: list[Any] = task.remote(self._pool, *work.as_arguments())
+        refs: list[Any] = task.remote(self._pool.handle, *work.as_arguments())
         try:
             return pickle.loads(await refs[0]), refs[1:]
         except BaseException:
@@ -227,7 +233,7 @@ def _stays_stored(comp: plans.Subround | plans.Finish) -> bool:
     return is_partial or comp.components_type is not None
 
 
-async def _bring_home(refs: list[Any], timeout_s: float | None) -> None:
+async def _bring_home(refs: list[Any], timeout_s: float | None, job: Job) -> None:
     """Copy results to the store of this node: what only a worker's holds dies with it.
 
     Raises:
@@ -238,6 +244,7 @@ async def _bring_home(refs: list[Any], timeout_s: float | None) -> None:
     def wait() -> list[Any]:
         missing, ends = refs, time.monotonic() + (timeout_s or math.inf)
         while missing and not cancelled.is_set() and time.monotonic() < ends:
+            job.check()
             _, missing = ray.wait(
                 missing, num_returns=len(missing), timeout=_LOOK_UP_S, fetch_local=True
             )

@@ -29,6 +29,7 @@ from ray_fed.cluster.driver.holders import Holders
 from ray_fed.cluster.driver.kept_leases import KeptLeases
 from ray_fed.cluster.driver.ray_cluster import RayCluster
 from ray_fed.cluster.driver.runner import RayRunner
+from ray_fed.cluster.jobs import Job, JobActor
 from ray_fed.cluster.pool.actions import Size
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task import leases
@@ -77,8 +78,7 @@ class Session:
     """A connection to Ray with a pool of workers on it; owns what it started.
 
     Args:
-        address: "local" starts a Ray of its own, "auto" or an address joins one; None
-            joins one that is running for this user, else starts one.
+        address: as for `ray_fed.init`.
         config: of the pool.
         say: told what is waited for, in a few words.
         needs_all: whether a pool of fixed size is of no use with fewer workers.
@@ -118,7 +118,8 @@ class Session:
                 size = dataclasses.replace(size, least=size.most)
             self._size = size
             cluster = RayCluster(config, self._name, self._program, group)
-            self._pool: Any = _start_pool(config, self._size, cluster)
+            self._job = Job.current()
+            self._pool = JobActor(_start_pool(config, self._size, cluster), self._job)
             self._pool.begin_round.remote()
             self._kept = KeptLeases(self._pool, self._size.most)
         except BaseException:
@@ -151,7 +152,8 @@ class Session:
             return known.num_workers
         self._kept.give_back()  # those on nodes that go are ended then
         try:
-            self._counted = _Counted.now(*await self._pool.begin_round.remote())
+            with self._job.watched():
+                self._counted = _Counted.now(*await self._pool.begin_round.remote())
         except ray.exceptions.RayError as error:
             raise _pool_gone(error) from error
         return self._counted.num_workers
@@ -172,9 +174,11 @@ class Session:
         found = seen
         while found is None or found == seen:
             try:
-                found = cast("Progress", await self._pool.await_ready.remote(seen))
+                with self._job.watched():
+                    answer = await self._pool.await_ready.remote(seen)
             except ray.exceptions.RayError as error:
                 raise _pool_gone(error) from error
+            found = cast("Progress", answer)
         return found
 
     def runners(self) -> list[RayRunner]:
@@ -192,6 +196,7 @@ class Session:
 
         Sources of clients that are gone are forgotten on workers at the next call.
         """
+        self._job.check()
         if isinstance(value, ClientRun) and value.source.token not in self._tokens:
             token = value.source.token
             self._tokens.add(token)
@@ -206,6 +211,14 @@ class Session:
         if tokens:
             self._tokens.difference_update(tokens)
             self._pool.forget_clients.remote(tokens)
+
+    def check(self) -> None:
+        """Raise unless this process is still connected to the pool's Ray.
+
+        Raises:
+            ContextStateError: Ray was shut down, or another one is there.
+        """
+        self._job.check()
 
     def sources(self) -> list[PooledWorker]:
         """Return workers of the pool, to be held for as long as it lives.
@@ -226,7 +239,8 @@ class Session:
         try:
             reference = cast("Any", value.reference)
             timeout_s = self._config.subrounds.timeout_s
-            return object_store.decode(await asyncio.wait_for(reference, timeout_s))
+            with self._job.watched():
+                return object_store.decode(await asyncio.wait_for(reference, timeout_s))
         except TimeoutError as error:
             raise errors.DeadlineError(
                 "Expected a stored value within"
@@ -243,15 +257,15 @@ class Session:
         """End the workers, then the Ray that was started here, if it was."""
         atexit.unregister(self.close)
         self._kept.close()
-        if not ray.is_initialized():
+        if not self._job.is_current:
             return
         try:
             closing: Any = self._pool.close.remote()
             if ray.wait([closing], timeout=_CLOSE_TIMEOUT_S)[0]:
                 # Not killed: it tells Ray first that the last calls ended well.
-                self._pool.__ray_terminate__.remote()
+                self._pool.handle.__ray_terminate__.remote()
             else:
-                ray.kill(self._pool)
+                ray.kill(self._pool.handle)
             # Once more: the pool may have been gone before it could.
             autoscaling.withdraw(self._name)
         except ray.exceptions.RayError:
@@ -298,19 +312,24 @@ def _start_pool(config: Config, size: Size, cluster: RayCluster) -> Any:
 def _connect(address: str | None, config: Config, say: Callable[[str], None]) -> bool:
     """Connect this process to Ray; return whether a Ray was started for it."""
     if ray.is_initialized():
+        joining.check_connected(address)
+        say("using the Ray that this process is connected to")
         return False
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if config.runtime_env is not None:
         options["runtime_env"] = config.model_dump()["runtime_env"]
     if address != "local":
-        say("looking for Ray" if address is None else f"joining Ray at {address}")
-        if joining.join(address or "auto", **options):
+        say("looking for Ray")
+        found = joining.find(address)
+        if found is not None:
+            say(f"joining {found}")
+            joining.join(found, **options)
             return False
         if address is not None:
             raise joining.missing_error(address)
     # Before Ray takes seconds to start for nothing.
     sizing.decide_size(config, [inventory.machine_resources()], may_grow=False)
-    say("starting Ray")
+    say("starting a Ray of its own")
     try:
         ray.init(
             address="local",

@@ -9,7 +9,8 @@ from typing import Any
 
 import ray
 
-from ray_fed.cluster.store.stored_sources import Job, fetch, this_job
+from ray_fed.cluster.jobs import Job
+from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.plan import plans
 from ray_fed.values.lru_cache import LruCache
 
@@ -66,7 +67,7 @@ def store_kernel(kernel: plans.Kernel, computation: bytes) -> tuple[StoredKernel
         kernel: to run.
         computation: serialised; what the interpreter would run instead.
     """
-    job = this_job()
+    job = Job.current()
     held = _stored.get(kernel)
     if held is None or held.job != job:
         held = _stored[kernel] = _Held(job, StoredKernel(ray.put(kernel)), {})

@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import ray
 import ray.exceptions
@@ -12,6 +12,7 @@ from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
+from ray_fed.cluster.jobs import Job
 from ray_fed.files.opening import describe_executor
 from ray_fed.language.structs import Plain
 from ray_fed.values import stored
@@ -23,18 +24,9 @@ _CHUNK_BYTES = 64 * 2**20
 
 _FETCH_TIMEOUT_S = 300.0
 
-Job: TypeAlias = tuple[str, str]
-"""Ray's names of a session and of a job: each session counts its jobs from one."""
-
 _stored: weakref.WeakKeyDictionary[ClientSource, tuple[Job, ClientSource]]
 _stored = weakref.WeakKeyDictionary()
 """Of each source the job and what stands for it in that job's object store."""
-
-
-def this_job() -> Job:
-    """Return which job this process is of: objects live no longer than it."""
-    context = ray.get_runtime_context()
-    return context.get_session_name(), context.get_job_id()
 
 
 def store_run(run: ClientRun) -> tuple[ClientRun, int]:
@@ -52,7 +44,7 @@ def _stand_in(source: ClientSource) -> tuple[ClientSource, int]:
     if isinstance(source, StoredSource):
         return source, 0
     num_bytes = 0
-    job = this_job()
+    job = Job.current()
     if source not in _stored or _stored[source][0] != job:
         opened, num_bytes = source, source.num_bytes
         if source.base is not None:

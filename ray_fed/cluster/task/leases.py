@@ -12,6 +12,7 @@ import ray.exceptions
 
 import ray_fed.errors as errors
 from ray_fed.cluster import failures
+from ray_fed.cluster.jobs import JobActor
 from ray_fed.cluster.pool import actions
 from ray_fed.cluster.pool.decisions import COPY
 from ray_fed.cluster.task.connection import LostWorkerError, Worker
@@ -263,10 +264,10 @@ class PooledWorker:
     starts the next with whole ones.
 
     Args:
-        pool: handle of the `PoolHost`; not owned.
+        pool: the `PoolHost`; not owned.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: JobActor) -> None:
         self._pool = pool
         self._name = f"held-{uuid.uuid4().hex[:8]}"
 
@@ -275,13 +276,14 @@ class PooledWorker:
         while True:
             if loss is not None:
                 await report(self._pool, loss)
-            found = await lease(self._pool, self._name)
+            worker = (await lease(self._pool, self._name)).worker
+            worker.handle = JobActor(worker.handle, self._pool.job)
             try:
-                await found.worker.call("begin")
+                await worker.call("begin")
             except LostWorkerError as error:
                 loss = error
             else:
-                return found.worker
+                return worker
 
     async def settle(self) -> None:
         """Give the next work whole budgets."""

@@ -9,12 +9,15 @@ import os
 import pathlib
 import platform
 import subprocess
+import threading
 from collections.abc import Generator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # no public name
 from tensorflow.python.util import _pywrap_util_port  # no public name
 
+import ray_fed.errors as errors
 from ray_fed.plan.fingerprint import Fingerprint
 
 _logger = logging.getLogger(__name__)
@@ -30,6 +33,19 @@ _OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
 
 _CHOSEN_BY = ("avx", "fma", "amx", "sse4_2", "asimd", "sve", "bf16", "i8mm")
 """How flags begin that Eigen, XLA and oneDNN choose their kernels by."""
+
+
+_threads_lost = threading.Event()
+"""Set in a process that was forked from one where TensorFlow had begun to run."""
+
+
+def _note_fork() -> None:
+    eager: Any = context.context_safe()
+    if eager is not None and eager._initialized:  # noqa: SLF001 (no public name)
+        _threads_lost.set()
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 def configure(num_threads: int, gpu_fraction: float) -> Any:
@@ -194,7 +210,18 @@ def set_threads(num_threads: int, num_executors: int = 1) -> bool:
             of what decides the bits of a result.
         num_executors: that share this process. As many times more ops run at once, or
             the graphs of one would wait for those of another.
+
+    Raises:
+        ContextStateError: this process was forked from one where TensorFlow had begun
+            to run: each op that needs a thread would wait for ever.
     """
+    if _threads_lost.is_set():
+        raise errors.ContextStateError(
+            "Expected a process where TensorFlow can run, found one that was forked"
+            " from a process where it had begun to, whose threads did not follow: start"
+            ' it by `spawn`, as in multiprocessing.get_context("spawn"), or fork before'
+            " TensorFlow is used."
+        )
     try:
         tf.config.threading.set_intra_op_parallelism_threads(num_threads)
         tf.config.threading.set_inter_op_parallelism_threads(
