@@ -98,6 +98,7 @@ class Job:
             raise
         finally:
             timer.cancel()
+            task = None  # `look` refers to itself: it is to hold no result of the task
 
 
 class JobActor:
