@@ -4,18 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeAlias
 
 import ray_fed.errors as errors
 from ray_fed.observability import events
+from ray_fed.plan.outcomes import Progress
 from ray_fed.rounds.computation_cache import Computation, ComputationCache
 
 _PATIENCE_S = 0.5
 """A call that takes less is told of by its result alone."""
-
-Progress: TypeAlias = tuple[int, int, str]
-"""Workers that are ready, those and the ones that start, and what they have no room
-for, in words; empty where they have it."""
 
 AwaitReady = Callable[[Progress | None], Awaitable[Progress]]
 """From a progress to the next one, once that differs; from None to the present one."""

@@ -1,9 +1,14 @@
 """What became of a plan: its values, and the attempts at it."""
 
 import dataclasses
+from typing import TypeAlias
 
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import Fingerprint
+
+Progress: TypeAlias = tuple[int, int, str]
+"""Workers that are ready, those and the ones that start, and what they have no room
+for, in words; empty where they have it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.cluster.actors.pool_cluster import Cluster, ClusterThread
-from ray_fed.cluster.actors.pool_loop import CANCELLED, Lease, PoolLoop, Progress
+from ray_fed.cluster.actors.pool_loop import CANCELLED, Lease, PoolLoop
 from ray_fed.cluster.actors.worker_actors import WorkerActors
 from ray_fed.cluster.pool import actions
 from ray_fed.cluster.pool.actions import Failure
@@ -80,7 +80,7 @@ class PoolHost:
             await self._loop.look()
         return max(1, self._pool.num_workers), self._loop.fresh_s()
 
-    async def await_ready(self, seen: Progress | None) -> Progress:
+    async def await_ready(self, seen: outcomes.Progress | None) -> outcomes.Progress:
         """Return how far the workers are, once that is not what was seen before.
 
         The same again where nothing changes for a while: nobody need cancel this.

@@ -27,10 +27,6 @@ Lease: TypeAlias = tuple[outcomes.Attempt, Any, tuple[outcomes.Attempt, ...]]
 
 None stands for a handle that the caller has."""
 
-Progress: TypeAlias = tuple[int, int, str]
-"""Workers that are ready, those and the ones that start, and what they have no room
-for, in words; empty where they have it."""
-
 _REPORT_S = 5.0
 """Ray drops a gauge that was not set for some twenty seconds."""
 
@@ -92,7 +88,7 @@ class PoolLoop:
         looked_again_at = self._looked_at + LOOK_S if self._pool.is_full else -math.inf
         return max(0.0, looked_again_at - time.monotonic())
 
-    async def read_progress(self) -> Progress:
+    async def read_progress(self) -> outcomes.Progress:
         """Return how far the workers are; see `PoolHost.await_ready`."""
         missing = self._pool.num_unplaced(time.monotonic())
         needed = await self._cluster.describe_need(missing) if missing else ""

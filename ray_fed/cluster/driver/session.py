@@ -23,7 +23,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
 from ray_fed.cluster import failures, workers
-from ray_fed.cluster.actors.pool_loop import Progress
 from ray_fed.cluster.driver import autoscaling, inventory, joining, sizing
 from ray_fed.cluster.driver.holders import Holders
 from ray_fed.cluster.driver.kept_leases import KeptLeases
@@ -36,6 +35,7 @@ from ray_fed.cluster.task import leases
 from ray_fed.cluster.task.leases import PooledWorker
 from ray_fed.config import Config
 from ray_fed.plan.fingerprint import Versions
+from ray_fed.plan.outcomes import Progress
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun
 
