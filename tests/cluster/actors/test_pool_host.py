@@ -144,7 +144,7 @@ def test_count_of_a_pool_short_of_workers_holds_for_one_round(size: Size) -> Non
     assert asyncio.run(count_workers(Played(room=1), size)) == (1, 0.0)
 
 
-async def watch_workers(size: Size) -> list[pool_loop.Progress]:
+async def watch_workers(size: Size) -> list[outcomes.Progress]:
     host = PoolHost(ray_fed.Config(), size, DRIVER, Played(room=2))
     found = [await host.await_ready(None)]
     started = asyncio.ensure_future(host.begin_round())
@@ -163,7 +163,7 @@ def test_those_who_watch_hear_of_each_worker_that_becomes_ready(size: Size) -> N
     assert len(set(found)) == len(found)
 
 
-async def watch_a_full_cluster() -> pool_loop.Progress:
+async def watch_a_full_cluster() -> outcomes.Progress:
     """Return what is told of two workers where there is room for one."""
     size = Size(2, 2, is_fixed=True, each="1 CPU", wait_timeout_s=5.0)
     host = PoolHost(ray_fed.Config(), size, DRIVER, Crowded(room=1))
