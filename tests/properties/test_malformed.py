@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 
 import ray_fed
+from ray_fed import tracebacks
 from ray_fed.contexts.execution_context import ExecutionContext
 from tests.properties.malformed import OUTCOMES, Case, Place, judge
 from tests.properties.malformed_arguments import arguments
@@ -49,9 +50,11 @@ def run(
     context: ExecutionContext,
     tmp_path: pathlib.Path,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Run:
     """Runs a share of the 2,000 cases; returns counts, and words on those that fail."""
     caplog.set_level(logging.CRITICAL)
+    monkeypatch.setenv(tracebacks.VARIABLE, "full")  # `judge` reads who raised
 
     def run(share: float) -> tuple[collections.Counter[tuple[str, str]], list[str]]:
         counts: collections.Counter[tuple[str, str]] = collections.Counter()
