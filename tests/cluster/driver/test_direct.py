@@ -70,10 +70,10 @@ def wait_for_the_last(folder: pathlib.Path) -> None:
 
 
 def pid_of(factory: RayExecutorFactory, index: int) -> int:
-    async def ping(worker: Any) -> Any:
-        return await worker.handle.ping.remote()
+    async def ask(worker: Any) -> int:
+        return await worker.handle.__ray_call__.remote(lambda _: os.getpid())
 
-    return asyncio.run(factory._connections[index].run(ping)).pid
+    return asyncio.run(factory._connections[index].run(ask))
 
 
 async def mapped(executor: Any, work: Any) -> Any:
