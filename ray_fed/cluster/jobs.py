@@ -66,8 +66,24 @@ class Job:
         return errors.ContextStateError(
             "Expected the Ray that this was made on, found that this process has left"
             " it: `ray.shutdown` was called. Call ray_fed.init again; what was stored"
-            " there is gone, so go on from state that was saved."
+            " there is gone, so go on from state that was saved, and make clients of"
+            " `ClientData.from_ray` anew."
         )
+
+    @contextlib.contextmanager
+    def explained(self) -> Generator[None]:
+        """Raise why, in place of what Ray says, once the job is over.
+
+        Raises:
+            ContextStateError: the job is over, now or by the time that something fails.
+        """
+        self.check()
+        try:
+            yield
+        except (Exception, asyncio.CancelledError):
+            if not self.is_current:
+                raise self._over() from None
+            raise
 
     @contextlib.contextmanager
     def watched(self) -> Generator[None]:
@@ -76,7 +92,6 @@ class Job:
         Raises:
             ContextStateError: the job is over, now or before the end.
         """
-        self.check()
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         is_over = False
 
@@ -89,14 +104,11 @@ class Job:
 
         timer = loop.call_later(_LOOK_UP_S, look)
         try:
-            yield
-        except BaseException:
+            with self.explained():
+                yield
+        finally:
             if is_over and task is not None:
                 task.uncancel()
-            if not self.is_current:
-                raise self._over() from None  # whatever Ray says of it
-            raise
-        finally:
             timer.cancel()
             task = None  # `look` refers to itself: it is to hold no result of the task
 
