@@ -13,6 +13,7 @@ from collections.abc import Generator
 from typing import Any
 
 import ray
+from ray.util.client import ray as ray_client
 
 import ray_fed.errors as errors
 
@@ -26,7 +27,7 @@ class Job:
 
     Attributes:
         session: Ray's name of it; each session counts its jobs from one.
-        number: of the job in its session.
+        number: of the job in its session, or the name of a connection by Ray's client.
         pid: of the process; threads of Ray do not follow into one that is forked.
     """
 
@@ -37,6 +38,9 @@ class Job:
     @classmethod
     def current(cls) -> "Job":
         """Return the one that this process is of; Ray is initialised."""
+        if ray_client.is_connected():  # asks the cluster whatever is asked of it
+            client: Any = ray_client.get_context().client_worker
+            return cls("", client._client_id, os.getpid())  # noqa: SLF001
         context = ray.get_runtime_context()
         return cls(context.get_session_name(), context.get_job_id(), os.getpid())
 

@@ -1,4 +1,4 @@
-"""A Ray whose head asks for a token, and processes with it, without, with another."""
+"""A Ray whose head asks for a token: with it, without, with another, by its client."""
 
 import concurrent.futures
 import contextlib
@@ -22,6 +22,7 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
 SCRIPT = pathlib.Path(__file__).with_name("token_script.py")
+CLIENT_SCRIPT = pathlib.Path(__file__).with_name("client_script.py")
 WAIT_S = 120.0
 
 
@@ -31,11 +32,13 @@ class Head:
 
     Attributes:
         address: host:port.
+        client: ray://host:port.
         folder: of its own, which processes that look for a Ray of this user look into.
         token_path: file with its token.
     """
 
     address: str
+    client: str
     folder: pathlib.Path
     token_path: pathlib.Path
 
@@ -88,7 +91,8 @@ def head() -> Iterator[Head]:
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline, (folder / "log").read_text()
             time.sleep(0.1)
-        yield Head(current.read_text().strip(), folder, token_path)
+        client = f"ray://127.0.0.1:{client_port}"
+        yield Head(current.read_text().strip(), client, folder, token_path)
     finally:
         process.terminate()
         process.wait(WAIT_S)
@@ -143,3 +147,29 @@ def test_process_with_the_token_joins(head: Head, to: str) -> None:
     arguments = {"address": [head.address], "this user's": [], "auto": ["auto"]}[to]
 
     assert _join(head, head.token_path, arguments) == {"joined": head.address}
+
+
+@pytest.fixture(scope="module")
+def by_client(head: Head) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", CLIENT_SCRIPT, head.client],
+        env=_environment(head.folder, head.token_path),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(550)
+def test_rounds_run_by_rays_client_in_silence(
+    head: Head, by_client: subprocess.CompletedProcess[str]
+) -> None:
+    told = json.loads(by_client.stdout.splitlines()[-1])
+
+    assert f"joined the Ray at {head.address}" in told["context"]
+    assert told["first"] == told["second"] == [0.5, 1.5, 1.0]
+    assert told["retries"] == 1
+    assert "`ray.shutdown` was called" in told["left"]
+    assert "Traceback" not in by_client.stderr

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from ray.util.client import ray as ray_client
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -31,6 +32,7 @@ class DatasetBlocks(TableRows):
     Raises:
         ConfigError: a column is not there.
         ValueMismatchError: it is no dataset, or has no rows.
+        UnsupportedError: this process is joined by Ray's client.
         ResourceError: workers leave no CPU to read and sort it.
         ContextStateError: `ray.shutdown` ended what holds it.
     """
@@ -41,6 +43,12 @@ class DatasetBlocks(TableRows):
         if not hasattr(dataset, "to_arrow_refs"):
             raise errors.ValueMismatchError(
                 f"Expected a ray.data.Dataset, found {errors.describe(dataset)}."
+            )
+        if ray_client.is_connected():
+            raise errors.UnsupportedError(
+                "Expected a process of the cluster for a dataset of Ray Data, found one"
+                " that joined it by Ray's client (`ray://`): run the program by `ray"
+                " job submit`, or read files, as by ClientData.from_parquet."
             )
         names = list(dict.fromkeys(columns))
         self._job: Job | None = Job.current()
