@@ -173,3 +173,61 @@ def test_rounds_run_by_rays_client_in_silence(
     assert told["retries"] == 1
     assert "`ray.shutdown` was called" in told["left"]
     assert "Traceback" not in by_client.stderr
+
+
+STRANGER = """
+import sys, ray
+ray.init(num_cpus=1, include_dashboard=False)
+one = ray.remote(lambda: 1)
+print(ray.get_runtime_context().gcs_address, flush=True)
+for _ in sys.stdin:
+    print(ray.get(one.remote()), flush=True)
+"""
+DOCTOR = "import sys; from ray_fed import cli; sys.argv[1:] = ['doctor']; cli.main()"
+
+
+@pytest.fixture(params=[False, True], ids=["no token", "token"])
+def stranger(
+    request: pytest.FixtureRequest, tmp_path: pathlib.Path
+) -> Iterator[tuple[Head, subprocess.Popen[str]]]:
+    """A Ray that a program started for itself, and the program."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="rf"))
+    (folder / "home").mkdir()
+    token_path = _write_token(tmp_path / "token")
+    process = subprocess.Popen(
+        [sys.executable, "-c", STRANGER],
+        env=_environment(folder, token_path if request.param else None),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:  # its standard input is closed at the end, and it leaves
+        assert process.stdout is not None
+        yield Head(process.stdout.readline().strip(), "", folder, token_path), process
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_ray_that_another_program_started_is_left_alone(
+    stranger: tuple[Head, subprocess.Popen[str]],
+) -> None:
+    head, process = stranger
+
+    joined = _join(head, None, [])
+    doctor = subprocess.run(
+        [sys.executable, "-c", DOCTOR],
+        env=_environment(head.folder, None),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+    assert head.address
+    assert joined["joined"] != head.address
+    assert head.address not in doctor.stdout + doctor.stderr
+    assert process.stdout.readline() == "1\n"
