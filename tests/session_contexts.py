@@ -17,5 +17,6 @@ def context_over(session: Session, config: ray_fed.Config) -> ExecutionContext:
         session.await_ready,
         session.check,
         spreads_subrounds=True,
+        place=session.place,
     )
     return ExecutionContext(config, backend)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 import tensorflow as tf
 
 import ray_fed
@@ -245,6 +246,15 @@ def test_context_shows_backend_workers_calls_and_seconds(
     assert "<td style='text-align:left'>local</td>" in draw(context)
     with RayFederatedContext(context) as over:
         assert repr(over) == f"<references over {context!r}>"
+
+
+@pytest.mark.ray
+def test_context_on_ray_shows_which_ray_it_is_on(ray_contexts: Any) -> None:
+    context = ray_contexts(workers=2)
+    here = ray.get_runtime_context().gcs_address
+
+    assert f"backend ray (joined the Ray at {here}), workers 2," in repr(context)
+    assert f"ray (joined the Ray at {here})" in draw(context)
 
 
 def test_clients_show_their_count_and_type_not_their_ids() -> None:

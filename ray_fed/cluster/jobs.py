@@ -13,6 +13,7 @@ from collections.abc import Generator
 from typing import Any
 
 import ray
+from ray.util.client import ray as ray_client
 
 import ray_fed.errors as errors
 
@@ -26,7 +27,7 @@ class Job:
 
     Attributes:
         session: Ray's name of it; each session counts its jobs from one.
-        number: of the job in its session.
+        number: of the job in its session, or the name of a connection by Ray's client.
         pid: of the process; threads of Ray do not follow into one that is forked.
     """
 
@@ -37,6 +38,9 @@ class Job:
     @classmethod
     def current(cls) -> "Job":
         """Return the one that this process is of; Ray is initialised."""
+        if ray_client.is_connected():  # asks the cluster whatever is asked of it
+            client: Any = ray_client.get_context().client_worker
+            return cls("", client._client_id, os.getpid())  # noqa: SLF001
         context = ray.get_runtime_context()
         return cls(context.get_session_name(), context.get_job_id(), os.getpid())
 
@@ -66,8 +70,24 @@ class Job:
         return errors.ContextStateError(
             "Expected the Ray that this was made on, found that this process has left"
             " it: `ray.shutdown` was called. Call ray_fed.init again; what was stored"
-            " there is gone, so go on from state that was saved."
+            " there is gone, so go on from state that was saved, and make clients of"
+            " `ClientData.from_ray` anew."
         )
+
+    @contextlib.contextmanager
+    def explained(self) -> Generator[None]:
+        """Raise why, in place of what Ray says, once the job is over.
+
+        Raises:
+            ContextStateError: the job is over, now or by the time that something fails.
+        """
+        self.check()
+        try:
+            yield
+        except (Exception, asyncio.CancelledError):
+            if not self.is_current:
+                raise self._over() from None
+            raise
 
     @contextlib.contextmanager
     def watched(self) -> Generator[None]:
@@ -76,7 +96,6 @@ class Job:
         Raises:
             ContextStateError: the job is over, now or before the end.
         """
-        self.check()
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         is_over = False
 
@@ -89,14 +108,11 @@ class Job:
 
         timer = loop.call_later(_LOOK_UP_S, look)
         try:
-            yield
-        except BaseException:
+            with self.explained():
+                yield
+        finally:
             if is_over and task is not None:
                 task.uncancel()
-            if not self.is_current:
-                raise self._over() from None  # whatever Ray says of it
-            raise
-        finally:
             timer.cancel()
             task = None  # `look` refers to itself: it is to hold no result of the task
 

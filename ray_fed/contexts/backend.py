@@ -28,6 +28,7 @@ class Backend:
             ready.
         check: raises a ContextStateError once what the runners run on is gone.
         spreads_subrounds: whether a runner may use several workers for one subround.
+        place: which Ray it is on, in a few words; empty: none.
         sinks: receive the events of all rounds.
     """
 
@@ -39,4 +40,5 @@ class Backend:
     await_ready: AwaitReady | None = None
     check: Callable[[], None] = lambda: None
     spreads_subrounds: bool = False
+    place: str = ""
     sinks: Sequence[events.EventSink] = ()

@@ -257,8 +257,9 @@ class ExecutionContext(flf.SyncContext):
 
     def _facts(self) -> dict[str, Any]:
         counted = self._config.workers.count or self._backend.num_workers
+        place = f" ({self._backend.place})" if self._backend.place else ""
         return {
-            "backend": self._config.backend,
+            "backend": self._config.backend + place,
             "workers": counted if isinstance(counted, int | tuple) else "one a CPU",
             "calls": self._report.num_calls,
             "seconds": reprs.show_number(self._report.seconds),

@@ -55,6 +55,7 @@ def _ray_backend(
         session.await_ready,
         session.check,
         spreads_subrounds=True,
+        place=session.place,
         sinks=[RoundMetrics()],
     )
 

@@ -1,4 +1,4 @@
-"""A Ray whose head asks for a token, and processes with it, without, with another."""
+"""A Ray whose head asks for a token: with it, without, with another, by its client."""
 
 import concurrent.futures
 import contextlib
@@ -22,6 +22,7 @@ import pytest
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
 SCRIPT = pathlib.Path(__file__).with_name("token_script.py")
+CLIENT_SCRIPT = pathlib.Path(__file__).with_name("client_script.py")
 WAIT_S = 120.0
 
 
@@ -31,11 +32,13 @@ class Head:
 
     Attributes:
         address: host:port.
+        client: ray://host:port.
         folder: of its own, which processes that look for a Ray of this user look into.
         token_path: file with its token.
     """
 
     address: str
+    client: str
     folder: pathlib.Path
     token_path: pathlib.Path
 
@@ -88,7 +91,8 @@ def head() -> Iterator[Head]:
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline, (folder / "log").read_text()
             time.sleep(0.1)
-        yield Head(current.read_text().strip(), folder, token_path)
+        client = f"ray://127.0.0.1:{client_port}"
+        yield Head(current.read_text().strip(), client, folder, token_path)
     finally:
         process.terminate()
         process.wait(WAIT_S)
@@ -143,3 +147,87 @@ def test_process_with_the_token_joins(head: Head, to: str) -> None:
     arguments = {"address": [head.address], "this user's": [], "auto": ["auto"]}[to]
 
     assert _join(head, head.token_path, arguments) == {"joined": head.address}
+
+
+@pytest.fixture(scope="module")
+def by_client(head: Head) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", CLIENT_SCRIPT, head.client],
+        env=_environment(head.folder, head.token_path),
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(550)
+def test_rounds_run_by_rays_client_in_silence(
+    head: Head, by_client: subprocess.CompletedProcess[str]
+) -> None:
+    told = json.loads(by_client.stdout.splitlines()[-1])
+
+    assert f"joined the Ray at {head.address}" in told["context"]
+    assert told["first"] == told["second"] == [0.5, 1.5, 1.0]
+    assert told["retries"] == 1
+    assert "`ray.shutdown` was called" in told["left"]
+    assert "Traceback" not in by_client.stderr
+
+
+STRANGER = """
+import sys, ray
+ray.init(num_cpus=1, include_dashboard=False)
+one = ray.remote(lambda: 1)
+print(ray.get_runtime_context().gcs_address, flush=True)
+for _ in sys.stdin:
+    print(ray.get(one.remote()), flush=True)
+"""
+DOCTOR = "import sys; from ray_fed import cli; sys.argv[1:] = ['doctor']; cli.main()"
+
+
+@pytest.fixture(params=[False, True], ids=["no token", "token"])
+def stranger(
+    request: pytest.FixtureRequest, tmp_path: pathlib.Path
+) -> Iterator[tuple[Head, subprocess.Popen[str]]]:
+    """A Ray that a program started for itself, and the program."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="rf"))
+    (folder / "home").mkdir()
+    token_path = _write_token(tmp_path / "token")
+    process = subprocess.Popen(
+        [sys.executable, "-c", STRANGER],
+        env=_environment(folder, token_path if request.param else None),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:  # its standard input is closed at the end, and it leaves
+        assert process.stdout is not None
+        yield Head(process.stdout.readline().strip(), "", folder, token_path), process
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_ray_that_another_program_started_is_left_alone(
+    stranger: tuple[Head, subprocess.Popen[str]],
+) -> None:
+    head, process = stranger
+
+    joined = _join(head, None, [])
+    doctor = subprocess.run(
+        [sys.executable, "-c", DOCTOR],
+        env=_environment(head.folder, None),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+    assert head.address
+    assert joined["joined"] != head.address
+    assert head.address not in doctor.stdout + doctor.stderr
+    assert process.stdout.readline() == "1\n"

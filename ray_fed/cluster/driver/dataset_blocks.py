@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from ray.util.client import ray as ray_client
 from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.cluster import workers
 from ray_fed.cluster.driver import task_cpus
+from ray_fed.cluster.jobs import Job
 from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.files import opening
 from ray_fed.files.arrow_types import decoded_table
@@ -30,7 +32,9 @@ class DatasetBlocks(TableRows):
     Raises:
         ConfigError: a column is not there.
         ValueMismatchError: it is no dataset, or has no rows.
+        UnsupportedError: this process is joined by Ray's client.
         ResourceError: workers leave no CPU to read and sort it.
+        ContextStateError: `ray.shutdown` ended what holds it.
     """
 
     label = "the dataset"
@@ -40,12 +44,22 @@ class DatasetBlocks(TableRows):
             raise errors.ValueMismatchError(
                 f"Expected a ray.data.Dataset, found {errors.describe(dataset)}."
             )
+        if ray_client.is_connected():
+            raise errors.UnsupportedError(
+                "Expected a process of the cluster for a dataset of Ray Data, found one"
+                " that joined it by Ray's client (`ray://`): run the program by `ray"
+                " job submit`, or read files, as by ClientData.from_parquet."
+            )
         names = list(dict.fromkeys(columns))
-        self._blocks: list[Any] = task_cpus.run_tasks(
-            lambda: self._group(dataset, client, names), "a dataset of Ray Data"
-        )
-        self._ids = [workers.pick_column.remote(b, client) for b in self._blocks]
-        heads = (fetch(workers.count_rows.remote(block)) for block in self._blocks)
+        self._job: Job | None = Job.current()
+        with self._job.explained():
+            self._blocks: list[Any] = task_cpus.run_tasks(
+                lambda: self._group(dataset, client, names),
+                "a dataset of Ray Data",
+                self._read_cpus,
+            )
+            self._ids = [workers.pick_column.remote(b, client) for b in self._blocks]
+            heads = [fetch(workers.count_rows.remote(block)) for block in self._blocks]
         sizes, schemas = zip(*heads, strict=True) if self._blocks else ((), ())
         filled = [schema for size, schema in zip(sizes, schemas, strict=True) if size]
         if not filled:
@@ -54,6 +68,18 @@ class DatasetBlocks(TableRows):
             )
         self.schema = filled[0]
         self._ends = np.cumsum(sizes, dtype=np.int64)
+
+    def _check(self) -> None:
+        if self._job is not None:  # a worker's copy has none
+            self._job.check()
+
+    def _fetch(self, reference: Any) -> Any:
+        self._check()
+        return fetch(reference)
+
+    def _read_cpus(self) -> task_cpus.TaskCpus:
+        self._check()
+        return task_cpus.read()
 
     def _group(self, dataset: Any, client: str, names: list[str]) -> list[Any]:
         found: list[str] = list(dataset.columns() or ())
@@ -66,12 +92,13 @@ class DatasetBlocks(TableRows):
 
     @override
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_ids": []}
+        self._check()
+        return self.__dict__ | {"_ids": [], "_job": None}
 
     @override
     def add_ids(self, column: str, coder: IdCoder) -> None:
         for reference in self._ids:
-            for chunk in fetch(reference).column(column).chunks:
+            for chunk in self._fetch(reference).column(column).chunks:
                 coder.add(chunk)
         self._ids = []
 
@@ -81,7 +108,7 @@ class DatasetBlocks(TableRows):
         indices = np.searchsorted(self._ends, rows, side="right")
         parts: list[Any] = []
         for index in np.unique(indices):
-            block = fetch(self._blocks[index]).select(list(columns))
+            block = self._fetch(self._blocks[index]).select(list(columns))
             inside = rows[indices == index] - self._ends[index] + block.num_rows
             parts.append(take_rows(block, inside))
         return pyarrow.concat_tables(parts) if parts else self.schema.empty_table()

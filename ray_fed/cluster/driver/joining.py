@@ -10,6 +10,7 @@ Which one is the rule of `ray.init`, in this order:
 A Ray that another program started for itself is none of these. "auto" goes on to it.
 """
 
+import concurrent.futures
 import dataclasses
 import logging
 import os
@@ -24,6 +25,7 @@ from ray._common import utils as ray_utils  # no public name for what `ray start
 from ray._private import services  # no public name for where "auto" leads
 from ray._private import worker as ray_worker  # no public name for who started it
 from ray._private.authentication import authentication_token_setup as token_setup
+from ray.util.client import ray as ray_client
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -108,6 +110,7 @@ def join(found: Found, **options: Any) -> None:
         raise errors.ClusterError(
             f"Expected to join the Ray at `{found.address}`, found: {e}"
         ) from None  # Ray's own frames, over a hundred lines of them, say no more
+    _mend_client()
 
 
 def check_address(address: object) -> None:
@@ -140,12 +143,15 @@ def check_connected(address: str | None) -> None:
             ' multiprocessing.get_context("spawn"), or use'
             ' Config(backend="local") here.'
         )
+    _mend_client()
     if address is None or address in {_AUTO, _LOCAL}:
         return
-    if address.startswith(_CLIENT_PREFIX):
-        return
     found: str = ray.get_runtime_context().gcs_address
-    if services.canonicalize_bootstrap_address(address) != found:
+    if address.startswith(_CLIENT_PREFIX):
+        is_there = ray_client.is_connected()
+    else:
+        is_there = services.canonicalize_bootstrap_address(address) == found
+    if not is_there:
         raise errors.ContextStateError(
             f"Expected this process to join the Ray at `{address}`, found it connected"
             f" to the one at `{found}`: call ray.shutdown() first, or pass no address."
@@ -159,6 +165,33 @@ def started_here() -> bool:
     """
     node = cast("Any", ray_worker)._global_node  # noqa: SLF001
     return node is not None and node.is_head()
+
+
+def _mend_client() -> None:
+    """Have nobody cancel what Ray's client waits for, where that is how it is joined.
+
+    Ray 2.60 sets the result of a future that was cancelled, too. That fails, with a
+    traceback for each, in the thread that brings the results of all calls.
+    """
+    if ray_client.is_connected():
+        from ray.util.client.common import ClientObjectRef
+
+        cast("Any", ClientObjectRef).future = _future_of
+
+
+def _future_of(reference: Any) -> concurrent.futures.Future[Any]:
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+
+    def settle(result: Any) -> None:
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    reference._on_completed(settle)  # noqa: SLF001
+    cast("Any", future).object_ref = reference  # which lives until then
+    return future
 
 
 def missing_error(address: str | None) -> errors.ClusterError:

@@ -83,6 +83,9 @@ class Session:
         say: told what is waited for, in a few words.
         needs_all: whether a pool of fixed size is of no use with fewer workers.
 
+    Attributes:
+        place: which Ray it is on, in a few words.
+
     Raises:
         ClusterError: there is no cluster at the address.
         ResourceError: the cluster is smaller than what `workers` asks for, and what
@@ -106,6 +109,7 @@ class Session:
         was_connected = ray.is_initialized()
         try:
             self._owns_ray = _connect(address, config, say)
+            self.place = _name_place(owns_ray=self._owns_ray)
             self._program = _name_program()
             group = get_current_placement_group()
             size = sizing.decide_size(
@@ -290,6 +294,11 @@ def _name_program() -> str:
         return "notebook"
     is_module = scripts[0].name == "__main__.py"
     return scripts[0].parent.name if is_module else scripts[0].name
+
+
+def _name_place(*, owns_ray: bool) -> str:
+    address: str = ray.get_runtime_context().gcs_address
+    return f"its own Ray at {address}" if owns_ray else f"joined the Ray at {address}"
 
 
 def _pool_gone(error: ray.exceptions.RayError) -> errors.ClusterError:

@@ -71,10 +71,11 @@ def _put(source: ClientSource) -> Any:
 
     Raises:
         UnsupportedError: the user's function, or what it refers to, is not picklable.
+        ContextStateError: it refers to what was in a Ray that was shut down.
     """
     try:
         return ray.put(source)
-    except ray.exceptions.RayError:
+    except (ray.exceptions.RayError, errors.ContextStateError):
         raise
     except Exception as error:
         found = "ids" if source.function is None else errors.describe(source.function)

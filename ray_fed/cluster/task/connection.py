@@ -10,6 +10,7 @@ Inside a subround the source has none: the subround is what is run again.
 
 import asyncio
 import collections
+import contextlib
 import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -18,6 +19,7 @@ import ray.exceptions
 
 import ray_fed.errors as errors
 from ray_fed.cluster import failures
+from ray_fed.cluster.jobs import Job
 
 _T = TypeVar("_T")
 
@@ -51,13 +53,18 @@ class Worker:
         scope: names the values of this use on the actor; unique.
         name: for errors.
         node: for errors.
+        job: that the handle is of, in a process that may leave it; None: in a task.
 
     Attributes:
         found_no_memory: whether work of this use did not find the memory that it needs.
     """
 
-    def __init__(self, handle: Any, scope: str, name: str, node: str) -> None:
+    def __init__(
+        self, handle: Any, scope: str, name: str, node: str, job: Job | None = None
+    ) -> None:
         self.handle = handle
+        self._watched: Callable[[], contextlib.AbstractContextManager[None]]
+        self._watched = contextlib.nullcontext if job is None else job.watched
         self.scope = scope
         self.name = name
         self.node = node
@@ -68,10 +75,12 @@ class Worker:
 
         Raises:
             LostWorkerError: the worker is gone.
+            ContextStateError: this process has left the Ray that it is on.
             Exception: what the method raised.
         """
         try:
-            return await getattr(self.handle, method).remote(self.scope, *args)
+            with self._watched():
+                return await getattr(self.handle, method).remote(self.scope, *args)
         except ray.exceptions.RayError as error:
             # The argument of a call may have been lost, not the worker.
             is_task = isinstance(error, ray.exceptions.RayTaskError)

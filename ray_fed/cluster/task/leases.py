@@ -273,11 +273,14 @@ class PooledWorker:
 
     async def lease(self, loss: LostWorkerError | None) -> Worker:
         """Return a worker, after the loss of the one before; see `WorkerSource`."""
+        job = self._pool.job
         while True:
-            if loss is not None:
-                await report(self._pool, loss)
-            worker = (await lease(self._pool, self._name)).worker
-            worker.handle = JobActor(worker.handle, self._pool.job)
+            with job.watched():
+                if loss is not None:
+                    await report(self._pool, loss)
+                found = (await lease(self._pool, self._name)).worker
+            handle = JobActor(found.handle, job)
+            worker = Worker(handle, found.scope, found.name, found.node, job)
             try:
                 await worker.call("begin")
             except LostWorkerError as error:
@@ -287,4 +290,5 @@ class PooledWorker:
 
     async def settle(self) -> None:
         """Give the next work whole budgets."""
-        await self._pool.forgive.remote(self._name)
+        with self._pool.job.watched():
+            await self._pool.forgive.remote(self._name)

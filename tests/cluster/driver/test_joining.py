@@ -193,9 +193,12 @@ def test_ray_of_another_program_is_taken_by_auto_alone(
 
 
 @pytest.mark.ray
-def test_process_that_is_connected_joins_no_other(ray_cluster: None) -> None:
+@pytest.mark.parametrize("other", [NOBODY, f"ray://{NOBODY}"])
+def test_process_that_is_connected_joins_no_other(
+    ray_cluster: None, other: str
+) -> None:
     here = ray.get_runtime_context().gcs_address
 
     joining.check_connected(here)
     with pytest.raises(errors.ContextStateError, match=f"one at .{here}"):
-        joining.check_connected(NOBODY)
+        joining.check_connected(other)
