@@ -44,7 +44,7 @@ def write(graph_def: GraphDef, fn: Callable[..., Any]) -> None:
     called = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(called, "__code__", None)
     frame = graph_def.debug_info.traces[_KEY].file_line_cols.add(func=name)
-    if code is not None:
+    if code is not None and not tracebacks.is_own(code.co_filename):
         graph_def.debug_info.files.append(tracebacks.short_file(code.co_filename))
         frame.line = code.co_firstlineno
 
