@@ -55,7 +55,7 @@ def read(graph_def: GraphDef) -> str:
     if _KEY not in debug_info.traces:
         return "a TensorFlow computation"
     (frame,) = debug_info.traces[_KEY].file_line_cols
-    line = f" ({debug_info.files[0]}:{frame.line})" if debug_info.files else ""
+    line = f" ({debug_info.files[0]}:{frame.line})" if frame.line else ""
     return f"the computation `{frame.func}`{line}"
 
 
