@@ -175,17 +175,6 @@ class LocatedError(RayFedError):
         return found
 
 
-class WorkerTraceback(Exception):  # noqa: N818 (a cause, shown in tracebacks)
-    """What a worker's traceback said: the cause of an error that came from there.
-
-    Shown are the frames of the user's code; the argument is the whole.
-    """
-
-    @override
-    def __str__(self) -> str:
-        return f"on the worker:\n{tracebacks.show_frames(self.args[0])}"
-
-
 def sendable(error: RayFedError) -> RayFedError:
     """Return an error, changed to be encoded: its messages, and the text of its cause.
 
@@ -195,7 +184,8 @@ def sendable(error: RayFedError) -> RayFedError:
         error_texts.bound(arg) if isinstance(arg, str) else arg for arg in error.args
     )
     if error.__cause__ is not None:
-        error.__cause__ = WorkerTraceback(error_texts.traceback_of(error.__cause__))
+        text = error_texts.traceback_of(error.__cause__)
+        error.__cause__ = tracebacks.WorkerTraceback(text)
     error.__suppress_context__ = True
     return error
 

@@ -9,14 +9,18 @@ The whole traceback goes to the log (DEBUG), and is shown where the environment 
 import functools
 import inspect
 import itertools
+import linecache
 import logging
 import os
 import pathlib
 import re
+import textwrap
 import traceback
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+
+from typing_extensions import override
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -25,6 +29,8 @@ VARIABLE = "RAY_FED_TRACEBACKS"
 """Of the environment, read as an error is shown; "full" shows all frames."""
 
 _HOW = f"{VARIABLE}=full shows the frames that are left out."
+_NO_FRAME = f"  no frame of your code: {VARIABLE}=full shows all"
+_CELL = "<cell>"
 
 _logger = logging.getLogger(__name__)
 
@@ -81,25 +87,34 @@ def is_of_user(file: str) -> bool:
 
 def user_frames(text: str) -> list[Frame]:
     """Return the frames of the user's code in the text of a traceback, each once."""
-    lines = [line.strip() for line in _LOADED.sub("", text).splitlines()]
+    lines = _LOADED.sub("", text).splitlines()
     found: dict[Frame, None] = {}
     for line, after in itertools.pairwise([*lines, ""]):
         matched = _FRAME.match(line)
         if matched and is_of_user(matched["file"]):
-            source = "" if _FRAME.match(after) else after
+            file, number = matched["file"], int(matched["line"])
+            is_source = _indent(after) > _indent(line)
+            # A worker knows no text of a notebook's cell; this process may.
+            source = after if is_source else linecache.getline(file, number)
             name = (matched["name"] or "").rstrip(" *")
-            found[Frame(matched["file"], int(matched["line"]), name, source)] = None
+            found[Frame(file, number, name, source.strip())] = None
     return list(found)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def short_file(file: str) -> str:
     """Return what a message calls a file: the last part of its path."""
     if file.startswith("<"):  # <stdin>, <string>
         return file
-    path = pathlib.PurePath(file)
-    if path.parent.name.startswith("ipykernel_"):  # a hash of the cell's text
-        return "<cell>"
-    return path.name
+    return _CELL if _is_cell(file) else pathlib.PurePath(file).name
+
+
+def _is_cell(file: str) -> bool:
+    """Return whether a file is a notebook's cell, named by a hash of its text."""
+    return pathlib.PurePath(file).parent.name.startswith("ipykernel_")
 
 
 def find_place(text: str) -> str:
@@ -111,15 +126,28 @@ def find_place(text: str) -> str:
     return f"At {short_file(frame.file)}:{frame.line}, in `{frame.name}`."
 
 
-def show_frames(text: str) -> str:
+class WorkerTraceback(Exception):  # noqa: N818 (a cause, shown in tracebacks)
+    """What a worker's traceback said: the cause of an error that came from there.
+
+    Shown are the frames of the user's code; the argument is the whole.
+    """
+
+    @override
+    def __str__(self) -> str:
+        return f"on the worker:\n{_show_frames(self.args[0]) or _NO_FRAME}"
+
+
+def _show_frames(text: str) -> str:
     """Return the text of a traceback with the frames of the user's code alone."""
     if shows_all() or not any(map(_FRAME.match, text.splitlines())):
         return text
-    shown = [
-        f'  File "{frame.file}", line {frame.line}, in {frame.name}\n    {frame.source}'
-        for frame in user_frames(text)
-    ]
-    return "\n".join(shown) or f"  no frame of your code: {VARIABLE}=full shows all"
+    shown: list[str] = []
+    for file, line, name, source in user_frames(text):
+        shown += [
+            f'  File "{_CELL if _is_cell(file) else file}", line {line}, in {name}'
+        ]
+        shown += [f"    {source}"] if source else []
+    return "\n".join(shown)
 
 
 def shows_all() -> bool:
@@ -183,11 +211,28 @@ def _cut(error: BaseException) -> None:
             continue
         chain[id(raised)] = raised
         raised.__traceback__ = _of_user(raised.__traceback__)
+        _cut_autograph(raised)
+        cause = raised.__cause__
+        if isinstance(cause, WorkerTraceback) and not _show_frames(cause.args[0]):
+            raised.__cause__ = None  # it would show nothing
         pending += [raised.__cause__, raised.__context__]
     for raised in chain.values():
         context = raised.__context__
         if context is not None and context.__traceback__ is None:
             raised.__suppress_context__ = True  # it came up inside of a library
+
+
+def _cut_autograph(error: BaseException) -> None:
+    """Put the message of an error that autograph raises before its list of frames."""
+    text = error.args[0] if error.args else None
+    if not (isinstance(text, str) and text.startswith("in user code:\n")):
+        return
+    lines = text.splitlines()
+    last = max(i for i, line in enumerate(lines) if _FRAME.match(line) or not i)
+    # After a frame, its source, and an empty line.
+    said = textwrap.dedent("\n".join(lines[last + 2 :])).strip()
+    said = said.removeprefix(f"{type(error).__name__}: ")
+    error.args = ("\n".join(filter(None, [said, _show_frames(text)])), *error.args[1:])
 
 
 def _tell_how_to_see_all(error: BaseException) -> None:

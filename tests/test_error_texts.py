@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_fed import error_texts, errors
+from ray_fed import error_texts, errors, tracebacks
 
 
 class _MuteError(ValueError):
@@ -67,5 +67,5 @@ def test_sendable_error_has_the_text_of_its_cause() -> None:
     sent = errors.sendable(error)
 
     assert str(sent) == r"Expected a, found \udce9."
-    assert isinstance(sent.__cause__, errors.WorkerTraceback)
+    assert isinstance(sent.__cause__, tracebacks.WorkerTraceback)
     assert str(sent.__cause__) == "on the worker:\nValueError: bad \\udce9\n"

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import inspect
 import json
+import linecache
 import logging
 import traceback
 from typing import Any
@@ -60,16 +61,55 @@ async def wait(function: Any) -> Any:
 
 
 def test_the_text_of_a_traceback_is_cut_to_the_users_frames() -> None:
-    assert tracebacks.show_frames(WHOLE) == SHORT
-    assert str(errors.WorkerTraceback(WHOLE)) == f"on the worker:\n{SHORT}"
-    assert errors.WorkerTraceback(WHOLE).args == (WHOLE,)
+    shown = tracebacks.WorkerTraceback(WHOLE)
+
+    assert str(shown) == f"on the worker:\n{SHORT}"
+    assert shown.args == (WHOLE,)
+
+
+def test_a_cell_is_shown_with_its_text_which_a_worker_does_not_know() -> None:
+    file = "/tmp/ipykernel_7/123.py"
+    linecache.cache[file] = (9, None, ["def load():\n", "    fail()\n"], file)
+    whole = f'Traceback ...\n  File "{file}", line 2, in load\nValueError: x'
+
+    shown = str(tracebacks.WorkerTraceback(whole))
+    del linecache.cache[file]
+
+    assert shown.splitlines()[1:] == ['  File "<cell>", line 2, in load', "    fail()"]
 
 
 def test_a_text_without_frames_of_the_user_says_how_to_see_it() -> None:
     whole = 'Traceback ...\n  File "<frozen importlib>", line 3, in load\nValueError: x'
 
-    assert "RAY_FED_TRACEBACKS=full" in tracebacks.show_frames(whole)
-    assert tracebacks.show_frames("ValueError: x") == "ValueError: x"
+    assert "RAY_FED_TRACEBACKS=full" in str(tracebacks.WorkerTraceback(whole))
+    assert str(tracebacks.WorkerTraceback("x: y")) == "on the worker:\nx: y"
+
+
+@pytest.mark.parametrize("line", ["/home/me/train.py", "/venv/lib/python3.11/os.py"])
+def test_a_worker_that_says_nothing_of_the_users_code_is_left_out(line: str) -> None:
+    whole = f'Traceback ...\n  File "{line}", line 3, in load\n    go()\nValueError: x'
+
+    def fail(_: str) -> None:
+        raise errors.ConfigError("no") from tracebacks.WorkerTraceback(whole)
+
+    with pytest.raises(errors.ConfigError) as caught:
+        call(fail)
+
+    assert (caught.value.__cause__ is None) == ("/venv/" in line)
+
+
+def test_the_message_of_autograph_ends_with_the_frames() -> None:
+    with pytest.raises(NameError) as caught:
+
+        @rtf.computation(np.float32)
+        def half(x: Any) -> Any:
+            return x / divisor  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+    said, file, source = str(caught.value).splitlines()
+    assert said == "name 'divisor' is not defined"
+    assert file.startswith('  File "')
+    assert file.endswith("in half")
+    assert source.strip().startswith("return x / divisor")
 
 
 def test_all_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +119,7 @@ def test_all_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> Non
         call(load)
 
     assert {"call", "result", "load", "decode"} <= set(names(caught.value))
-    assert str(errors.WorkerTraceback(WHOLE)) == f"on the worker:\n{WHOLE}"
+    assert str(tracebacks.WorkerTraceback(WHOLE)) == f"on the worker:\n{WHOLE}"
 
 
 def test_an_error_has_the_users_frames_alone() -> None:

@@ -253,7 +253,11 @@ class RunLoop:
         evaluation = None
         evaluate = self._spec.evaluate
         if evaluate is not None and (index + 1) % self._spec.evaluate_every == 0:
-            evaluation = read_evaluation(evaluate(going.state))
+            try:
+                evaluation = read_evaluation(evaluate(going.state))
+            except Exception as error:
+                error.add_note(f"`evaluate` raised it after round {index + 1}.")
+                raise
         training = self._spec.add_epsilon(going.metrics.result(), index)
         record = RoundRecord(
             index,

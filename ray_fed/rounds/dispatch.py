@@ -8,6 +8,7 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.observability import events
 from ray_fed.plan import outcomes
 from ray_fed.rounds.calls import Call
@@ -94,7 +95,7 @@ class Dispatcher:
                 round_index=call.spec.round_index, subround_index=subround_index
             )
             told = error.cause_text
-            raise located from (errors.WorkerTraceback(told) if told else None)
+            raise located from (tracebacks.WorkerTraceback(told) if told else None)
         finally:
             self._free.put_nowait(runner)
         call.notes.update(outcome.notes)

@@ -107,8 +107,8 @@ def _check_rows(value: Plain, client: Hashable) -> None:
     num_nan = sum(int(np.isnan(rows).sum()) for rows in floats)
     if num_nan:
         _logger.warning(
-            "The client with the id %r has %d values that are not a number (NaN):"
-            " weights that are trained on them are NaN.",
+            "The client with the id %r has values that are not a number (NaN): %d."
+            " Weights that are trained on them are NaN.",
             client,
             num_nan,
         )

@@ -39,7 +39,8 @@ def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plai
     if not fits_shape(array.shape, type_spec.shape):
         raise errors.ValueMismatchError(
             f"Expected {label} to be of type `{type_spec}`, found an array of shape"
-            f" {array.shape}."
+            f" {array.shape}: reshape it, or declare another type, such as by the"
+            " input of a model."
         )
     return array[()] if array.ndim == 0 else array
 

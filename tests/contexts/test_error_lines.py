@@ -45,6 +45,7 @@ def check(name: str, last: list[str], folder: pathlib.Path) -> None:
         assert len(text.splitlines()) <= MAX_LINES, text
         assert "site-packages" not in text
         assert "/ray_fed/" not in text
+        assert "no frame of your code" not in text
         for part in last:
             assert part in text
 
@@ -53,10 +54,16 @@ LAST: dict[str, list[str]] = {
     "a cell that is NaN": ["Expected a finite update", "'south'", "lower the learning"],
     "a loader": ["no folder for south", "'south'", "in `load_client`"],
     "a Python function": ["cannot parse 3.0", "position 2", "in `parse`"],
-    "a layer": ["inputs are below zero", "in `call`", "scaled", "`data["],
-    "another shape": ["data[2][0].x", "(8, 3)"],
+    "a layer": [
+        "`update_client` raised",
+        "below zero",
+        "in `call`",
+        "scaled",
+        "`data[",
+    ],
+    "another shape": ["data[2][0].x", "(8, 3)", "reshape it"],
     "another dtype": ["data[2][0].x", "float64", "convert it first"],
-    "an evaluation": ["KeyError: 'accuracy'", 'scores["accuracy"]'],
+    "an evaluation": ["KeyError: 'accuracy'", 'scores["accuracy"]', "round 1"],
     "a metric": ["`closeness`", "choose another metric"],
     "an unknown column": ["`dosis`", "Did you mean `dose`?"],
 }

@@ -82,5 +82,5 @@ def test_labels_that_are_not_a_number_are_told_with_the_client(
     check_batches({5: spoilt, 6: GOOD})
 
     told, again = caplog.messages
-    assert "'anna' has 1 values that are not a number" in told
+    assert "'anna' has values that are not a number (NaN): 1." in told
     assert "batch 0 of the client `data[5]`" in again

@@ -44,7 +44,7 @@ def write(graph_def: GraphDef, fn: Callable[..., Any]) -> None:
     called = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(called, "__code__", None)
     frame = graph_def.debug_info.traces[_KEY].file_line_cols.add(func=name)
-    if code is not None:
+    if code is not None and not tracebacks.is_own(code.co_filename):
         graph_def.debug_info.files.append(tracebacks.short_file(code.co_filename))
         frame.line = code.co_firstlineno
 
@@ -55,7 +55,7 @@ def read(graph_def: GraphDef) -> str:
     if _KEY not in debug_info.traces:
         return "a TensorFlow computation"
     (frame,) = debug_info.traces[_KEY].file_line_cols
-    line = f" ({debug_info.files[0]}:{frame.line})" if debug_info.files else ""
+    line = f" ({debug_info.files[0]}:{frame.line})" if frame.line else ""
     return f"the computation `{frame.func}`{line}"
 
 
