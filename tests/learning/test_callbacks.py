@@ -219,7 +219,7 @@ def test_mlflow_goes_on_in_the_run_of_its_name(
 ) -> None:
     out = run_code(_MLFLOW, place.format(tmp_path), **variables)
 
-    expected = "FINISHED [(0, 3.0), (1, 2.0), (2, 1.5), (3, 1.0)]"
+    expected = "FINISHED [(1, 3.0), (2, 2.0), (3, 1.5), (4, 1.0)]"
     assert out.splitlines()[-1] == expected
 
 
