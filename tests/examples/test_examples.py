@@ -51,7 +51,7 @@ def test_temperature_prints_the_mean_and_a_report() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # two trials, one after the other: six processes of TensorFlow
+@pytest.mark.timeout(1800)  # processes of TensorFlow, one after the other
 def test_sweep_finds_the_better_learning_rate() -> None:
     pytest.importorskip("ray.tune")
 
