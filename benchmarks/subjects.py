@@ -9,6 +9,9 @@ from typing import Any
 
 from benchmarks.hosting import Hosted, read_status
 
+_START_S = 300.0
+"""Seconds within which all workers take part in a round."""
+
 
 def _build_share(name: str, clients: range, num_distinct: int) -> Any:
     import tensorflow as tf
@@ -83,12 +86,13 @@ class Backend:
         self._fallbacks: set[str] = set()
         self._interpreted = 0
         self._worker_pids: set[int] = set()
+        self._num_processes = num_workers if backend == "ray" else 1
         self._decisions: dict[str, list[bool]] = {}
 
     def prepare(
         self, label: str, of: tuple[str, int], num_distinct: int, data: str
     ) -> None:
-        """Trace a round of a workload and make the data of its clients.
+        """Trace a round of a workload, and run it until each worker has taken part.
 
         Args:
             label: names the round.
@@ -103,6 +107,11 @@ class Backend:
         clients = workloads.make_datasets(workload, num_clients, num_distinct, data)
         computation = workloads.build_round(workload)
         self._rounds[label] = (computation, (workload.initial(), clients))
+        ends_s = time.monotonic() + _START_S
+        while len(self._worker_pids) < self._num_processes:  # one may start late
+            if time.monotonic() > ends_s:
+                raise TimeoutError(f"Not all workers took part within {_START_S} s.")
+            self._run(label)
 
     def run(self, label: str, num_rounds: int) -> tuple[list[float], list[Any]]:
         """Return the seconds of rounds that follow one another, and the last's mean."""
