@@ -6,68 +6,27 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import federated_language as fl
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ray_fed import learning
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.learning import LearningProcess, Model, aggregators
+from ray_fed.learning import LearningProcess
+from tests.stored_results import ALGORITHMS, process_of
 
 BatchMaker = Callable[..., list[Any]]
-Build = Callable[[Model], LearningProcess]
 
 ROUNDS = 3
 NUM_CLIENTS = 7
 
 
-def sgd() -> keras.optimizers.Optimizer:
-    return keras.optimizers.SGD(0.05, momentum=0.9)
-
-
-def dp_mean() -> aggregators.Aggregator:
-    return aggregators.dp_mean(
-        clip_norm=0.5,
-        noise_multiplier=0.8,
-        clients_per_round=NUM_CLIENTS,
-        num_clients=100,
-        delta=1e-5,
-    )
-
-
-def clipped() -> aggregators.Aggregator:
-    return aggregators.clipped(aggregators.AdaptiveNorm(), aggregators.mean())
-
-
-ALGORITHMS: dict[str, Build] = {
-    "fed_avg": lambda m: learning.build_fed_avg(m, sgd(), keras.optimizers.Adam(0.1)),
-    "fed_prox": lambda m: learning.build_fed_prox(m, sgd(), proximal=0.5),
-    "fed_sgd": lambda m: learning.build_fed_sgd(m, sgd()),
-    "mime_lite": lambda m: learning.build_mime_lite(m, sgd()),
-    "scaffold": lambda m: learning.build_scaffold(m, 0.05, num_clients=NUM_CLIENTS),
-    "clipped": lambda m: learning.build_fed_avg(m, sgd(), aggregator=clipped()),
-    "dp_mean": lambda m: learning.build_fed_avg(m, sgd(), aggregator=dp_mean()),
-}
-
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def random_model() -> Model:
-    layers = [keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
-    return Model.from_keras(
-        keras.Sequential([keras.Input((3,)), *layers]),
-        loss="mse",
-        metrics=["mae"],
-        label_type=fl.TensorType(np.float32, [None, 1]),
-    )
-
-
 @pytest.fixture(params=ALGORITHMS)
-def process(request: pytest.FixtureRequest, random_model: Model) -> LearningProcess:
-    return ALGORITHMS[request.param](random_model)
+def process(request: pytest.FixtureRequest) -> LearningProcess:
+    return process_of(request.param)
 
 
 @pytest.fixture
