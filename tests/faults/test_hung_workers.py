@@ -130,6 +130,7 @@ def test_client_that_raises_ends_the_round_at_once(
     assert (location.client_index, location.attempt) == (9, 1)
     assert location.node is not None
     assert "InvalidArgumentError" in caught.value.cause_text
+    assert caught.value.__cause__ is None  # no frame of a user's, which it would show
     # In its kernel; in a kernel of its leaf, to find that; interpreted, to be named.
     assert work.runs()[9] == 3
     assert context.invoke(total, list(range(16))) == 120
