@@ -143,7 +143,7 @@ def _train(options: DemoOptions, progress: RoundProgress) -> Any:
     progress.say("importing TensorFlow")
     from ray_fed import learning
     from ray_fed.learning import digits
-    from ray_fed.learning.run_progress import show_metrics
+    from ray_fed.learning.run_loop import show_metrics
 
     progress.say("building the model")
     clients, test = digits.load_clients(options.clients, options.seed)

@@ -16,11 +16,11 @@ import ray
 from ray._private import internal_api, worker
 
 import ray_fed
+import ray_fed.worker.stacks as stacks
 from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.cluster.driver.session import Session
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.tensorflow.tensors import devices
-from ray_fed.worker import stacks
 from tests.session_contexts import context_over
 
 ContextFactory = Callable[..., ExecutionContext]

@@ -4,10 +4,10 @@ from typing import Any
 
 import federated_language as fl
 
+import ray_fed.plan.plans as plans
 from ray_fed.compiler.form import Stage
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
-from ray_fed.plan import plans
 
 
 def summed(work: Any) -> Any:

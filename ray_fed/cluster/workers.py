@@ -24,13 +24,13 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
+import ray_fed.executors.loops as loops
 from ray_fed.cluster import garbage
 from ray_fed.cluster.actors.leaf_worker import LeafWorker
 from ray_fed.cluster.actors.pool_host import PoolHost
 from ray_fed.cluster.task import driving, leases
 from ray_fed.cluster.task.work import Work
 from ray_fed.config import Config
-from ray_fed.executors import loops
 
 _CONTROL_THREADS = 3
 

@@ -12,10 +12,11 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.errors as errors
+import ray_fed.values.plain_values as plain_values
 from ray_fed.compiler.form import function_type_of
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.structs import Plain
-from ray_fed.values import plain_values, read_limits
+from ray_fed.values import read_limits
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock

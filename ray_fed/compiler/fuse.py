@@ -8,46 +8,346 @@
 
 What is no client's is computed once, before: it becomes constants. Locals keep their
 names, as these are part of what the random numbers of a call depend on.
+
+Reads an `up_to_merge` as `split` writes it: locals, and aggregates of them.
+
+Functions that a fusion writes: of constants and a client's data, or of a key.
+
+Which work of clients runs first: that which makes the keys of a `federated_select`.
+
+    v1=federated_map(<choose, argument[0]>),           first: v1, for all clients
+    v2=federated_select(<v1, max_key, state, f>),      then what the keys select
+    v3=federated_map(<train, <argument[0], v2>>)       last:  v3, of v1 and v2 as data
+
+What is selected is data of a kernel. So the keys have to be there before it runs.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import federated_language as fl
+import numpy as np
 
-from ray_fed.compiler import first_work
-from ray_fed.compiler.aggregates import (
-    OTHER_FORM,
-    Aggregates,
-    UnfusedError,
-    intrinsic_call,
-    read_aggregates,
-)
-from ray_fed.compiler.fused_functions import (
-    Chosen,
-    as_passed,
-    bind,
-    close_over,
-    server_placed,
-    struct_reference,
-)
-from ray_fed.compiler.normalize import free_references
-from ray_fed.compiler.substitution import (
+import ray_fed.plan.plans as plans
+from ray_fed.compiler.normalize import (
     bound_names,
     called_uris,
+    free_references,
+    needed_names,
     replace_free,
+    root_name,
     select,
     zip_at_server,
 )
+from ray_fed.compiler.split import count_member_bytes
 from ray_fed.language import blocks, type_checks
-from ray_fed.plan import plans
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
+OTHER_FORM = "not of the form that the compiler writes"
+
+
+class UnfusedError(Exception):
+    """Ends a fusion; the message is the reason, in a few words."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregate:
+    """What a federated_aggregate without a report takes."""
+
+    value: Block
+    zero: Block
+    accumulate: Block
+    merge: Block
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregates:
+    """An `up_to_merge`, taken apart.
+
+    Attributes:
+        parameter: the reference that stands for the argument, or None.
+        locals: by name, in order; those that aggregate among them.
+        aggregates: by name of their locals, in the order of the result.
+        kept: values at clients that are returned behind them.
+    """
+
+    parameter: flf.Reference | None
+    locals: Mapping[str, Block]
+    aggregates: Mapping[str, Aggregate]
+    kept: Sequence[Block] = ()
+
+
+def read_aggregates(block: Block) -> Aggregates:
+    """Take an `up_to_merge` apart.
+
+    Raises:
+        UnfusedError: it is not of the form that is read here.
+    """
+    match block:
+        case flf.Lambda(result=flf.Block() as body):
+            parameter = None
+            if block.parameter_name is not None and block.parameter_type is not None:
+                parameter = flf.Reference(block.parameter_name, block.parameter_type)
+        case _:
+            raise UnfusedError(OTHER_FORM)
+    names = [name for name, _ in body.locals]
+    locals_ = _without_aliases(body.locals, parameter)
+    result, *kept = _results(body.result)
+    zipped = _zipped(result)
+    aggregates = dict(_aggregate(part, locals_) for part in zipped)
+    if len(set(names)) != len(names) or len(aggregates) != len(zipped):
+        raise UnfusedError(OTHER_FORM)
+    return Aggregates(parameter, locals_, aggregates, kept)
+
+
+def _results(result: Block) -> list[Block]:
+    if isinstance(result, flf.Struct) and len(result):
+        return [element for _, element in result.items()]
+    return [result]
+
+
+def _without_aliases(
+    locals_: Sequence[tuple[str, Block]], parameter: flf.Reference | None
+) -> dict[str, Block]:
+    """Return locals with those written out that only name a part of the argument."""
+    kept: dict[str, Block] = {}
+    aliases: dict[str, Block] = {}
+    for name, local in locals_:
+        block = replace_free(local, lambda free: _written_out(free, aliases))
+        if parameter is not None and root_name(block) == parameter.name:
+            aliases[name] = block
+        else:
+            kept[name] = block
+    return kept
+
+
+def _written_out(block: Block, aliases: Mapping[str, Block]) -> Block | None:
+    match block:
+        case flf.Reference():
+            return aliases.get(block.name)
+        case flf.Selection():
+            source = _written_out(block.source, aliases)
+            return None if source is None else select(source, block.as_index())
+        case _:
+            return None
+
+
+def _zipped(result: Block) -> Sequence[Block]:
+    uri, argument = intrinsic_call(result)
+    if uri == flf.FEDERATED_VALUE_AT_SERVER.uri and type_checks.is_empty_struct(
+        argument.type_signature
+    ):
+        return []  # nothing is aggregated, clients' values are kept
+    if uri != flf.FEDERATED_ZIP_AT_SERVER.uri or not isinstance(argument, flf.Struct):
+        raise UnfusedError(OTHER_FORM)
+    return [element for _, element in argument.items()]
+
+
+def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggregate]:
+    if not isinstance(block, flf.Reference):
+        raise UnfusedError(OTHER_FORM)
+    uri, argument = intrinsic_call(locals_.get(block.name, block))
+    if uri != flf.FEDERATED_AGGREGATE.uri:
+        raise UnfusedError(OTHER_FORM)
+    *parts, report = (select(argument, index) for index in range(5))
+    match report:
+        case flf.Lambda(result=flf.Reference(name=name)) if (
+            name == report.parameter_name
+        ):
+            return block.name, Aggregate(*parts)
+        case _:
+            raise UnfusedError("a report before the merge")
+
+
+def intrinsic_call(block: Block) -> tuple[str, Block]:
+    """Return the uri and the argument of a call of an intrinsic.
+
+    Raises:
+        UnfusedError: the block is none.
+    """
+    match block:
+        case flf.Call(
+            function=flf.Intrinsic(uri=uri),
+            argument=flf.ComputationBuildingBlock() as argument,
+        ):
+            return uri, argument
+        case _:
+            raise UnfusedError(OTHER_FORM)
+
+
+_SELECTED = "selected"
+
+
+def struct_reference(name: str, parts: Sequence[Sequence[Block]]) -> flf.Reference:
+    """Return a reference to a struct of structs of what some references stand for."""
+    types = [fl.StructType([b.type_signature for b in part]) for part in parts]
+    return flf.Reference(name, fl.StructType(types))
+
+
+def bind(
+    parameter: flf.Reference, position: int, references: Sequence[flf.Reference]
+) -> list[tuple[str, Block]]:
+    """Return locals that give names to the elements of a part of a parameter."""
+    return [
+        (reference.name, select(select(parameter, position), index))
+        for index, reference in enumerate(references)
+    ]
+
+
+def close_over(
+    parameter: flf.Reference | None, locals_: list[tuple[str, Block]], result: Block
+) -> flf.Lambda:
+    """Return a function of a parameter, or of none, with locals."""
+    body = flf.Block(locals_, result) if locals_ else result
+    if parameter is None:
+        return flf.Lambda(None, None, body)
+    return flf.Lambda(parameter.name, parameter.type_signature, body)
+
+
+def server_placed(block: Block) -> Block:
+    """Return a block, placed at the server unless it is placed."""
+    if isinstance(block.type_signature, fl.FederatedType):
+        return block
+    return flf.create_federated_value(block, fl.SERVER)
+
+
+def as_passed(block: Block) -> tuple[Block, list[int]]:
+    """Return the part of the argument that holds a block, and what to select of it.
+
+    A context passes along placed values, and structs without any, as wholes.
+    """
+    rest: list[int] = []
+    while isinstance(block, flf.Selection) and not flf.contains_federated_types(
+        block.source.type_signature
+    ):
+        rest.insert(0, block.as_index())
+        block = block.source
+    return block, rest
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """What clients' keys select: the arguments of a `federated_select`.
+
+    Attributes:
+        function: of state and key; what it captures are constants.
+        keys: of clients, see `plans.Selection`.
+        max_key: the constant that is the largest key.
+        state: the constant that the function takes.
+    """
+
+    function: Block
+    keys: plans.Path | int
+    max_key: flf.Reference
+    state: flf.Reference
+
+    @property
+    def elements(self) -> fl.SequenceType:
+        """The type of what is selected for a client."""
+        function = type_checks.function_type(self.function.type_signature)
+        return fl.SequenceType(function.result)
+
+    def close(self, constants: Sequence[flf.Reference]) -> plans.Selection:
+        """Return the selection as a function of all constants and a key."""
+        of_constants = fl.StructType([c.type_signature for c in constants])
+        whole = fl.StructType([of_constants, fl.TensorType(np.int32)])
+        parameter = flf.Reference(_SELECTED, whole)
+        function = type_checks.function_type(self.function.type_signature)
+        taken = type_checks.struct_type(cast("fl.Type", function.parameter))
+        names = (name for name, _ in taken.items())
+        pair = zip(names, [self.state, select(parameter, 1)], strict=True)
+        call = flf.Call(self.function, flf.Struct(list(pair)))
+        closed = close_over(parameter, bind(parameter, 0, constants), call)
+        limit = [constant.name for constant in constants].index(self.max_key.name)
+        return plans.Selection(blocks.serialise(closed), self.keys, limit)
+
+
+_WORK = (
+    flf.FEDERATED_MAP.uri,
+    flf.FEDERATED_MAP_ALL_EQUAL.uri,
+    flf.FEDERATED_EVAL_AT_CLIENTS.uri,
+)
+_SELECTS = flf.FEDERATED_SELECT.uri, flf.FEDERATED_SECURE_SELECT.uri
+
+_MOST_HANDED_BYTES = 64 * 2**10
+"""Of each client, what may be kept between its first and its last work: all clients of
+a subround do the one before any does the other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientLocals:
+    """Locals at clients, in two parts.
+
+    Attributes:
+        last: names of those that are evaluated last, in order.
+        handed: names of those that are evaluated first and used last, in order.
+    """
+
+    last: Sequence[str]
+    handed: Sequence[str]
+
+
+def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals:
+    """Return which locals at clients are evaluated first, and which last.
+
+    No work is done twice: what both need is handed on.
+
+    Args:
+        roots: what is needed in the end.
+        locals_: of an `up_to_merge`, by name; each refers to earlier ones alone.
+
+    Raises:
+        UnfusedError: what would be handed on has too many bytes, or nobody knows how
+            many.
+    """
+    at_clients = {
+        name: block
+        for name, block in locals_.items()
+        if type_checks.is_at_clients(block.type_signature)
+    }
+    wanted = [name for root in roots for name in free_references(root)]
+    needed = needed_names(wanted, at_clients)
+    keys = {
+        name
+        for each in needed
+        for name in _keys_of(at_clients[each]) & at_clients.keys()
+    }
+    first = needed_names(keys, at_clients)
+    stops = frozenset(n for n in first if n in keys or _uri(at_clients[n]) in _WORK)
+    last = needed_names(wanted, at_clients, stops)
+    handed = [name for name in at_clients if name in last & stops]
+    _check_sizes([count_member_bytes(at_clients[name]) for name in handed])
+    return ClientLocals([name for name in at_clients if name in last - stops], handed)
+
+
+def _check_sizes(num_bytes: Sequence[int]) -> None:
+    found = f"{sum(num_bytes):,}"
+    if not all(num_bytes):
+        found = "an unknown number of"  # strings, sequences, shapes of any size
+    elif sum(num_bytes) <= _MOST_HANDED_BYTES:
+        return
+    raise UnfusedError(
+        "`federated_select` of keys that clients compute, with values beside them or"
+        f" behind them of {found} bytes, where at most {_MOST_HANDED_BYTES:,} are kept"
+    )
+
+
+def _keys_of(block: Block) -> frozenset[str]:
+    """Return the name that the keys of a selection have, if clients compute them."""
+    uri, argument = intrinsic_call(block)
+    return free_references(select(argument, 0)) if uri in _SELECTS else frozenset()
+
+
+def _uri(block: Block) -> str:
+    return intrinsic_call(block)[0]
+
+
 _CLIENT, _STEP, _SERVER = "client", "step", "server"
-_CONSTANT, _DATA, _HANDED, _SELECTED = "constant", "data", "handed", "selected"
+_CONSTANT, _DATA, _HANDED = "constant", "data", "handed"
+
 _OF_TENSORS = fl.TensorType, fl.StructType
 _NAMES = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _HANDED, _SELECTED)
 
@@ -88,7 +388,7 @@ class _Fusion:
         read = self._read
         aggregates = self._aggregates.values()
         merged = [aggregate.value for aggregate in aggregates]
-        of_clients = first_work.divide([*merged, *read.kept], read.locals)
+        of_clients = divide([*merged, *read.kept], read.locals)
         first = self._fuse_first(of_clients.handed)
         for name in of_clients.last:
             self._sort(name, self._locals[name])

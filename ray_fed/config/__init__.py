@@ -5,7 +5,6 @@ names a field, with two underscores between levels (`RAY_FED_RETRY__CRASH=5`), a
 value is read as YAML. Unknown keys are refused, with the nearest one.
 """
 
-from ray_fed.config.given_settings import check_config
 from ray_fed.config.settings import (
     Config,
     Data,
@@ -14,6 +13,7 @@ from ray_fed.config.settings import (
     Stragglers,
     Subrounds,
     Workers,
+    check_config,
 )
 
 __all__ = [

@@ -1,32 +1,371 @@
-"""The tree of settings, frozen, with their defaults."""
+"""The tree of settings, frozen, with their defaults.
 
+Mappings and lists in settings: equal to plain ones, and never changed.
+
+Types of settings: each reads a value strictly, and says what it expects.
+
+Where settings come from: a YAML file, variables, and errors that name them.
+
+What all settings are: frozen, strict about names, and brief when they are shown.
+
+Settings that a caller gave in Python: a `Config`, or nothing.
+"""
+
+import contextlib
+import difflib
+import html
+import math
+import numbers
 import os
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NoReturn, cast
 
 import pydantic
 import pydantic_core
+import yaml
+from typing_extensions import override
 
-import ray_fed.config.sources as sources
 import ray_fed.errors as errors
-from ray_fed.config.fields import (
-    COUNTED,
-    Amount,
-    Amounts,
-    Budget,
-    Bytes,
-    Count,
-    CountOrNone,
-    Environment,
-    Real,
-    Seconds,
-    Seed,
-    Size,
-    expand_count,
-    expand_counts,
-    name_switch,
-)
-from ray_fed.config.frozen import Frozen
+import ray_fed.tracebacks as tracebacks
+from ray_fed.files import opening
 from ray_fed.values import read_limits
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise errors.ConfigError(
+        "Expected settings that stay as they are, found a change of one: build new"
+        " settings with other values."
+    )
+
+
+class FrozenMapping(dict[str, Any]):
+    """A dict that refuses changes; it is dumped and pickled as a dict is.
+
+    Its hash is that of its names, as values need not have one.
+    """
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    @override
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return hash(frozenset(self))
+
+    @override
+    def __reduce__(self) -> Any:
+        return FrozenMapping, (dict(self),)
+
+
+class FrozenList(list[Any]):
+    """A list that refuses changes; it is dumped and pickled as a list is."""
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = extend = insert = pop = remove = clear = _refuse
+    reverse = sort = _refuse
+
+    @override
+    def __reduce__(self) -> Any:
+        return FrozenList, (list(self),)
+
+
+def freeze(value: Any) -> Any:
+    """Return a value whose mappings and lists are frozen copies, at all depths."""
+    match value:
+        case Mapping():
+            items = cast("Mapping[str, Any]", value).items()
+            return FrozenMapping((name, freeze(member)) for name, member in items)
+        case list():
+            return FrozenList(map(freeze, cast("list[Any]", value)))
+        case _:
+            return value
+
+
+MAX_WORKERS = 2**16
+"""Of one pool: beyond what one Ray cluster holds."""
+
+_MAX_BUDGET = 10**6
+"""Of failures: Ray takes the sum of all budgets as one 32-bit number."""
+
+_GRAIN = 1e-4
+"""The smallest part of a resource that Ray gives."""
+
+
+def _read_whole(value: object) -> int:
+    """Return a whole number of Python's or numpy's; nothing else is taken for one."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise pydantic_core.PydanticCustomError(
+            "whole", "Input should be a whole number"
+        )
+    return int(value)
+
+
+def _read_real(value: object) -> float:
+    """Return a number that is finite; YAML hands in `1e3` as text."""
+    if not isinstance(value, bool) and isinstance(value, numbers.Real | str):
+        with contextlib.suppress(ValueError, OverflowError):
+            found = float(value)
+            if math.isfinite(found):
+                return found
+    raise pydantic_core.PydanticCustomError("real", "Input should be a finite number")
+
+
+def _check_grain(value: float) -> float:
+    if 0 < value < _GRAIN:
+        raise pydantic_core.PydanticCustomError(
+            "grain", "Input should be 0 or at least 0.0001, the least that Ray gives"
+        )
+    return value
+
+
+def _check_names(resources: Mapping[str, float]) -> Mapping[str, float]:
+    own = {"CPU": "num_cpus", "GPU": "num_gpus"}
+    own |= {setting: setting for setting in own.values()}
+    for name in resources:
+        if name in own:
+            raise pydantic_core.PydanticCustomError(
+                "name", "Input should be given as `workers.{own}`", {"own": own[name]}
+            )
+        if not name.isprintable() or not name:
+            raise pydantic_core.PydanticCustomError(
+                "name", "Names of resources should be text that can be printed"
+            )
+    return resources
+
+
+_Whole = Annotated[int, pydantic.BeforeValidator(_read_whole)]
+Real = Annotated[float, pydantic.BeforeValidator(_read_real)]
+
+Count = Annotated[_Whole, pydantic.Field(ge=1, lt=2**31)]
+CountOrNone = Annotated[_Whole, pydantic.Field(ge=0, lt=2**31)]
+Budget = Annotated[_Whole, pydantic.Field(ge=0, le=_MAX_BUDGET)]
+Bytes = Annotated[_Whole, pydantic.Field(ge=0, lt=2**63)]
+Seed = Annotated[_Whole, pydantic.Field(gt=-(2**128), lt=2**128)]
+Seconds = Annotated[Real, pydantic.Field(gt=0, le=10**9)]
+Amount = Annotated[
+    Real, pydantic.Field(ge=0, le=2**31), pydantic.AfterValidator(_check_grain)
+]
+Amounts = Annotated[
+    Mapping[str, Amount],
+    pydantic.AfterValidator(_check_names),
+    pydantic.AfterValidator(freeze),
+]
+Environment = Annotated[Mapping[str, Any], pydantic.AfterValidator(freeze)]
+
+
+COUNTED = ("workers", "subrounds")
+"""Fields whose short form is a count."""
+
+
+def expand_count(value: object) -> object:
+    """Return a count as the settings that it is short for; the rest as it is."""
+    whole = isinstance(value, Mapping | pydantic.BaseModel | bool | None)
+    return value if whole else {"count": value}
+
+
+def expand_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without short forms, so that sources can be merged."""
+    return {
+        key: expand_count(value) if key in COUNTED else value
+        for key, value in settings.items()
+    }
+
+
+def name_switch(value: object) -> object:
+    """Return "on" or "off" for a truth value; the rest as it is."""
+    names = {True: "on", False: "off"}  # what YAML makes of the bare words
+    return names[value] if isinstance(value, bool) else value
+
+
+def _read_size(value: object) -> int | tuple[int, int] | None:
+    """Return a count, or the ends of a range; None as it is."""
+    match value:
+        case None:
+            return None
+        case (first, last):
+            ends = _size_of(first), _size_of(last)
+            if ends[0] <= ends[1]:
+                return ends
+        case _:
+            return _size_of(value)
+    raise _size_error()
+
+
+def _size_of(value: object) -> int:
+    try:
+        size = _read_whole(value)
+    except pydantic_core.PydanticCustomError as error:
+        raise _size_error() from error
+    if not 1 <= size <= MAX_WORKERS:
+        raise _size_error()
+    return size
+
+
+def _size_error() -> pydantic_core.PydanticCustomError:
+    return pydantic_core.PydanticCustomError(
+        "size",
+        "Input should be a count >= 1, or (min, max) with 1 <= min <= max, of at most"
+        " {most} workers",
+        {"most": MAX_WORKERS},
+    )
+
+
+Size = Annotated[int | tuple[int, int] | None, pydantic.BeforeValidator(_read_size)]
+
+
+_PREFIX = "RAY_FED_"
+_MAX_YAML_BYTES = 2**18
+_NO_YAML = (OSError, yaml.YAMLError, ValueError, TypeError, RecursionError)
+"""What is raised for text that is no YAML: no UTF-8, no such date, too deep."""
+
+
+def variables_of(error: object, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the variables that hold settings which an error is about."""
+    details = error.errors() if isinstance(error, pydantic.ValidationError) else []
+    paths = [[str(part) for part in detail["loc"]] for detail in details]
+    paths = [path for path in paths if not _holds(arguments, path)]
+    return [
+        variable
+        for variable, text in sorted(os.environ.items())
+        if variable.startswith(_PREFIX)
+        and any(_holds(read_environment({variable: text}), path) for path in paths)
+    ]
+
+
+def _holds(settings: Any, path: list[str]) -> bool:
+    """Return whether settings decide the one at a path, alone or with others."""
+    for part in path:
+        if not isinstance(settings, Mapping):
+            return True
+        named = {str(k): v for k, v in cast("Mapping[Any, Any]", settings).items()}
+        if part not in named:
+            return False
+        settings = named[part]
+    return True
+
+
+def read_file(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """Read settings from a YAML file; without a path there are none.
+
+    Raises:
+        ConfigError: the file is missing, too long, no YAML, or holds no mapping.
+    """
+    if path is None:
+        return {}
+    try:
+        with opening.open_regular(path) as file:
+            text = file.read(_MAX_YAML_BYTES + 1)
+        if len(text) > _MAX_YAML_BYTES:
+            raise ValueError(f"more than {_MAX_YAML_BYTES} bytes")
+        loaded = cast("object", yaml.safe_load(text.decode("utf-8")))
+    except _NO_YAML as error:
+        raise errors.ConfigError(
+            f"Expected a YAML file at `{path}`, found: {error}"
+        ) from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise errors.ConfigError(
+            f"Expected `{path}` to hold a mapping of settings, found a"
+            f" {type(loaded).__name__}."
+        )
+    return cast("dict[str, Any]", loaded)
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Read settings from `RAY_FED_...` variables.
+
+    Raises:
+        ConfigError: the value of a variable is no YAML.
+    """
+    settings: dict[str, Any] = {}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(_PREFIX) or variable == tracebacks.VARIABLE:
+            continue
+        try:
+            value: Any = yaml.safe_load(text)
+        except _NO_YAML as error:
+            raise errors.ConfigError(
+                f"Expected YAML in the variable `{variable}`, found"
+                f" `{errors.describe(text)}`."
+            ) from error
+        for name in reversed(variable.removeprefix(_PREFIX).lower().split("__")):
+            value = {name: value}
+        settings = merge(settings, expand_counts(value))
+    return settings
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of two sources; where both have one, `above` wins."""
+    merged = dict(below)
+    for key, value in above.items():
+        under = merged.get(key)
+        if isinstance(under, dict) and isinstance(value, Mapping):
+            merged[key] = merge(cast("dict[str, Any]", under), cast("Any", value))
+        else:
+            merged[key] = value
+    return merged
+
+
+def explain(error: pydantic.ValidationError, model: type[pydantic.BaseModel]) -> str:
+    """Return an error's text: each setting that is wrong, and what is legal there."""
+    return " ".join(
+        __explain_one(cast("Any", detail), model) for detail in error.errors()
+    )
+
+
+def __explain_one(detail: dict[str, Any], model: type[pydantic.BaseModel]) -> str:
+    path = [str(part) for part in detail["loc"]]
+    name = ".".join(path)
+    if detail["type"] != "extra_forbidden":
+        reason = detail["msg"][0].lower() + detail["msg"][1:]
+        found = errors.describe(detail["input"])
+        return f"Expected a legal `{name}`, found `{found}`: {reason}."
+    legal = sorted(_fields_at(path[:-1], model))
+    near = difflib.get_close_matches(path[-1], legal, n=1, cutoff=0.5)
+    hint = f": did you mean `{'.'.join([*path[:-1], *near])}`?" if near else "."
+    return f"Expected one of the settings {legal}, found `{name}`{hint}"
+
+
+def _fields_at(path: list[str], model: type[pydantic.BaseModel]) -> list[str]:
+    for part in path:
+        annotation = model.model_fields[part].annotation
+        if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+            model = annotation
+    return list(model.model_fields)
+
+
+class Frozen(pydantic.BaseModel):
+    """Settings, which show what differs from their defaults."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    @override
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Return what differs from the defaults."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value != field.get_default(call_default_factory=True):
+                yield name, value
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{name}</td><td>{html.escape(repr(value))}</td></tr>"
+            for name, value in self.__repr_args__()
+        )
+        name = type(self).__name__
+        return (
+            f"<table><caption>{name}: what differs from the defaults</caption>"
+            f"<tbody>{rows or '<tr><td>nothing</td></tr>'}</tbody></table>"
+        )
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except pydantic.ValidationError as error:
+            raise errors.ConfigError(explain(error, type(self))) from error
+
+    # pydantic builds nested settings past this `__init__`: errors name the full path.
+    __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class Workers(Frozen):
@@ -271,9 +610,9 @@ class Config(Frozen):
             ConfigError: the file holds no mapping, or a setting is not one.
         """
         merged: dict[Any, Any] = {}
-        environment = sources.read_environment(os.environ)
-        for source in (sources.read_file(path), environment, arguments):
-            merged = sources.merge(merged, expand_counts(source))
+        environment = read_environment(os.environ)
+        for source in (read_file(path), environment, arguments):
+            merged = merge(merged, expand_counts(source))
         unnamed = [key for key in merged if not isinstance(key, str)]
         if unnamed:
             raise errors.ConfigError(
@@ -282,8 +621,24 @@ class Config(Frozen):
         try:
             return cls(**merged)
         except errors.ConfigError as error:
-            found = sources.variables_of(error.__cause__, expand_counts(arguments))
+            found = variables_of(error.__cause__, expand_counts(arguments))
             if not found:
                 raise
             told = f"{error} Set by: {', '.join(found)}."
             raise errors.ConfigError(told) from error.__cause__
+
+
+def check_config(config: object) -> Config:
+    """Return settings that a caller gave; the defaults for None.
+
+    Raises:
+        ConfigError: they are no `Config`.
+    """
+    if config is None:
+        return Config()
+    if not isinstance(config, Config):
+        raise errors.ConfigError(
+            f"Expected a ray_fed.Config, found a {type(config).__name__}: pass"
+            " ray_fed.Config(...) with the settings as its arguments."
+        )
+    return config

@@ -8,7 +8,7 @@ import federated_language as fl
 from ray_fed.contexts.first_calls import AwaitReady
 from ray_fed.language.structs import Plain
 from ray_fed.observability import events
-from ray_fed.rounds.policy import RoundPolicy
+from ray_fed.rounds.client_cuts import RoundPolicy
 from ray_fed.values.stored import ArgumentPart
 
 

@@ -12,26 +12,24 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
+import ray_fed.values.plain_values as plain_values
 from ray_fed.compiler.binding import read_invocation
 from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.closed import ClosedContext
-from ray_fed.contexts.first_calls import FirstCalls
-from ray_fed.contexts.graph_check import ComputationChecks
+from ray_fed.contexts.first_calls import ComputationChecks, FirstCalls
 from ray_fed.contexts.slow_ways import SlowWays
-from ray_fed.executors.calling_thread import CallingThread
-from ray_fed.executors.loops import LoopThread, wait_for
+from ray_fed.executors.loops import CallingThread, LoopThread, wait_for
 from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.observability import events, reprs
 from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.plan import merge_tree
-from ray_fed.rounds.computation_cache import ComputationCache
-from ray_fed.rounds.execution import Rounds
-from ray_fed.rounds.policy import CallSpec, RoundPolicy
-from ray_fed.values import plain_values, read_limits
+from ray_fed.rounds.client_cuts import CallSpec, RoundPolicy
+from ray_fed.rounds.execution import ComputationCache, Rounds
+from ray_fed.values import read_limits
 from ray_fed.values.components import Components
 from ray_fed.values.stored import ArgumentPart
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray_fed.errors as errors
+import ray_fed.worker.stacks as stacks
 from ray_fed.config import Config
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.runners import LocalRunner
-from ray_fed.observability.waiting import WaitLine
+from ray_fed.observability.display import WaitLine
 from ray_fed.plan.fingerprint import Fingerprint
-from ray_fed.worker import stacks
 
 _MAX_THREADS = 1024
 """Workers of the local backend."""

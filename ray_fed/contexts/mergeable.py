@@ -9,6 +9,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
+import ray_fed.values.plain_values as plain_values
 from ray_fed.compiler.form import (
     MergeableCompChain,
     MergeableCompForm,
@@ -18,9 +19,7 @@ from ray_fed.contexts.runners import SequentialRunner
 from ray_fed.executors.loops import LoopThread, wait_for
 from ray_fed.language import structs, type_checks
 from ray_fed.plan import merge_tree
-from ray_fed.rounds.computation_cache import ComputationCache
-from ray_fed.rounds.execution import RoundPolicy, Rounds
-from ray_fed.values import plain_values
+from ray_fed.rounds.execution import ComputationCache, RoundPolicy, Rounds
 
 flf = fl.framework
 

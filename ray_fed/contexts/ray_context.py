@@ -17,19 +17,19 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
+import ray_fed.values.plain_values as plain_values
 from ray_fed.cluster.driver.session import Session
 from ray_fed.cluster.metrics import RoundMetrics
 from ray_fed.compiler.binding import read_invocation
 from ray_fed.config import Config, check_config
-from ray_fed.contexts.graph_check import ComputationChecks
+from ray_fed.contexts.first_calls import ComputationChecks
 from ray_fed.executors.loops import LoopThread
 from ray_fed.language import type_checks
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.plan import merge_tree
+from ray_fed.rounds.client_cuts import CallSpec, RoundPolicy
 from ray_fed.rounds.execution import Rounds
-from ray_fed.rounds.policy import CallSpec, RoundPolicy
-from ray_fed.values import plain_values
 
 flf = fl.framework
 

@@ -20,13 +20,15 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.executors.fanout import gather_by_index, run_in_order
+import ray_fed.plan.plans as plans
+import ray_fed.worker.stacks as stacks
+from ray_fed.executors.loops import gather_by_index, run_in_order
 from ray_fed.language import blocks, structs
 from ray_fed.language.structs import Plain
-from ray_fed.plan import diagnostics, merge_tree, outcomes, plans
+from ray_fed.plan import diagnostics, merge_tree, outcomes
 from ray_fed.plan.fingerprint import Fingerprint
 from ray_fed.values import read_limits, stored
-from ray_fed.worker import client_chunks, evaluation
+from ray_fed.worker import evaluation
 from ray_fed.worker.device_stack import DeviceStack, ThreadedStack
 from ray_fed.worker.evaluation import Executors
 
@@ -193,7 +195,7 @@ class LocalRunner(flf.AsyncContext):
             waiting.end()
             raise
         except Exception as error:
-            raise client_chunks.describe_failure(error, None) from error
+            raise stacks.describe_failure(error, None) from error
         pid = os.getpid()
         return outcomes.Outcome(
             tuple(evaluated.values),

@@ -2,29 +2,261 @@
 
 Handlers take the embedded argument apart, hand functions on as travelling ones, and
 leave the rest to the strategy (clients) and to the unplaced executor (server).
+
+Values of a `FederatingExecutor`, and work of theirs that needs no clients.
+
+What keys select, by one graph for all of them, where an executor has such graphs.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import federated_language as fl
 import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
 
-from ray_fed.executors.closure import may_draw, to_function
-from ray_fed.executors.federated_value import (
-    Deferred,
-    FederatedValue,
-    Interpreter,
-    call_at_server,
-    unplaced_value,
-)
-from ray_fed.executors.selection import check_keys, select_all
-from ray_fed.executors.strategy import Placed, PlacedArg
-from ray_fed.language import intrinsics, structs, type_checks
+import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
+import ray_fed.values.plain_values as plain_values
+from ray_fed.executors.closure import Closure, may_draw, to_function
+from ray_fed.executors.embedded_value import EmbeddedValue
+from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
+from ray_fed.language import blocks, intrinsics, structs, type_checks
 from ray_fed.language.blocks import Function, serialise
 from ray_fed.plan import random_keys
+from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 
 flf = fl.framework
+
+
+class Deferred:
+    """A value without placement that is embedded when it is first needed.
+
+    Args:
+        embed: embeds it in the unplaced executor.
+    """
+
+    def __init__(self, embed: Callable[[], Coroutine[Any, Any, flf.ExecutorValue]]):
+        self._embed = embed
+        self._embedded: asyncio.Future[flf.ExecutorValue] | None = None
+
+    @classmethod
+    def of(cls, value: flf.ExecutorValue) -> "Deferred":
+        """Return one of a value that is embedded already."""
+
+        async def embedded() -> flf.ExecutorValue:
+            return value
+
+        return cls(embedded)
+
+    async def get(self) -> flf.ExecutorValue:
+        """Return the value embedded in the unplaced executor."""
+        if self._embedded is None:
+            self._embedded = asyncio.ensure_future(self._embed())
+        return await self._embedded
+
+
+class FederatedValue(EmbeddedValue):
+    """A value embedded in a `FederatingExecutor`.
+
+    Its reference is, by type: a `Placed` at clients; a value of the unplaced executor
+    at the server and without placement, perhaps `Deferred`; a Struct of such values; a
+    building block or closure for a function.
+
+    Args:
+        reference: see above.
+        type_signature: type of the value.
+        equal: what each client would hold, in the unplaced executor; for a value that
+            is equal at all clients, to be read in a cohort without any.
+    """
+
+    def __init__(
+        self, reference: Any, type_signature: fl.Type, equal: Deferred | None = None
+    ) -> None:
+        super().__init__(reference, type_signature)
+        self.equal = equal
+
+    @override
+    async def compute(self) -> Any:
+        """Return a list for clients, what the unplaced executor computes otherwise.
+
+        Raises:
+            ValueMismatchError: the value is a function.
+        """
+        reference = self._reference
+        if isinstance(reference, structs.Struct):
+            pairs = list(structs.iter_elements(reference))
+            computed = await asyncio.gather(*(member.compute() for _, member in pairs))
+            names = [name for name, _ in pairs]
+            return structs.Struct(zip(names, computed, strict=True))
+        if isinstance(self._type_signature, fl.FederatedType):
+            if type_checks.is_at_clients(self._type_signature):
+                return await self._compute_clients(self._type_signature)
+            return await reference.compute()
+        if isinstance(reference, Deferred):
+            reference = await reference.get()
+        if isinstance(reference, flf.ExecutorValue):
+            return await reference.compute()
+        raise errors.ValueMismatchError(
+            f"Expected a value to compute, found a function `{self._type_signature}`:"
+            " call it."
+        )
+
+    async def _compute_clients(self, type_spec: fl.FederatedType) -> Any:
+        computed = await self._reference.compute()
+        if not type_spec.all_equal:
+            return plain_values.to_structs(computed, type_spec)
+        if computed:
+            return plain_values.to_structs(computed[0], type_spec.member)
+        if self.equal is None:
+            raise errors.CardinalityError(
+                f"Expected at least one client to read `{type_spec}` from, found none."
+            )
+        return await (await self.equal.get()).compute()
+
+
+class Interpreter(Protocol):
+    """What a handler needs of the executor."""
+
+    strategy: FederatingStrategy
+    unplaced: flf.Executor
+
+
+async def unplaced_value(
+    interpreter: Interpreter, value: FederatedValue
+) -> flf.ExecutorValue:
+    """Return a value without clients as one embedded in the unplaced executor."""
+    match value.reference:
+        case flf.ExecutorValue():
+            return value.reference
+        case Deferred():
+            return await value.reference.get()
+        case structs.Struct():
+            elements = [
+                (name, await unplaced_value(interpreter, member))
+                for name, member in structs.iter_elements(value.reference)
+            ]
+            return await interpreter.unplaced.create_struct(structs.Struct(elements))
+        case _ if isinstance(value.type_signature, fl.FunctionType):
+            function = await to_function(value)
+            return await interpreter.unplaced.create_value(function)
+        case _:
+            raise errors.ValueMismatchError(
+                f"Expected a value without clients, found `{value.type_signature}`."
+            )
+
+
+async def call_at_server(
+    interpreter: Interpreter, function: FederatedValue, arg: FederatedValue | None
+) -> flf.ExecutorValue:
+    """Call a function without clients; a lambda where its names are resolved.
+
+    So what a lambda captures stays where it is, and the unplaced executor need not
+    know lambdas.
+    """
+    if isinstance(function.reference, Closure):
+        result = await function.reference(arg)
+        called = type_checks.narrow(result, FederatedValue, "FederatingExecutor")
+        return await unplaced_value(interpreter, called)
+    embedded = await unplaced_value(interpreter, function)
+    argument = None if arg is None else await unplaced_value(interpreter, arg)
+    return await interpreter.unplaced.create_call(embedded, argument)
+
+
+async def select_all(
+    unplaced: flf.Executor,
+    function: Function,
+    state: flf.ExecutorValue,
+    all_keys: Sequence[Any],
+) -> list[ColumnarSequence] | None:
+    """Return what the keys of each client select; None where no graph does it.
+
+    Args:
+        unplaced: runs the graph, or knows none.
+        function: of state and key; draws nothing.
+        state: embedded in `unplaced`.
+        all_keys: of each client.
+    """
+    if not any(map(len, all_keys)):
+        return None
+    different, places = np.unique(
+        np.concatenate([np.asarray(keys, np.int32) for keys in all_keys]),
+        return_inverse=True,
+    )
+    try:
+        type_spec = state.type_signature
+        plain = plain_values.to_plain(await state.compute(), type_spec, "the state")
+        constants = (plain, *(value for _, _, value in function.captured))
+        work = plans.KeySelection(blocks.serialise(_close(function, type_spec)))
+        graph = await unplaced.create_value(work)
+        taken = type_checks.function_type(graph.type_signature).parameter
+        given = await unplaced.create_value(
+            plans.Arguments((constants, different)), taken
+        )
+        found = await (await unplaced.create_call(graph, given)).compute()
+    except errors.ClusterError:
+        raise
+    except Exception:  # noqa: BLE001 (one call a key says what it is)
+        return None
+    return split_rows([tensor[places] for tensor in found], all_keys)
+
+
+def split_rows(
+    rows: Sequence[NDArray[Any]], all_keys: Sequence[Any]
+) -> list[ColumnarSequence]:
+    """Return each client's elements as a sequence.
+
+    Args:
+        rows: each tensor of the elements of all clients, one after another.
+        all_keys: of each client, as many as its elements.
+    """
+    ends = itertools.accumulate(map(len, all_keys), initial=0)
+    return [
+        ColumnarSequence(tuple(Column(row[start:stop]) for row in rows), stop - start)
+        for start, stop in itertools.pairwise(ends)
+    ]
+
+
+def check_keys(all_keys: Sequence[Any], max_key: int) -> None:
+    """Check each client's keys.
+
+    Raises:
+        ComputationError: a key is out of range; with the client's index.
+    """
+    for client_index, keys in enumerate(all_keys):
+        if any(not 0 <= key <= max_key for key in keys):
+            raise errors.ComputationError(
+                f"Expected keys from 0 to max_key={max_key}, found"
+                f" {np.asarray(keys).tolist()}",
+                errors.Location(client_index=client_index),
+            )
+
+
+def _close(function: Function, state: fl.Type) -> flf.Lambda:
+    """Return the function as one of constants, state and captures, and a key."""
+    captured = [
+        (name, blocks.parse_type(type_bytes))
+        for name, type_bytes, _ in function.captured
+    ]
+    constants = fl.StructType([state, *(type_spec for _, type_spec in captured)])
+    parameter = flf.Reference(
+        "selected", fl.StructType([constants, fl.TensorType(np.int32)])
+    )
+    held = flf.Selection(parameter, index=0)
+    locals_ = [
+        (name, flf.Selection(held, index=index))
+        for index, (name, _) in enumerate(captured, 1)
+    ]
+    block = function.building_block()
+    taken = type_checks.function_type(block.type_signature).parameter
+    names = [name for name, _ in type_checks.struct_type(cast("Any", taken)).items()]
+    pair = [flf.Selection(held, index=0), flf.Selection(parameter, index=1)]
+    call = flf.Call(block, flf.Struct(list(zip(names, pair, strict=True))))
+    body = flf.Block(locals_, call) if locals_ else call
+    return flf.Lambda(parameter.name, parameter.type_signature, body)
 
 
 Handler = Callable[

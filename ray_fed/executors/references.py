@@ -15,11 +15,17 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.executors.closure import Closure, split_captures
-from ray_fed.executors.scopes import ResolvedValue, Scope, ScopedLambda, constant
+import ray_fed.values.plain_values as plain_values
+from ray_fed.executors.closure import (
+    Closure,
+    ResolvedValue,
+    Scope,
+    ScopedLambda,
+    constant,
+    split_captures,
+)
 from ray_fed.language import blocks, intrinsics, structs, type_checks
 from ray_fed.plan import random_keys
-from ray_fed.values import plain_values
 
 flf = fl.framework
 _NAME = "ReferenceResolvingExecutor"

@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeAlias
 
 import federated_language as fl
 
+import ray_fed.plan.plans as plans
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
-from ray_fed.plan import plans
 from ray_fed.plan.outcomes import Evaluated
 
 

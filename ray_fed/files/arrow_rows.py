@@ -11,9 +11,8 @@ import ray_fed.errors as errors
 from ray_fed.files import opening
 from ray_fed.files.arrow_types import decoded_table
 from ray_fed.files.features import check_columns
-from ray_fed.files.parquet_rows import take_rows
-from ray_fed.files.row_index import IdCoder
-from ray_fed.files.table_rows import TableRows
+from ray_fed.files.parquet import take_rows
+from ray_fed.files.table_rows import IdCoder, TableRows
 
 
 class ArrowRows(TableRows):

@@ -23,7 +23,7 @@ import ray_fed.errors as errors
 from ray_fed.files import cells, opening
 from ray_fed.files.features import Features
 from ray_fed.files.laid_columns import LaidWriter, open_unnamed
-from ray_fed.files.parquet_rows import ParquetRows
+from ray_fed.files.parquet import ParquetRows
 from ray_fed.values import read_limits
 
 _PART_BYTES = 32 * 2**20

@@ -8,23 +8,19 @@ import ray_fed.learning.callbacks as callbacks
 import ray_fed.learning.partition as partition
 import ray_fed.tensorflow  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ray_fed.learning import aggregators
-from ray_fed.learning.client_eval import build_client_eval, spread
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.cohorts import CohortSampler, split_by_label
-from ray_fed.learning.composition import build_process
-from ray_fed.learning.fed_avg import build_fed_avg, build_fed_prox
-from ray_fed.learning.fed_eval import build_fed_eval
-from ray_fed.learning.fed_sgd import build_fed_sgd
+from ray_fed.learning.composition import ServerState, build_process
+from ray_fed.learning.fed_avg import build_fed_avg, build_fed_prox, build_fed_sgd
+from ray_fed.learning.fed_eval import build_client_eval, build_fed_eval, spread
 from ray_fed.learning.guards import Guards
-from ray_fed.learning.history import History, RoundRecord
+from ray_fed.learning.history import EarlyStopping, History, RoundRecord
 from ray_fed.learning.mime_lite import build_mime_lite
 from ray_fed.learning.models import Model, ModelWeights
 from ray_fed.learning.normalization import build_normalization
 from ray_fed.learning.processes import LearningProcess, Part
-from ray_fed.learning.round_values import ServerState
-from ray_fed.learning.run import TrainingResult, run
+from ray_fed.learning.run_loop import TrainingResult, run
 from ray_fed.learning.scaffold import build_scaffold
-from ray_fed.learning.stopping import EarlyStopping
 
 __all__ = [
     "ClientStates",

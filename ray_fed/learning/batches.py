@@ -13,7 +13,7 @@ import numpy as np
 import ray_fed.errors as errors
 from ray_fed.program import ClientReference
 
-_logger = logging.getLogger("ray_fed.learning.run")
+_logger = logging.getLogger("ray_fed.learning.run_loop")
 
 
 def check_batches(clients: Mapping[int, Any]) -> None:

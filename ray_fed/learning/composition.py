@@ -7,23 +7,31 @@
 
 Each part has a state of its own at the server. Algorithms differ in their parts; the
 order above, the metrics, and what broken updates and empty rounds do are written here.
+
+What parts of a learning process hand on: named tuples of tensors.
+
+The check of what a client sends, as part of a round: see `Guards`.
 """
 
-# pyright: reportUnknownLambdaType=false
-
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import federated_language as fl
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.checks import expect_kind
-from ray_fed.learning.client_guard import apply_guard, build_guard
-from ray_fed.learning.guards import Guards, require_finite, skip_empty
+from ray_fed.learning.guards import (
+    Guards,
+    is_finite,
+    require,
+    require_finite,
+    skip_empty,
+)
 from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.part_types import (
     PartTypes,
@@ -32,13 +40,151 @@ from ray_fed.learning.part_types import (
     read_types,
 )
 from ray_fed.learning.processes import LearningProcess, Part
-from ray_fed.learning.round_values import (
-    Measured,
-    PartStates,
-    ServerState,
-    ServerView,
-)
+from ray_fed.learning.totals import Totals
 from ray_fed.observability import reprs
+
+
+class PartStates(NamedTuple):
+    """States of the parts that hold neither weights nor optimiser.
+
+    Attributes:
+        distribute: of what clients are sent.
+        client_work: of the clients' work, as the server keeps it.
+        aggregate: of the aggregation, such as a bound that adapts.
+    """
+
+    distribute: Any
+    client_work: Any
+    aggregate: Any
+
+
+class ServerState(NamedTuple):
+    """What the server keeps between rounds: numpy arrays where `next` returns it.
+
+    Attributes:
+        weights: of the model.
+        optimizer: state of `finalize`; of federated averaging the variables of the
+            server's optimiser, in its own order.
+        round_index: i32[], rounds done so far.
+        parts: states of the other parts; empty structs where they have none.
+    """
+
+    weights: ModelWeights
+    optimizer: Any
+    round_index: Any
+    parts: Any = PartStates((), (), ())
+
+    @override
+    def __repr__(self) -> str:
+        after = f"<server state after {self.round_index} rounds"
+        return f"{after}: {self.weights!r}, {len(self.optimizer)} of the optimizer>"
+
+
+class ServerView(NamedTuple):
+    """What `distribute` sees of the state.
+
+    Attributes:
+        weights: of the model.
+        optimizer: state of `finalize`.
+        round_index: i32[], rounds done so far.
+    """
+
+    weights: ModelWeights
+    optimizer: Any
+    round_index: Any
+
+
+class Measured(NamedTuple):
+    """What is summed over clients for the metrics.
+
+    Attributes:
+        totals: of loss and metrics.
+        counts: i32[] each, by name; may be empty.
+    """
+
+    totals: Totals
+    counts: Any
+
+
+class ClientResult(NamedTuple):
+    """What a client sends back.
+
+    Attributes:
+        update: any struct of tensors, unscaled.
+        weight: f32[], >= 0; 0 leaves the client out.
+        measured: summed over clients.
+    """
+
+    update: Any
+    weight: Any
+    measured: Measured
+
+
+# pyright: reportUnknownLambdaType=false
+
+
+def build_guard(guards: Guards, types: PartTypes) -> Any:
+    """Return the check of a client's result: <result, <kept, new>> -> <result, kept>.
+
+    Where clients keep nothing, it takes and returns the result alone.
+    """
+
+    def check(result: ClientResult, new: Any) -> tf.Tensor:
+        return is_finite(tf.nest.flatten((result.update, result.weight, new)))
+
+    def guard(result: ClientResult, old: Any, new: Any) -> tuple[ClientResult, Any]:
+        finite = check(result, new)
+        if guards.non_finite == "error":
+            flat = require(
+                finite,
+                "Expected a finite update of the client, found one with infinities or"
+                " NaN: look at its data, or lower the learning rate",
+                *tf.nest.flatten(result),
+            )
+            return tf.nest.pack_sequence_as(result, flat), new
+        return _leave_out(result, finite), tf.nest.map_structure(
+            lambda n, o: tf.where(finite, n, o), new, old
+        )
+
+    if types.kept is None:
+
+        @rtf.computation(types.result)
+        def guard_result(result: ClientResult) -> ClientResult:
+            return guard(result, (), ())[0]
+
+        return guard_result
+
+    @rtf.computation(types.result, types.kept, types.kept)
+    def guard_with_kept(result: ClientResult, old: Any, new: Any) -> Any:
+        return guard(result, old, new)
+
+    return guard_with_kept
+
+
+def _leave_out(result: ClientResult, finite: tf.Tensor) -> ClientResult:
+    zeroed: Any = tf.nest.map_structure(
+        lambda t: tf.where(finite, t, tf.zeros_like(t)), result
+    )
+    counts = OrderedDict(zeroed.measured.counts or {})
+    counts["left_out"] = tf.cast(tf.logical_not(finite), tf.int32)
+    return zeroed._replace(measured=zeroed.measured._replace(counts=counts))
+
+
+def apply_guard(guard: Any, result: Any, kept: Any) -> tuple[Any, Any]:
+    """Return what clients sent and keep, checked, inside of a federated computation.
+
+    Args:
+        guard: what `build_guard` returned.
+        result: of the clients.
+        kept: what they kept before and keep now; None where they keep nothing.
+    """
+    if kept is None:
+        return fl.federated_map(guard, result), None
+    both = fl.federated_map(guard, (result, *kept))
+    return both[0], both[1]
+
+
+# pyright: reportUnknownLambdaType=false
 
 
 @tracebacks.shorten

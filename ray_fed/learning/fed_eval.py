@@ -1,17 +1,29 @@
-"""Federated evaluation: loss and metrics over all clients' examples."""
+"""Federated evaluation: loss and metrics over all clients' examples.
 
-from collections.abc import Mapping
+Evaluation by client: what each client's own metrics are, after fine-tuning or not.
+
+Source of fine-tuning before evaluation, there called personalization:
+    Kangkang Wang, Rajiv Mathews, Chloé Kiddon, Hubert Eichner, Françoise Beaufays,
+    Daniel Ramage: Federated Evaluation of On-device Personalization. 2019,
+    https://arxiv.org/abs/1910.10252.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import federated_language as fl
+import keras
+import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.checks import expect_kind
-from ray_fed.learning.layer_seeds import reseed
-from ray_fed.learning.models import Model, ModelWeights, expect_model
+from ray_fed.learning.checks import check_epochs, check_number, expect_kind
+from ray_fed.learning.history import flatten_numbers
+from ray_fed.learning.local_training import LocalTrainer
+from ray_fed.learning.models import Model, ModelWeights, expect_model, reseed
+from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.totals import Totals
 
@@ -168,3 +180,130 @@ def _count(model: Model, weights: ModelWeights, dataset: Any) -> Totals:
     # Without a draw, XLA may compile it.
     seeded = reseed(seeds, weights.non_trainable) if seeds else ()
     return dataset.reduce((seeded, model.totals.zero()), add)[1]
+
+
+@tracebacks.shorten
+def build_client_eval(
+    model: Model,
+    training: LearningProcess | None = None,
+    *,
+    fine_tuning: keras.optimizers.Optimizer | str | None = None,
+    epochs: int = 1,
+) -> LearningProcess:
+    """Build the evaluation of a model by client.
+
+    The process holds
+
+        initialize   ( -> S@SERVER), as that of `build_fed_eval`
+        next         (<S@SERVER, model.data_type> -> metrics@CLIENTS)
+
+    or, with `fine_tuning`, where each client first trains on data of its own:
+
+        next         (<S@SERVER, model.data_type, model.data_type> -> metrics@CLIENTS)
+
+    whose first data are trained on, and the second evaluated. What a client trained is
+    forgotten. Metrics are as those of `build_fed_eval`, over the examples of one
+    client. `spread` makes numbers of them.
+
+    Args:
+        model: to evaluate.
+        training: the process whose state `next` takes; None: it takes weights.
+        fine_tuning: the optimiser of each client, read now; None: none trains.
+        epochs: passes over the data to train on, >= 1.
+
+    Raises:
+        ValueMismatchError: `fine_tuning` is no optimiser of Keras.
+        ConfigError: `epochs` is below 1.
+    """
+    initialize, select = evaluated_state(model, training)
+    state_type: Any = initialize.type_signature.result
+    count, report = build_measures(model)
+    facts = {"algorithm": "evaluation by client", "model": model.describe()}
+
+    if fine_tuning is None:
+
+        @fl.federated_computation(state_type, model.data_type)
+        def evaluate(state: Any, data: Any) -> Any:
+            weights = fl.federated_broadcast(fl.federated_map(select, state))
+            return fl.federated_map(report, fl.federated_map(count, (weights, data)))
+
+        return LearningProcess(initialize, evaluate, facts=facts)
+
+    spec = OptimizerSpec(fine_tuning)
+    facts["fine tuning"] = f"{spec}, {epochs} epochs"
+    tune = _build_tuning(model, spec, check_epochs(epochs))
+
+    @fl.federated_computation(state_type, model.data_type, model.data_type)
+    def evaluate_tuned(state: Any, tuning_data: Any, data: Any) -> Any:
+        weights = fl.federated_broadcast(fl.federated_map(select, state))
+        tuned = fl.federated_map(tune, (weights, tuning_data))
+        return fl.federated_map(report, fl.federated_map(count, (tuned, data)))
+
+    return LearningProcess(initialize, evaluate_tuned, facts=facts)
+
+
+def _build_tuning(model: Model, spec: OptimizerSpec, epochs: int) -> Any:
+
+    @rtf.computation(model.weights_type, model.data_type.member)
+    def tune(weights: ModelWeights, dataset: Any) -> ModelWeights:
+        trainer = LocalTrainer(model, spec.stamp(model))
+
+        @tf.function(autograph=False)
+        def train() -> ModelWeights:
+            return trainer.train(weights, dataset, epochs)[0]
+
+        return train()
+
+    return tune
+
+
+@tracebacks.shorten
+def spread(
+    clients: Sequence[Mapping[str, Any]], *, share: float = 0.1
+) -> dict[str, dict[str, float]]:
+    """Return how metrics are spread over clients.
+
+    Each client counts the same. Clients without examples are left out.
+
+    Args:
+        clients: metrics of each, as `build_client_eval` returns them.
+        share: of the clients, above 0 and at most 1, that the two ends are, at least
+            one: 0.1 has the worst decile.
+
+    Returns:
+        For each number, named as in `History.names`: `mean`, `deviation` (of the
+        population), `median`, and the means over the clients with the `lowest` and the
+        `highest` values.
+
+    Raises:
+        ConfigError: `share` is out of its range, or no client has examples.
+    """
+    check_number("share", share, lambda part: 0 < part <= 1, "above 0, at most 1")
+    for client in clients:
+        if "num_examples" not in client:
+            raise errors.ConfigError(
+                "Expected the metrics of each client, with `num_examples`, found"
+                f" {errors.describe(client)}: pass what `build_client_eval` measured."
+            )
+    measured = [
+        dict(flatten_numbers(client))
+        for client in clients
+        if client["num_examples"] > 0
+    ]
+    if not measured:
+        raise errors.ConfigError(
+            f"Expected metrics of clients with examples, found {len(clients)} clients"
+            " and no example."
+        )
+    num_ends = max(1, round(share * len(measured)))
+    found: dict[str, dict[str, float]] = {}
+    for name in measured[0]:
+        values = np.sort([client[name] for client in measured])
+        found[name] = {
+            "mean": float(values.mean()),
+            "deviation": float(values.std()),
+            "median": float(np.median(values)),
+            "lowest": float(values[:num_ends].mean()),
+            "highest": float(values[-num_ends:].mean()),
+        }
+    return found

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.learning.models import ModelWeights
-from ray_fed.learning.precision import widened
+from ray_fed.learning.totals import widened
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,20 +1,207 @@
-"""What a run did, a row a round: as a sequence, a table, a picture."""
+"""What a run did, a row a round: as a sequence, a table, a picture.
+
+Metrics as a history keeps them: the same types before a run is saved and after.
+
+A history in a notebook: a table of rounds.
+
+When a run ends before its last round: functions of its history.
+"""
 
 import dataclasses
+import html
 import json
+import math
+import numbers
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, cast, overload
 
+import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning.checks import expect_name
-from ray_fed.learning.extras import import_extra
-from ray_fed.learning.history_table import draw_rounds, shown_row
-from ray_fed.learning.metric_values import flatten_numbers, is_same
-from ray_fed.observability import figures, reprs, timeline
+import ray_fed.observability.timeline as timeline
+from ray_fed.learning.checks import expect_name, import_extra, read_whole
+from ray_fed.observability import reprs
+
+NUMBERS = "biufV"
+"""Kinds of numpy's dtypes that are numbers; bfloat16 is of kind `V`."""
+
+MOST_ELEMENTS = 100
+"""Elements of an array that have names of their own; a larger one has none."""
+
+
+def read_evaluation(found: Any) -> dict[str, Any]:
+    """Return what `evaluate` returned, as `read_metrics` does.
+
+    Raises:
+        ValueMismatchError: it has no names, or a value is of a kind that is not kept.
+    """
+    if not isinstance(found, Mapping) and not hasattr(found, "_asdict"):
+        raise errors.ValueMismatchError(
+            "Expected metrics by name from `evaluate`, found"
+            f" {errors.describe(found)} of type `{type(found).__name__}`: return a"
+            ' mapping, such as {"loss": 0.5}.'
+        )
+    return read_metrics(found, "evaluation")
+
+
+def read_metrics(found: Any, label: str) -> Any:
+    """Return metrics as plain values.
+
+    Mappings and named tuples become dicts. Tensors, and references to values, become
+    arrays of numpy, or its numbers where they have no dimension.
+
+    Args:
+        found: numbers, text, bytes, arrays, tensors, or mappings, lists and tuples of
+            these.
+        label: what it is, for the error.
+
+    Raises:
+        ValueMismatchError: a value is of another kind.
+    """
+    if found is None or type(found) in (bool, int, float, str, bytes):
+        return found
+    if hasattr(found, "_asdict"):
+        found = found._asdict()
+    if isinstance(found, Mapping):
+        pairs = cast("Mapping[Any, Any]", found).items()
+        return {str(k): read_metrics(v, f"{label}.{k}") for k, v in pairs}
+    if isinstance(found, list | tuple):
+        kind = list if isinstance(found, list) else tuple
+        members = cast("list[Any] | tuple[Any, ...]", found)
+        return kind(read_metrics(member, label) for member in members)
+    if not hasattr(found, "__array__"):
+        raise errors.ValueMismatchError(
+            "Expected numbers, text, bytes, arrays, tensors, or mappings, lists and"
+            f" tuples of these as metrics, found a `{type(found).__name__}` as"
+            f" `{label}`: convert it to one of these."
+        )
+    return _read_array(found, label)
+
+
+def _read_array(found: Any, label: str) -> Any:
+    if isinstance(found, np.generic | np.ndarray):
+        array: Any = found
+    else:
+        try:
+            array = np.asarray(found)
+        except Exception as error:
+            raise errors.ValueMismatchError(
+                f"Expected a tensor that numpy can read as `{label}`, found a"
+                f" `{type(found).__name__}` ({error}): convert it to an array or a"
+                " number."
+            ) from error
+        array = array if array.ndim else array[()]
+    if is_number_type(array.dtype):
+        return array
+    return read_metrics(array.tolist(), label)
+
+
+def is_number_type(dtype: np.dtype[Any]) -> bool:
+    """Return whether the elements of arrays of a dtype are numbers."""
+    return dtype.kind in NUMBERS and not dtype.names
+
+
+def flatten_numbers(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield numbers with their names: `loss`, and `f1/0`, `f1/1` of several in one.
+
+    Args:
+        metrics: as `read_metrics` returns them; or other values, which are left out.
+        path: name of `metrics`.
+    """
+    if hasattr(metrics, "_asdict"):
+        metrics = metrics._asdict()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(metrics, list | tuple):
+        metrics = dict(enumerate(cast("Sequence[Any]", metrics)))
+    if isinstance(metrics, Mapping):
+        for name, value in cast("Mapping[Any, Any]", metrics).items():
+            yield from flatten_numbers(value, f"{path}/{name}" if path else str(name))
+    elif isinstance(metrics, bool | int | float | np.generic | np.ndarray):
+        array = np.asarray(metrics)
+        if is_number_type(array.dtype):
+            names = name_elements(path, array.shape)
+            yield from zip(names, map(float, array.flat), strict=False)
+
+
+def name_elements(path: str, shape: Sequence[int]) -> list[str]:
+    """Return the names of an array's elements: its own, if it has one; none of many."""
+    size = math.prod(shape)
+    if size == 1:
+        return [path]
+    if size > MOST_ELEMENTS:
+        return []
+    return ["/".join([path, *map(str, index)]) for index in np.ndindex(*shape)]
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether plain values are equal; one that is not a number equals another.
+
+    Args:
+        one: as `read_metrics` returns it.
+        other: likewise.
+    """
+    match one, other:
+        case dict(), dict():
+            mine, its = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+            return mine.keys() == its.keys() and all(
+                is_same(value, its[name]) for name, value in mine.items()
+            )
+        case (list(), list()) | (tuple(), tuple()):
+            members, found = cast("list[Any]", one), cast("list[Any]", other)
+            return len(members) == len(found) and all(map(is_same, members, found))
+        case (float() | np.generic() | np.ndarray(), _):
+            equal = (one == other) | ((one != one) & (other != other))  # noqa: PLR0124
+            return np.shape(one) == np.shape(other) and bool(np.all(equal))
+        case _:
+            return one == other
+
+
+def draw_rounds(rows: Sequence[Mapping[str, Any]], num_rounds: int) -> str:
+    """Return HTML of a table.
+
+    Args:
+        rows: of the last rounds, as `History.rows` returns them.
+        num_rounds: of all.
+    """
+    shown = [shown_row(row) for row in rows]
+    names = list(dict.fromkeys(name for row in shown for name in row))
+    names.sort(key=_is_cost)  # numbers first: a page may be narrow
+    head = "".join(f"<th>{_break(html.escape(name))}</th>" for name in names)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{_show(row.get(name))}</td>" for name in names)
+        for row in shown
+    )
+    above = f", the last {len(rows)} of them" if num_rounds > len(rows) else ""
+    return reprs.draw_table(
+        f"{num_rounds} rounds{above}",
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>",
+    )
+
+
+def shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a round as a notebook shows it: bytes by the million."""
+    shown: dict[str, Any] = {}
+    for name, value in row.items():
+        way = name.removeprefix("bytes_")
+        shown |= {name: value} if way == name else {f"MB {way}": value / 1e6}
+    return shown
+
+
+def _is_cost(name: str) -> bool:
+    return name != "round" and not name.startswith(("training.", "evaluation."))
+
+
+def _break(name: str) -> str:
+    """Return a heading that may go on in a second line, behind its first word."""
+    return name.replace(".", ".<wbr>", 1)
+
+
+def _show(value: float | None) -> str:
+    return "" if value is None else reprs.show_number(value)
+
 
 _SHOWN_ROWS = 20
 _SHOWN_NUMBERS = 12
@@ -228,7 +415,7 @@ class History(Sequence[RoundRecord]):
                 "Expected rounds with metrics to plot, found a history of"
                 f" {len(self)} rounds without any number."
             )
-        figure = figures.new_figure(4.5 * len(chosen), 3.5)
+        figure = timeline.new_figure(4.5 * len(chosen), 3.5)
         panels = figure.subplots(1, len(chosen), squeeze=False)[0]
         for index, name in enumerate(chosen):
             _plot(panels[index], name, self, color=f"C{index}")
@@ -304,3 +491,69 @@ def _plot(panel: Any, name: str, history: History, color: str) -> None:
     panel.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     panel.ticklabel_format(axis="y", useOffset=False)
     panel.grid(alpha=0.3)
+
+
+_RISING = (
+    *("acc", "accuracy", "auc", "precision", "recall", "score", "io_u", "iou"),
+    *("correlation", "sensitivity", "similarity", "specificity"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyStopping:
+    """Ends a run once a metric has not become better for some time.
+
+    It depends on the history alone, so that a resumed run ends where it would have.
+
+    Attributes:
+        metric: as `History.values` takes it.
+        patience: rounds that have the metric and may pass without a better one, >= 1.
+        min_delta: by how much a value must be better to count, >= 0.
+        mode: whether less is better, or more; "auto": by how the name ends, more for
+            accuracies, AUC, precision, recall, scores (F1, R2), overlap (IoU),
+            correlation and similarity, sensitivity and specificity; else less.
+
+    Raises:
+        ConfigError: a field is out of its range.
+    """
+
+    metric: str
+    patience: int = 1
+    min_delta: float = 0.0
+    mode: Literal["auto", "min", "max"] = "auto"
+
+    def __post_init__(self) -> None:
+        read_whole("patience", self.patience, 1)
+        if not isinstance(self.min_delta, numbers.Real) or not self.min_delta >= 0:
+            raise errors.ConfigError(
+                "Expected a number of at least 0 as `min_delta`, found"
+                f" {errors.describe(self.min_delta)}."
+            )
+        is_rising(self.metric, self.mode)
+
+    def __call__(self, history: History) -> bool:
+        """Return whether the run should end after these rounds."""
+        sign = -1.0 if is_rising(self.metric, self.mode) else 1.0
+        values = [sign * v for v in history.values(self.metric) if v is not None]
+        best, since = math.inf, 0
+        for value in values:
+            if value < best - self.min_delta:
+                best, since = value, 0
+            else:
+                since += 1
+        return since >= self.patience
+
+
+def is_rising(metric: str, mode: str) -> bool:
+    """Return whether more of a metric is better.
+
+    Raises:
+        ConfigError: the mode is none, or the metric no name.
+    """
+    expect_name(metric)
+    if mode not in ("auto", "min", "max"):
+        raise errors.ConfigError(
+            f'Expected "auto", "min" or "max" as `mode`, found {errors.describe(mode)}.'
+        )
+    name = re.sub(r"_\d+$", "", re.sub(r"(/\d+)+$", "", metric))  # auc_1, f1_score/0
+    return mode == "max" or (mode == "auto" and name.endswith(_RISING))

@@ -25,13 +25,19 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_epochs
-from ray_fed.learning.composition import build_process, view_type
-from ray_fed.learning.full_gradients import full_gradient
+from ray_fed.learning.composition import (
+    ClientResult,
+    Measured,
+    ServerView,
+    build_process,
+    view_type,
+)
 from ray_fed.learning.guards import Guards
 from ray_fed.learning.local_training import (
     Delta,
     LocalTrainer,
     build_distribution,
+    full_gradient,
     measure,
     stateless_client_part,
     trainable_types,
@@ -39,7 +45,6 @@ from ray_fed.learning.local_training import (
 from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import ClientPart, LearningProcess, Part, with_facts
-from ray_fed.learning.round_values import ClientResult, Measured, ServerView
 from ray_fed.learning.server_update import (
     add_statistics,
     build_initial_variables,

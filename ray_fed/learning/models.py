@@ -7,28 +7,196 @@ A variable that is neither trained nor changed by a batch, such as a weight of a
 layer or a kernel beside its LoRA adapters, is the same in every round, so neither the
 server's state nor a client's update holds it. It is a constant of the graphs that use
 it, which reach a worker once.
+
+Copies of Keras models, with what their layers learnt, not their configs alone.
+
+What random layers draw from: seeds of one client in one call.
+
+Keras keeps a seed and a count in each random layer (`SeedGenerator`), and counts each
+draw, so steps and epochs differ once clients do:
+
+    at the server           [seed, 0]                  as the layer was made
+    at a client             [seed, 0] + key            before its first batch
+    after n draws           [seed, 0] + key + [0, n]   by Keras
+
+The key is a random number like all others of ray_fed: of the run's seed, the call (and
+so the round), the client, and the place in the computation. Layers of one seed draw the
+same, as they do in Keras.
 """
 
-# pyright: reportPrivateUsage=false
-
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import federated_language as fl
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state  # no public name
+from keras.src.random import seed_generator  # no public name
 from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.checks import expect_object
-from ray_fed.learning.keras_copies import copy_model
-from ray_fed.learning.layer_seeds import keyed_global_seeds
 from ray_fed.learning.objectives import Loss, Metrics, Output, build_outputs
 from ray_fed.learning.totals import Totals, TotalsKeeper
 from ray_fed.observability import reprs
+
+# pyright: reportPrivateUsage=false
+
+
+def copy_model(model: keras.Model) -> tuple[keras.Model, dict[int, Any]]:
+    """Return a copy of a functional model, and its variables by those copied.
+
+    Layers with variables are made again from their configs, then what they save is
+    loaded; the others are the same objects in all but their place in the model.
+
+    Args:
+        model: built; left as it is.
+
+    Returns:
+        The copy, and its variables by the `id` of the model's.
+
+    Raises:
+        ValueMismatchError: a layer cannot be made from its config; it is named.
+    """
+    pairs: list[tuple[Any, Any]] = []
+
+    def copy_layer(layer: Any) -> Any:
+        if not getattr(layer, "variables", None):
+            return _twin(layer)
+        copied = _remake(layer)
+        pairs.append((layer, copied))
+        return copied
+
+    copied: Any = keras.models.clone_model(
+        model, clone_function=copy_layer, recursive=True
+    )
+    if not copied.built:  # a Sequential without an Input
+        copied.build(model.input_shape)
+    copies: dict[int, Any] = {}
+    for layer, layer_copy in pairs:
+        _load(layer, layer_copy)
+        for variable, variable_copy in zip(
+            layer.variables, layer_copy.variables, strict=True
+        ):
+            copies[id(variable)] = variable_copy
+            variable_copy.trainable = variable.trainable
+    return copied, copies
+
+
+def _twin(layer: Any) -> Any:
+    """Return a second object of a layer without variables, for a second model."""
+    twin = object.__new__(type(layer))
+    vars(twin).update(vars(layer))
+    vars(twin).update(_inbound_nodes=[], _outbound_nodes=[])
+    return twin
+
+
+def _remake(layer: Any) -> Any:
+    """Return an unbuilt layer with the config of another."""
+    # Functions and classes of the user's are at hand: they need not be registered.
+    custom: dict[str, Any] = {}
+    for inner in layer._flatten_layers():
+        for value in (type(inner), *vars(inner).values()):
+            named = value if hasattr(value, "__name__") else type(value)
+            custom[named.__name__] = named
+    try:
+        with keras.utils.custom_object_scope(custom):
+            return type(layer).from_config(layer.get_config())
+    except Exception as error:
+        raise _lost(layer, f"{type(error).__name__}: {error}") from error
+
+
+def _load(layer: Any, copied: Any) -> None:
+    """Give a layer, and those in it, what another has learnt."""
+    for original, remade in zip(
+        layer._flatten_layers(), copied._flatten_layers(), strict=True
+    ):
+        # The config of a layer of layers does not say what was done to these.
+        if getattr(original, "lora_enabled", False) and not remade.lora_enabled:
+            remade.enable_lora(original.lora_rank, original.lora_alpha)
+    if [v.shape for v in layer.variables] != [v.shape for v in copied.variables]:
+        raise _lost(layer, "other variables")
+    for original, remade in zip(
+        layer._flatten_layers(), copied._flatten_layers(), strict=True
+    ):
+        if not type(original).__module__.startswith("keras."):
+            _check_settings(original, remade)
+        store: dict[str, Any] = {}
+        original.save_own_variables(store)
+        remade.load_own_variables(store)
+
+
+def _check_settings(original: Any, remade: Any) -> None:
+    """Raise unless a layer of a user's class has the numbers and texts of another."""
+    for name, value in vars(original).items():
+        if name.startswith("_") or name in ("name", "built"):
+            continue
+        if isinstance(value, bool | int | float | str) or value is None:
+            now = getattr(remade, name, None)
+            if now != value:
+                raise _lost(original, f"`{name}` of `{now}`, not `{value}`")
+
+
+def _lost(layer: Any, found: str) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        "Expected a layer that is made again from its config, found"
+        f" `{type(layer).__name__}` named `{layer.name}`: that gave {found}. Have its"
+        " `get_config` return all arguments of its `__init__`; or set the weights of"
+        " your own model: `for v, value in zip(keras_model.trainable_variables,"
+        " state.weights.trainable): v.assign(value)`."
+    )
+
+
+def reseed(seed_indices: Sequence[int], non_trainable: Sequence[Any]) -> Any:
+    """Return weights that are not trained, with seeds for a client's next pass.
+
+    Call it in a client's graph: each call draws another key.
+
+    Args:
+        seed_indices: of a `Model`.
+        non_trainable: as in `ModelWeights`; from the server.
+    """
+    seeded = list(non_trainable)
+    if seed_indices:
+        key = _draw()
+        for index in seed_indices:
+            seeded[index] += tf.cast(key, seeded[index].dtype)
+    return tuple(seeded)
+
+
+def _draw() -> tf.Tensor:
+    return tf.raw_ops.NonDeterministicInts(shape=[2], dtype=tf.int64)
+
+
+class _GraphSeeds:
+    """Stands for a `SeedGenerator`, without a variable."""
+
+    def next(self, ordered: bool = True) -> tf.Tensor:  # noqa: ARG002, FBT001, FBT002
+        return _draw()
+
+
+@contextlib.contextmanager
+def keyed_global_seeds() -> Generator[None]:
+    """Let layers that draw without a seed draw keyed numbers in the current graph.
+
+    Keras' own global generator is a variable, which belongs to no model and so to no
+    graph of ray_fed.
+    """
+    name = seed_generator.GLOBAL_SEED_GENERATOR
+    before = global_state.get_global_attribute(name)
+    global_state.set_global_attribute(name, _GraphSeeds())
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(name, before)
+
+
+# pyright: reportPrivateUsage=false
+
 
 _SEED_NAME = "seed_generator_state"
 """What Keras names the variable that a random layer draws from."""

@@ -28,7 +28,13 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
 from ray_fed.learning.aggregators.sums import mean, sum_of_updates
 from ray_fed.learning.checks import check_epochs, check_positive, read_whole
-from ray_fed.learning.composition import build_process, view_type
+from ray_fed.learning.composition import (
+    ClientResult,
+    Measured,
+    ServerView,
+    build_process,
+    view_type,
+)
 from ray_fed.learning.guards import Guards
 from ray_fed.learning.local_training import (
     Delta,
@@ -39,7 +45,6 @@ from ray_fed.learning.local_training import (
 )
 from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
-from ray_fed.learning.precision import widened
 from ray_fed.learning.processes import (
     AggregationPart,
     ClientPart,
@@ -47,8 +52,8 @@ from ray_fed.learning.processes import (
     Part,
     with_facts,
 )
-from ray_fed.learning.round_values import ClientResult, Measured, ServerView
 from ray_fed.learning.server_update import add_statistics, build_server_part, delta_type
+from ray_fed.learning.totals import widened
 
 
 class ScaffoldUpdate(NamedTuple):

@@ -2,16 +2,58 @@
 
 Each client counts on its own, the counts are summed at the server, and Keras' metrics
 make results of the sums: so accuracy over all clients is that over all examples.
+
+Types to add up in: a sum in float16 ends at 65,504, one in bfloat16 has 8 bits.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import federated_language as fl
 import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.learning.objectives import Output
+
+_SHORT = (tf.float16, tf.bfloat16)
+
+
+def widened(tensor: Any) -> tf.Tensor:
+    """Return floats of 16 bits as float32, and others as they are."""
+    tensor = tf.convert_to_tensor(tensor)
+    return tf.cast(tensor, tf.float32) if tensor.dtype in _SHORT else tensor
+
+
+def narrowed(values: Any, like: Any) -> Any:
+    """Return a structure in the types of another one, of tensors or of `specs_of`."""
+    return _cast(values, like, lambda _: True)
+
+
+def averaged(means: Any, like: Any) -> Any:
+    """Return what `narrowed` does of floats; means of integers stay as they are."""
+    return _cast(means, like, lambda dtype: dtype.is_floating)
+
+
+def _cast(values: Any, like: Any, is_cast: Callable[[tf.DType], bool]) -> Any:
+    def cast(value: Any, each: Any) -> Any:
+        return tf.cast(value, each.dtype) if is_cast(each.dtype) else value
+
+    return tf.nest.map_structure(cast, values, like, check_types=False)
+
+
+def specs_of(struct_type: Any) -> Any:
+    """Return the specs of tensors of a type, in its containers."""
+    if isinstance(struct_type, fl.TensorType):
+        return tf.TensorSpec(list(struct_type.shape or ()), struct_type.dtype)
+    elements = [(name, specs_of(member)) for name, member in struct_type.items()]
+    container: Any = getattr(struct_type, "python_container", None)
+    if container is not None and hasattr(container, "_fields"):
+        return container(*(spec for _, spec in elements))
+    if any(name is not None for name, _ in elements):
+        return dict(elements)
+    return tuple(spec for _, spec in elements)
+
 
 _LOSS, _NUM_EXAMPLES = "loss", "num_examples"
 

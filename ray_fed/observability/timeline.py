@@ -2,13 +2,38 @@
 
 The format of traces is that of the "Trace Event Format" document of the Chromium
 project: complete events ("X"), with names of processes and threads ("M").
+
+Figures of matplotlib that show themselves in a notebook, with no set-up there.
 """
 
 import dataclasses
+import io
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ray_fed.observability import figures
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure.
+
+    Args:
+        width: in inches.
+        height: in inches.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib.figure
+
+    class ShownFigure(matplotlib.figure.Figure):
+        """A figure that a notebook shows also where pyplot was not imported."""
+
+        def _repr_png_(self) -> bytes:
+            drawn = io.BytesIO()
+            self.savefig(drawn, format="png", dpi=100)
+            return drawn.getvalue()
+
+    return ShownFigure(figsize=(width, height), layout="constrained")
+
 
 _COLORS = {"argument": "#bab0ac", "clients": "#4c78a8", "merge": "#54a24b"}
 _LOST_COLOR, _SLOWER_COLOR = "#e45756", "#f2cf5b"
@@ -95,7 +120,7 @@ def draw_spans(spans: Sequence[Span], title: str) -> Any:
     """
     lanes = list(dict.fromkeys((span.node, span.worker) for span in spans))
     height = min(_MOST_INCHES, 1.6 + _LANE_INCHES * len(lanes))
-    figure = figures.new_figure(9, height)
+    figure = new_figure(9, height)
     axes = figure.subplots()
     labelled: set[str] = set()
     for span in spans:

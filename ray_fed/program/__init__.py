@@ -11,7 +11,7 @@ Release managers are federated_language's own.
 """
 
 from ray_fed.data.client_data import ClientData
-from ray_fed.program.context import RayFederatedContext
+from ray_fed.program.context import RayFederatedContext, RayValueReference
 from ray_fed.program.data_sources import ClientDataIterator, ClientDataSource
 from ray_fed.program.managers import FileProgramStateManager
 from ray_fed.program.samplers import (
@@ -21,7 +21,6 @@ from ray_fed.program.samplers import (
     UniformSampler,
     WeightedSampler,
 )
-from ray_fed.program.value_references import RayValueReference
 from ray_fed.values.client_references import ClientReference
 
 __all__ = [

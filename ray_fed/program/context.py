@@ -7,28 +7,226 @@
 
 A call waits for the calls whose results it takes; the program waits only where it
 reads a value.
+
+References to values that may not be there yet, and stay where they were made.
+
+Arguments of federated programs: checked at once, resolved when a call may run.
 """
 
+import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any, Self, cast
+from collections.abc import Coroutine, Iterable, Mapping, Sequence, Sized
+from collections.abc import Set as AbstractSet
+from typing import Any, Self, TypeVar, cast
 
 import federated_language as fl
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
-import ray_fed.program.call_arguments as call_arguments
 import ray_fed.tracebacks as tracebacks
+import ray_fed.values.plain_values as plain_values
 from ray_fed.compiler.binding import bind_functions
 from ray_fed.compiler.form import function_type_of
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.installation import create_context
-from ray_fed.language import type_checks
-from ray_fed.program.value_references import RayValueReference
+from ray_fed.executors.loops import gather_by_index
+from ray_fed.language import structs, type_checks
 from ray_fed.values import components, read_limits
+
+_T = TypeVar("_T")
+
+
+class RayValueReference(fl.program.MaterializableValueReference):
+    """A tensor or sequence of a result, kept in the object store.
+
+    The value is freed when nothing holds its reference any more, nor a call that takes
+    it as an argument. On the local backend it is kept in this process.
+
+    Args:
+        type_signature: of the value.
+        context: whose call makes it; reads it.
+    """
+
+    def __init__(
+        self,
+        type_signature: fl.program.MaterializableTypeSignature,
+        context: ExecutionContext,
+    ) -> None:
+        self._type_signature = type_signature
+        self._context = context
+        self._component: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    @property
+    @override
+    def type_signature(self) -> fl.program.MaterializableTypeSignature:
+        return self._type_signature
+
+    @override
+    @tracebacks.shorten
+    async def get_value(self) -> Any:
+        """Wait for the value and read it into this process.
+
+        Returns:
+            A numpy scalar or array, not to be written to; bytes for strings; a list of
+            a sequence's elements.
+
+        Raises:
+            ComputationError: the computation raised, or one whose result it took.
+            RetryBudgetError: workers died more often than may be.
+            ContextStateError: the context was closed.
+        """
+        component = await self.held()
+        value = await wait_in_loop(self._context.fetch(component))
+        return _lock(plain_values.from_plain(value, self._type_signature))
+
+    def __array__(
+        self,
+        dtype: np.dtype[Any] | None = None,
+        copy: bool | None = None,  # noqa: FBT001 (numpy's protocol)
+    ) -> NDArray[Any]:
+        """Read the value for numpy, as `get_value` does, and wait for it."""
+        held = self._component.result()
+        value = self._context.fetch(held).result()
+        plain = plain_values.from_plain(value, self._type_signature)
+        return np.array(plain, dtype, copy=copy)
+
+    async def held(self) -> Any:
+        """Wait for the value and return it as it is kept: plain or stored."""
+        return await wait_in_loop(self._component)
+
+    def deliver(self, component: Any) -> None:
+        """Take the value, as it is kept, from the call that made it."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self._component.set_result(component)
+
+    def fail(self, error: BaseException) -> None:
+        """Take the failure of the call, unless there is a value."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self._component.set_exception(error)
+
+    def free(self, error: BaseException) -> None:
+        """Let go of the value; whoever asks for it, or waits for it, gets an error."""
+        self.fail(error)
+        if self._component.exception() is None:
+            self._component = concurrent.futures.Future()
+            self._component.set_exception(error)
+
+    @override
+    def __repr__(self) -> str:
+        state = "pending"
+        if self._component.done():
+            state = "kept" if self._component.exception() is None else "failed"
+        return f"<reference to {self._type_signature}, {state}>"
+
+
+def _lock(value: Any) -> Any:
+    """Return an array as one that cannot be written to: others hold it too."""
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value
+
+
+async def wait_in_loop(future: concurrent.futures.Future[_T]) -> _T:
+    """Wait in any loop for what many may wait for.
+
+    An interrupt ends this wait, not what the future stands for.
+    """
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def wake(_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(ended.set)
+
+    future.add_done_callback(wake)
+    await ended.wait()
+    return future.result()
+
+
+Reference = fl.program.MaterializableValueReference
+
+
+def check(value: object, type_spec: fl.Type, label: str) -> Any:
+    """Check an argument against its type; references by theirs, without reading them.
+
+    Returns:
+        The plain argument, with references in place of tensors and sequences.
+
+    Raises:
+        ValueMismatchError: the argument is not of its type.
+    """
+    match type_spec:
+        case fl.StructType():
+            elements = structs.struct_elements(value, type_spec, label)
+            return tuple(
+                check(element, element_type, element_label)
+                for element_type, element_label, element in elements
+            )
+        case fl.FederatedType() if type_spec.placement == fl.SERVER:
+            return check(value, type_spec.member, label)
+        case fl.TensorType() | fl.SequenceType() if isinstance(value, Reference):
+            type_checks.check_assignable(type_spec, value.type_signature, label)
+            return value
+        case fl.FederatedType() if type_checks.differs_by_client(type_spec):
+            return plain_values.to_plain(_to_list(value), type_spec, label)
+        case _:
+            return plain_values.to_plain(value, type_spec, label)
+
+
+def _to_list(value: object) -> object:
+    """Return what a data source selected as a list of what each client has.
+
+    What has no length may have no end, and what is no sequence may have no order:
+    mappings, sets, and arrays or datasets, which are values of one client.
+    """
+    is_of_one = hasattr(value, "__array__") or hasattr(value, "as_numpy_iterator")
+    if is_of_one or isinstance(value, Sequence | Mapping | AbstractSet):
+        return value
+    if isinstance(value, Sized) and isinstance(value, Iterable):
+        return list(cast("Iterable[object]", value))
+    return value
+
+
+async def resolve(checked: Any, type_spec: fl.Type) -> Any:
+    """Return a checked argument once every reference in it has its value.
+
+    What this kind of context keeps stays where it is; any other reference is read.
+
+    Raises:
+        Exception: the failure of a call that should have made one of the values.
+    """
+    held = components.split(checked, type_spec)
+    types = components.component_types(type_spec)
+    pending = {
+        index: _resolve(component, component_type)
+        for index, (component, component_type) in enumerate(
+            zip(held, types, strict=True)
+        )
+        if isinstance(component, Reference)
+    }
+    resolved = await gather_by_index(pending.values())
+    for index, component in zip(pending, resolved, strict=True):
+        held[index] = component
+    return components.join(held, type_spec)
+
+
+def _resolve(reference: Reference, type_spec: fl.Type) -> Coroutine[Any, Any, Any]:
+    if isinstance(reference, RayValueReference):
+        return reference.held()
+    return _read(reference, type_spec)
+
+
+async def _read(reference: Reference, type_spec: fl.Type) -> Any:
+    return plain_values.to_plain(
+        await reference.get_value(), type_spec, "a referenced value"
+    )
 
 
 class RayFederatedContext(fl.program.FederatedContext):
@@ -145,7 +343,7 @@ class RayFederatedContext(fl.program.FederatedContext):
         async def prepare() -> Any:
             if parameter is None:
                 return None
-            return await call_arguments.resolve(checked, parameter)
+            return await resolve(checked, parameter)
 
         def deliver(held: Sequence[Any]) -> None:
             for reference, component in zip(references, held, strict=True):
@@ -209,7 +407,7 @@ def _check_result(type_spec: fl.Type) -> None:
 def _check_argument(arg: Any, parameter: fl.Type | None) -> Any:
     if parameter is None:
         return None
-    return call_arguments.check(arg, parameter, "the argument")
+    return check(arg, parameter, "the argument")
 
 
 def _closed() -> errors.ContextStateError:

@@ -10,7 +10,7 @@ import ray_fed.imports as imports
 
 if TYPE_CHECKING:
     from ray_fed.tensorflow.external.external_data import data
-    from ray_fed.tensorflow.front.computation import computation
+    from ray_fed.tensorflow.front.tracing import computation
     from ray_fed.tensorflow.graphs.identity import identify_computation
 
 __all__ = ["computation", "data", "identify_computation"]
@@ -18,7 +18,7 @@ __all__ = ["computation", "data", "identify_computation"]
 __getattr__ = imports.import_lazily(
     __name__,
     {
-        "computation": "ray_fed.tensorflow.front.computation",
+        "computation": "ray_fed.tensorflow.front.tracing",
         "data": "ray_fed.tensorflow.external.external_data",
         "identify_computation": "ray_fed.tensorflow.graphs.identity",
     },

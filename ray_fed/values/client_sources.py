@@ -12,8 +12,9 @@ from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
+import ray_fed.values.plain_values as plain_values
 from ray_fed.language.structs import Plain
-from ray_fed.values import plain_values, read_limits, stored
+from ray_fed.values import read_limits, stored
 from ray_fed.values.client_references import ClientSource
 from ray_fed.values.columnar_sequence import ColumnarSequence
 

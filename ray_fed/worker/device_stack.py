@@ -14,21 +14,20 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
+from ray_fed.executors.closure import ResolvedValue
 from ray_fed.executors.references import ReferenceResolvingExecutor
-from ray_fed.executors.scopes import ResolvedValue
 from ray_fed.executors.sequences import SequenceExecutor
 from ray_fed.executors.threads import ThreadDelegatingExecutor
 from ray_fed.language import blocks, type_checks
-from ray_fed.plan import plans
-from ray_fed.plan.fused import Arguments, Fused
+from ray_fed.plan.plans import Arguments, Fused
 from ray_fed.values import components, stored
 from ray_fed.values.client_references import ClientMember
 from ray_fed.values.lru_cache import LruCache
 from ray_fed.worker.client_store import ClientStore
 
 if TYPE_CHECKING:
-    from ray_fed.executors.eager_tf import EagerTFExecutor
-    from ray_fed.executors.eager_value import EagerValue
+    from ray_fed.executors.eager_tf import EagerTFExecutor, EagerValue
 
 _T = TypeVar("_T")
 _CACHED_BLOCKS = 128

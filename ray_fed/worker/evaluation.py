@@ -11,17 +11,17 @@ from typing import Any, TypeAlias, cast
 import federated_language as fl
 
 import ray_fed.errors as errors
-from ray_fed.executors.fanout import gather_by_index
-from ray_fed.executors.scopes import ResolvedValue
+import ray_fed.plan.plans as plans
+from ray_fed.executors.closure import ResolvedValue
+from ray_fed.executors.loops import gather_by_index
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.structs import Plain
-from ray_fed.plan import diagnostics, fused, merge_tree, plans, random_keys
+from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import components, stored
 from ray_fed.worker.device_stack import DeviceStack
-from ray_fed.worker.device_strategy import federated_stack
 from ray_fed.worker.merging import fetch, merge_subtrees, merge_values
-from ray_fed.worker.stacks import FederatedStack
+from ray_fed.worker.stacks import FederatedStack, federated_stack
 
 flf = fl.framework
 Block: TypeAlias = flf.ComputationBuildingBlock
@@ -269,13 +269,13 @@ async def _finish_in_graph(
     unplaced: flf.Executor,
 ) -> tuple[Plain] | None:
     """Return the result of a finish by one graph; None where executors are to do it."""
-    merge = fused.PartialMerge(cast("bytes", finish.merge))
-    work = fused.RoundFinish(merge, finish.computation, len(before))
+    merge = plans.PartialMerge(cast("bytes", finish.merge))
+    work = plans.RoundFinish(merge, finish.computation, len(before))
     pairs = [(m.left, m.right) for m in merge_tree.merge_order(finish.subtrees)]
     try:
         function = await unplaced.create_value(work)
         parameter = type_checks.function_type(function.type_signature).parameter
-        given = fused.Arguments((before, partials, pairs))
+        given = plans.Arguments((before, partials, pairs))
         argument = await unplaced.create_value(given, parameter)
         called = await unplaced.create_call(function, argument)
         return (await called.compute(),)

@@ -6,10 +6,11 @@ from typing import cast
 import federated_language as fl
 
 import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
+import ray_fed.values.plain_values as plain_values
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain
-from ray_fed.plan import merge_tree, plans, random_keys
-from ray_fed.values import plain_values
+from ray_fed.plan import merge_tree, random_keys
 
 flf = fl.framework
 

@@ -8,27 +8,417 @@
 
 TensorFlow is imported inside of functions: a coordinator imports this module, but
 never loads TensorFlow.
+
+Work on a contiguous chunk of clients over one executor, the same everywhere.
+
+A local strategy calls these functions in its process, an actor calls them in its own:
+so a client's arithmetic, its order and its errors do not depend on where it runs.
+
+Clients on executors of this process, usually one a thread.
+
+Clients of one device: by the four verbs, or folded by one graph.
 """
 
+import asyncio
 import contextlib
+import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias, cast
 
 import federated_language as fl
 from typing_extensions import override
 
+import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
+import ray_fed.values.plain_values as plain_values
+import ray_fed.worker.client_fold as client_fold
 from ray_fed.executors.federating import FederatingExecutor
+from ray_fed.executors.loops import gather_by_index
 from ray_fed.executors.references import ReferenceResolvingExecutor
-from ray_fed.executors.strategy import FederatingStrategy
+from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.executors.threads import ThreadDelegatingExecutor
-from ray_fed.language import type_checks
-from ray_fed.language.structs import Plain
-from ray_fed.plan import merge_tree, plans
+from ray_fed.language import structs, type_checks
+from ray_fed.language.blocks import Function
+from ray_fed.language.structs import Plain, Struct
+from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.plan.outcomes import Evaluated
+from ray_fed.values import read_limits, stored
+from ray_fed.values.stored import ArgumentPart, ClientValues
+from ray_fed.worker.client_fold import select
 from ray_fed.worker.device_stack import DeviceStack, ThreadedStack
-from ray_fed.worker.thread_strategy import LocalStrategy
+from ray_fed.worker.merging import fetch, merge_plain
+
+ExecutorValue = fl.framework.ExecutorValue
+
+ChunkArg: TypeAlias = list[ExecutorValue] | Struct[Any]
+"""One value a client of the chunk, or a struct of such lists."""
+
+_MESSAGE_LINES = 3
+_BOILERPLATE = (
+    "Graph execution error",
+    "Detected at node",
+    "<stack traces",
+    "[[{{node",
+)
+"""Starts of lines in TensorFlow's messages that tell a user nothing."""
+_MARKERS = frozenset("~^ ")
+"""Of a line under one of source, in a traceback."""
+
+_NO_MEMORY = "ResourceExhaustedError"
+"""TensorFlow's name for it; this module does not load TensorFlow."""
+
+_OWN_ASSERTION = re.compile(r"assertion failed: \[(Expected .+, found .+)\]")
+"""What a graph of ray_fed says in full."""
+
+_TAGS = re.compile(r"\{\{function_node [^}]*\}\}\s*|\s*\[Op:[^\]]*\]")
+
+
+async def embed_members(
+    executor: fl.framework.Executor,
+    members: Sequence[Plain],
+    member: fl.Type,
+    first: int = 0,
+) -> list[ExecutorValue]:
+    """Embed one value a client, in order.
+
+    Args:
+        executor: embeds them.
+        members: of each client.
+        member: type of each.
+        first: index of the first of these clients.
+
+    Raises:
+        ComputationError: reading a client's value raised, with the client's index.
+    """
+    embedded: list[ExecutorValue] = []
+    for client_index, value in enumerate(members, first):
+        await _let_end()
+        try:
+            embedded.append(await executor.create_value(value, member))
+        except errors.ComputationError as error:
+            raise error.located(client_index=client_index) from error
+    return embedded
+
+
+async def map_members(
+    executor: fl.framework.Executor,
+    function: Function | None,
+    arg: ChunkArg | None,
+    clients: range,
+) -> list[ExecutorValue]:
+    """Embed a function and call it on each client of a chunk: see `map_embedded`."""
+    embedded = None if function is None else await executor.create_value(function)
+    return await map_embedded(executor, embedded, arg, clients)
+
+
+async def map_embedded(
+    executor: fl.framework.Executor,
+    function: ExecutorValue | None,
+    arg: ChunkArg | None,
+    clients: range,
+) -> list[ExecutorValue]:
+    """Call a function on each client of a chunk, in client order.
+
+    Args:
+        executor: embeds `arg` and `function`.
+        function: None returns the arguments, zipped to structs.
+        arg: None for a function of no argument.
+        clients: the chunk's place in the cohort.
+
+    Raises:
+        ComputationError: the function raised, with the client's index.
+    """
+    results: list[ExecutorValue] = []
+    for position, client_index in enumerate(clients):
+        await _let_end()
+        try:
+            member = None if arg is None else await _member(executor, arg, position)
+            if function is not None:
+                with random_keys.at_client(client_index):
+                    member = await executor.create_call(function, member)
+        except errors.RayFedError:
+            raise
+        except Exception as error:
+            raise describe_failure(error, client_index) from error
+        if member is None:
+            raise errors.UnsupportedError("Expected a function or a value to map.")
+        results.append(member)
+    return results
+
+
+async def _member(
+    executor: fl.framework.Executor, arg: ChunkArg, position: int
+) -> ExecutorValue:
+    if isinstance(arg, list):
+        return arg[position]
+    elements = [
+        (name, await _member(executor, element, position))
+        for name, element in structs.iter_elements(arg)
+    ]
+    return await executor.create_struct(structs.Struct(elements))
+
+
+async def accumulate_members(
+    executor: fl.framework.Executor,
+    zero: ExecutorValue,
+    members: Sequence[ExecutorValue],
+    accumulate: ExecutorValue,
+    clients: range,
+) -> ExecutorValue:
+    """Fold the members into zero, in order: the accumulation of one leaf.
+
+    Each call of `accumulate` draws from the key of its client.
+
+    Args:
+        executor: embeds the rest.
+        zero: U.
+        members: T of each client of the leaf.
+        accumulate: <U, T> -> U.
+        clients: the leaf's place in the cohort.
+
+    Raises:
+        ComputationError: `accumulate` raised, with the client's index.
+    """
+    accumulator = zero
+    for client_index, member in zip(clients, members, strict=True):
+        await _let_end()
+        pair = await executor.create_struct([accumulator, member])
+        try:
+            with random_keys.at_client(client_index), random_keys.at_step("accumulate"):
+                accumulator = await executor.create_call(accumulate, pair)
+        except errors.RayFedError:
+            raise
+        except Exception as error:
+            raise describe_failure(error, client_index) from error
+    return accumulator
+
+
+async def _let_end() -> None:
+    """End here where nobody waits, or the call was cancelled.
+
+    An executor may answer without waiting, and so without letting its loop cancel.
+
+    Raises:
+        ClusterError: nobody waits for this work; see `read_limits.checked`.
+    """
+    read_limits.check()
+    await asyncio.sleep(0)
+
+
+def describe_failure(
+    error: Exception, client_index: int | None
+) -> errors.ComputationError:
+    """Return what a computation raised as an error that says where, in few lines."""
+    lines = [line.strip() for line in error_texts.message_of(error).splitlines()]
+    frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
+    if frames:
+        lines = lines[frames[-1] + 2 :]  # a frame has a second line, which may be empty
+    told = [line for line in lines if set(line) - _MARKERS]
+    told = [line for line in told if not line.startswith(_BOILERPLATE)]
+    summary = _TAGS.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
+    origin = error_texts.origin_of(error) or "a computation"
+    said = _OWN_ASSERTION.fullmatch(summary)
+    kind = errors.ComputationError
+    if isinstance(error, MemoryError) or type(error).__name__ == _NO_MEMORY:
+        kind = errors.WorkerMemoryError
+    what = f"{origin[0].upper()}{origin[1:]} raised {type(error).__name__}: {summary}"
+    failure = kind(
+        said[1] if said else what,
+        errors.Location(client_index=client_index),
+        cause_text=error_texts.traceback_of(error),
+    )
+    place = error_texts.place_of(error)
+    if place and not hasattr(failure, "__notes__"):
+        failure.add_note(place)
+    return failure
+
+
+class LocalPlaced:
+    """Values of clients, a list for each group, embedded when first needed."""
+
+    def __init__(
+        self,
+        member: fl.Type,
+        embed: Callable[[], Coroutine[Any, Any, list[list[ExecutorValue]]]],
+    ) -> None:
+        self._member = member
+        self._embed = embed
+        self._groups: asyncio.Future[list[list[ExecutorValue]]] | None = None
+
+    @property
+    def member(self) -> fl.Type:
+        """The type of one client's value."""
+        return self._member
+
+    async def groups(self) -> list[list[ExecutorValue]]:
+        """Return the embedded values, one list a group, in client order."""
+        if self._groups is None:
+            self._groups = asyncio.ensure_future(self._embed())
+        return await self._groups
+
+    async def compute(self) -> list[Plain]:
+        """Return the clients' values in client order, plain."""
+        return [
+            plain_values.to_plain(await value.compute(), self._member)
+            for group in await self.groups()
+            for value in group
+        ]
+
+
+class LocalStrategy(FederatingStrategy):
+    """Runs each group of contiguous clients on an executor of its own.
+
+    Args:
+        unplaced: where partials are merged; not owned.
+        targets: one a group; owned.
+        groups: the clients of each target; together the whole cohort, in order.
+        clients_per_leaf: see `merge_tree.cut_leaves`.
+    """
+
+    def __init__(
+        self,
+        unplaced: fl.framework.Executor,
+        targets: Sequence[fl.framework.Executor],
+        groups: Sequence[range],
+        clients_per_leaf: int | None = None,
+    ) -> None:
+        self._unplaced = unplaced
+        self._targets = targets
+        self._groups = groups
+        self.num_clients = sum(len(group) for group in groups)
+        self._leaves = merge_tree.cut_leaves(self.num_clients, clients_per_leaf)
+
+    @override
+    async def place(self, value: Any, type_spec: fl.FederatedType) -> Placed:
+        member = type_spec.member
+        if type_spec.all_equal:
+            if not isinstance(value, ExecutorValue):
+                value = plain_values.to_plain(
+                    value, member, "a value equal at all clients"
+                )
+            return LocalPlaced(member, lambda: self._embed_all_equal(value, member))
+        stored.check_cardinality(value, type_spec, self.num_clients)
+        members = plain_values.to_plain(value, type_spec, "a value placed at clients")
+
+        async def embed() -> list[list[ExecutorValue]]:
+            return await gather_by_index(
+                embed_members(
+                    target, members[group.start : group.stop], member, group.start
+                )
+                for target, group in zip(self._targets, self._groups, strict=True)
+            )
+
+        return LocalPlaced(member, embed)
+
+    async def _embed_all_equal(
+        self, value: Any, member: fl.Type
+    ) -> list[list[ExecutorValue]]:
+        if isinstance(value, ExecutorValue):
+            value = plain_values.to_plain(await value.compute(), member)
+        embedded = await gather_by_index(
+            target.create_value(value, member) for target in self._targets
+        )
+        return [
+            [value] * len(group)
+            for value, group in zip(embedded, self._groups, strict=True)
+        ]
+
+    @override
+    async def map(
+        self, function: Function | None, arg: PlacedArg | None, member: fl.Type
+    ) -> Placed:
+        chunks: list[Any] = [None] * len(self._targets)
+        if arg is not None:
+            chunks = [await _chunk(arg, g) for g in range(len(self._targets))]
+        results = await gather_by_index(
+            map_members(target, function, chunk, group)
+            for target, chunk, group in zip(
+                self._targets, chunks, self._groups, strict=True
+            )
+        )
+
+        async def embedded() -> list[list[ExecutorValue]]:
+            return results
+
+        return LocalPlaced(member, embedded)
+
+    @override
+    async def reduce(
+        self,
+        arg: Placed,
+        zero: ExecutorValue,
+        accumulate: Function,
+        merge: Function,
+    ) -> ExecutorValue:
+        placed = type_checks.narrow(arg, LocalPlaced, "LocalStrategy")
+        groups = await placed.groups()
+        zero_type = zero.type_signature
+        zero_plain = plain_values.to_plain(await zero.compute(), zero_type, "zero")
+
+        async def reduce_group(index: int) -> list[Plain]:
+            target, group = self._targets[index], self._groups[index]
+            leaves = [leaf for leaf in self._leaves if leaf.start in group]
+            function = await target.create_value(accumulate)
+            partials: list[Plain] = []
+            for leaf in leaves:
+                members = await self._leaf_members(leaf, index, groups, placed.member)
+                start = await target.create_value(zero_plain, zero_type)
+                partial = await accumulate_members(
+                    target, start, members, function, leaf
+                )
+                partials.append(
+                    plain_values.to_plain(
+                        await partial.compute(), partial.type_signature
+                    )
+                )
+            return partials
+
+        reduced = await gather_by_index(
+            reduce_group(index) for index in range(len(self._groups))
+        )
+        partials = [partial for group in reduced for partial in group] or [zero_plain]
+        return await merge_plain(self._unplaced, partials, merge)
+
+    async def _leaf_members(
+        self,
+        leaf: range,
+        index: int,
+        groups: list[list[ExecutorValue]],
+        member: fl.Type,
+    ) -> list[ExecutorValue]:
+        """Return the leaf's values on a target, fetching those of other groups."""
+        members: list[ExecutorValue] = []
+        for group, embedded in zip(self._groups, groups, strict=True):
+            for client_index in range(
+                max(leaf.start, group.start), min(leaf.stop, group.stop)
+            ):
+                value = embedded[client_index - group.start]
+                if group is not self._groups[index]:
+                    fetched = plain_values.to_plain(await value.compute(), member)
+                    value = await self._targets[index].create_value(fetched, member)
+                members.append(value)
+        return members
+
+    @override
+    def close(self) -> None:
+        for target in self._targets:
+            target.close()
+
+
+async def _chunk(arg: PlacedArg, group: int) -> Any:
+    if isinstance(arg, Struct):
+        return structs.Struct(
+            [
+                (name, await _chunk(element, group))
+                for name, element in structs.iter_elements(arg)
+            ]
+        )
+    return (await type_checks.narrow(arg, LocalPlaced, "LocalStrategy").groups())[group]
+
 
 flf = fl.framework
 
@@ -194,3 +584,81 @@ def thread_debugging_executor_factory(
         clients_per_thread, "clients_per_thread"
     )
     return _DebuggingFactory(num_clients, clients_per_thread)
+
+
+class DeviceStrategy(LocalStrategy):
+    """Runs all clients on the stack of one device.
+
+    Args:
+        stack: of the device; runs everything that is not placed, too.
+        num_clients: size of the cohort.
+        clients_per_leaf: see `merge_tree.cut_leaves`.
+    """
+
+    def __init__(
+        self, stack: DeviceStack, num_clients: int, clients_per_leaf: int | None
+    ) -> None:
+        super().__init__(stack, [stack], [range(num_clients)], clients_per_leaf)
+        self._stack = stack
+
+    @override
+    async def fold(
+        self, subround: plans.Subround, arg: Plain = None
+    ) -> Evaluated | plans.NoKernel:
+        kernel = cast("plans.Kernel", subround.kernel)
+        handed: Sequence[ClientValues] = ()
+        if kernel.first is not None:
+            first = dataclasses.replace(subround, kernel=kernel.first, merge=None)
+            ran = await self.fold(first, arg)
+            if isinstance(ran, plans.NoKernel):
+                return ran
+            handed = cast("Sequence[ClientValues]", ran.values)
+        inputs = await self._compute_shared(subround, kernel, arg)
+        data: list[ClientValues] = [_part(arg, path) for path in kernel.data]
+        data += handed
+        constants = inputs[kernel.num_aggregations :]
+        for selection in kernel.selections:
+            place = selection.keys
+            keys = handed[place] if isinstance(place, int) else _part(arg, place)
+            selected = await select(self._stack, selection, constants, keys)
+            if isinstance(selected, plans.NoKernel):
+                return selected
+            data.append(selected)
+        return await client_fold.fold(self._stack, subround, inputs, data)
+
+    async def _compute_shared(
+        self, subround: plans.Subround, kernel: plans.Kernel, arg: Plain
+    ) -> Sequence[Plain]:
+        """Return zeros and constants: plain, or tensors in tuples."""
+        given = tuple(_part(arg, path) for path in kernel.parts)
+        work = plans.ServerWork(kernel.server)
+        graph = await self._stack.embed_fused(work)
+        if not isinstance(graph, plans.NoKernel):
+            try:
+                found = await self._stack.call_fused(graph, [given])
+            except Exception as error:  # noqa: BLE001 (the executors say what it is)
+                diagnostics.note([diagnostics.Interpreted.of(work.label, error)])
+            else:
+                return graph.reference.nest(iter(found.reference))
+        size = len(subround.leaves[0])
+        stack = federated_stack(self._stack, size, subround.clients_per_leaf)
+        function = await stack.create_value(self._stack.parse(kernel.server))
+        parameter = cast("fl.FunctionType", function.type_signature).parameter
+        argument = None
+        if parameter is not None:
+            argument = await stack.create_value(given, parameter)
+        called = await stack.create_call(function, argument)
+        return cast("Sequence[Plain]", await fetch(called.reference.reference))
+
+
+def federated_stack(
+    stack: DeviceStack, num_clients: int, clients_per_leaf: int | None
+) -> FederatedStack:
+    """Return a stack that runs any computation on one device."""
+    return FederatedStack(
+        lambda _: DeviceStrategy(stack, num_clients, clients_per_leaf), stack
+    )
+
+
+def _part(arg: Plain, path: plans.Path) -> ArgumentPart:
+    return functools.reduce(lambda part, index: part[index], path, arg)

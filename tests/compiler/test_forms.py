@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 
 import ray_fed
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.worker import stacks
 
 federated_computation = cast("Callable[..., Any]", fl.federated_computation)
 

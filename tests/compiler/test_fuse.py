@@ -6,10 +6,10 @@ import federated_language as fl
 import numpy as np
 import pytest
 
+import ray_fed.plan.plans as plans
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain, compile_to_mergeable_comp_form
 from ray_fed.language import blocks
-from ray_fed.plan import plans
 
 flf = fl.framework
 

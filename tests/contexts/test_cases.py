@@ -14,9 +14,9 @@ import pytest
 
 import ray_fed
 import ray_fed.framework as framework
+import ray_fed.values.plain_values as plain_values
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.language import type_checks
-from ray_fed.values import plain_values
 from tests.contract_cases import A_FEW, CASES, computation_of, simple
 
 ContextFactory = Callable[..., ExecutionContext]

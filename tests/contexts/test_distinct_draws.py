@@ -17,15 +17,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.language.structs import Struct
 from ray_fed.observability import events
 from ray_fed.plan.random_keys import DrawKey, using
-from ray_fed.tensorflow.kernels.grafts import Grafts
-from ray_fed.tensorflow.kernels.symbolic import Interpreter
-from ray_fed.worker import stacks
+from ray_fed.tensorflow.kernels.graph_builder import Grafts, Interpreter
 from ray_fed.worker.stacks import thread_debugging_executor_factory
 
 ContextFactory = Callable[..., ExecutionContext]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
+import ray_fed.values.plain_values as plain_values
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.files import opening
-from ray_fed.values import plain_values
 from ray_fed.worker.stacks import thread_debugging_executor_factory
 
 ContextFactory = Callable[..., ExecutionContext]

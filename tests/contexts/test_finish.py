@@ -9,15 +9,16 @@ import pytest
 from typing_extensions import override
 
 import ray_fed
+import ray_fed.plan.plans as plans
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.runners import LocalRunner
-from ray_fed.plan import outcomes, plans
+from ray_fed.plan import outcomes
 from ray_fed.tensorflow.tensors import devices
 from ray_fed.values.stored import StoredClients
-from ray_fed.worker import stacks
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import ray_fed
+import ray_fed.contexts.first_calls as first_calls
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts import first_calls
 from ray_fed.contexts.first_calls import FirstCalls, Progress
 from ray_fed.observability import events
 

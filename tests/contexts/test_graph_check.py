@@ -16,7 +16,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.contexts.graph_check import ComputationChecks
+from ray_fed.contexts.first_calls import ComputationChecks
 from ray_fed.framework import (
     MergeableCompForm,
     deserialize_computation,

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
+import ray_fed.values.plain_values as plain_values
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.values import components, plain_values
+from ray_fed.values import components
 from ray_fed.values.stored import Stored
 
 import tensorflow as tf  # isort: skip

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed.tensorflow.kernels.client_batches as client_batches
+import ray_fed.tensorflow.kernels.client_kernel as client_kernel
+import ray_fed.tensorflow.kernels.server_kernels as server_kernels
 from ray_fed import errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.kernels import server_graphs, shaped_clients, shaped_graphs
 
 ContextFactory = Callable[..., ExecutionContext]
 stats: Any = importlib.import_module("scipy.stats")
@@ -499,12 +501,12 @@ def test_settings_of_kernels_reach_them(
 ) -> None:
     asked: list[tuple[bool, int]] = []
 
-    class Noting(shaped_clients.ShapedClients):
+    class Noting(client_batches.ShapedClients):
         def __init__(self, *args: Any, **options: Any) -> None:
             asked.append((options["jit"], options["at_once"]))
             super().__init__(*args, **options)
 
-    monkeypatch.setattr(shaped_graphs, "ShapedClients", Noting)
+    monkeypatch.setattr(client_kernel, "ShapedClients", Noting)
     settings = {"jit": "on", "vectorised_clients": 2}
     context = local_contexts(workers=1, clients_per_leaf=7, kernels=settings)
 
@@ -521,7 +523,7 @@ def test_server_work_whose_graph_raises_is_interpreted_and_told_of(
 
     context = local_contexts(workers=1, clients_per_leaf=7)
     expected = call(context, summed(scale), (vectors(),))
-    monkeypatch.setattr(server_graphs.ServerGraph, "run", refuse)
+    monkeypatch.setattr(server_kernels.ServerGraph, "run", refuse)
 
     found = call(context, summed(scale), (vectors(),))
 

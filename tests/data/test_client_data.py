@@ -20,6 +20,7 @@ from typing_extensions import override
 
 import ray_fed
 import ray_fed.errors as errors
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.program import ClientData, RayFederatedContext
@@ -29,7 +30,6 @@ from ray_fed.values.client_references import (
     ClientSource,
     as_run,
 )
-from ray_fed.worker import stacks
 from ray_fed.worker.client_store import ClientStore
 
 ContextFactory = Callable[..., ExecutionContext]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.data.laid_source import LaidSource
+from ray_fed.data.sources import LaidSource
 from ray_fed.files import laying
 from ray_fed.program import ClientData
 from tests.data import tables

@@ -18,12 +18,12 @@ import tensorflow as tf
 from federated_language.compiler import intrinsic_defs
 
 import ray_fed.errors as errors
+import ray_fed.values.plain_values as plain_values
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.driver.direct import RayExecutorFactory
-from ray_fed.compiler.substitution import called_uris
+from ray_fed.compiler.normalize import called_uris
 from ray_fed.language.intrinsics import FEDERATED_SECURE_MODULAR_SUM
-from ray_fed.values import plain_values
-from ray_fed.worker import stacks
 from tests.contract_cases import (
     A_FEW,
     CASES,

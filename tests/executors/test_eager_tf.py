@@ -17,13 +17,13 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.executors.eager_tf as eager_tf
+import ray_fed.tensorflow.tensors.datasets as datasets
 from ray_fed import tensorflow as rtf
-from ray_fed.executors import eager_tf
 from ray_fed.executors.eager_tf import EagerTFExecutor, EagerValue
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.language import blocks, structs
 from ray_fed.tensorflow.loading import normal
-from ray_fed.tensorflow.tensors import datasets
 
 flf = fl.framework
 INT = fl.TensorType(np.int32)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ray_fed.executors.fanout import gather_by_index
+from ray_fed.executors.loops import gather_by_index
 
 Work = Callable[[int], Coroutine[Any, Any, int]]
 

@@ -20,7 +20,7 @@ from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
 from ray_fed.language import blocks, type_checks
-from ray_fed.worker.thread_strategy import LocalStrategy
+from ray_fed.worker.stacks import LocalStrategy
 
 flf = fl.framework
 NOTHING: Any = None

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.strategy import FederatingStrategy
-from ray_fed.worker import stacks
-from ray_fed.worker.thread_strategy import LocalStrategy
+from ray_fed.worker.stacks import LocalStrategy
 
 flf = fl.framework
 federated_computation = cast("Callable[..., Any]", fl.federated_computation)

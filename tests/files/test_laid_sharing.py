@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.files import laid_sharing
+import ray_fed.files.laid_columns as laid_columns
 from ray_fed.values import read_limits
 
 
@@ -41,18 +41,18 @@ def test_files_of_a_process_that_is_gone_are_made_again(folder: pathlib.Path) ->
         said = {"process": ended.pid, "files": [[3, 1, 1]]}
         (folder / name).write_text(json.dumps(said))
 
-    found = laid_sharing.share("a", lambda: make(b"anew"))
+    found = laid_columns.share("a", lambda: make(b"anew"))
 
     assert read(found) == b"anew"
     assert [path.name for path in folder.iterdir()] == ["a"]  # "b" was swept
 
 
 def test_another_file_under_the_same_number_is_not_taken() -> None:
-    first = laid_sharing.share("a", lambda: make(b"first"))
+    first = laid_columns.share("a", lambda: make(b"first"))
     (other,) = make(b"other")
     os.dup2(other, first[0])
 
-    assert read(laid_sharing.share("a", lambda: make(b"second"))) == b"second"
+    assert read(laid_columns.share("a", lambda: make(b"second"))) == b"second"
     os.close(first[0])
     os.close(other)
 
@@ -63,7 +63,7 @@ def test_waiting_ends_when_nobody_waits() -> None:
 
     def nested() -> list[int]:
         with read_limits.checked(give_up):
-            return laid_sharing.share("a", lambda: make(b""))
+            return laid_columns.share("a", lambda: make(b""))
 
     with pytest.raises(errors.ClusterError, match="nobody waits"):
-        laid_sharing.share("a", nested)
+        laid_columns.share("a", nested)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_fed.files import npy
+import ray_fed.files.tables as tables
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(1, 2, 3, order="F")
 
@@ -32,7 +32,7 @@ def _saved(array: Any, **kwargs: Any) -> bytes:
 def test_an_array_is_read_as_it_was_saved(array: Any) -> None:
     saved = _saved(array)
 
-    reader = npy.ArrayReader(io.BytesIO(saved))
+    reader = tables.ArrayReader(io.BytesIO(saved))
     read = reader.read()
 
     np.testing.assert_array_equal(read, array)
@@ -53,7 +53,7 @@ def test_rows_are_read_so_many_at_a_time(
 
     with zipfile.ZipFile(packed) as archive, archive.open("x.npy") as member:
         for file in (stored, member):
-            runs = list(npy.ArrayReader(file).read_rows(count))
+            runs = list(tables.ArrayReader(file).read_rows(count))
 
             np.testing.assert_array_equal(np.concatenate(runs), array)
             assert max(map(len, runs)) <= count
@@ -66,13 +66,13 @@ def test_rows_are_all_that_there_is(change: Any, order: Any, count: int) -> None
     saved = change(_saved(np.zeros((5, 3), order=order)))
 
     with pytest.raises(ValueError, match=r"more than|cut short"):
-        list(npy.ArrayReader(io.BytesIO(saved)).read_rows(count))
+        list(tables.ArrayReader(io.BytesIO(saved)).read_rows(count))
 
 
 def test_a_header_is_read_and_no_more() -> None:
     file = io.BytesIO(_saved(ARRAY))
 
-    npy.ArrayReader(file)
+    tables.ArrayReader(file)
 
     assert file.read() == ARRAY.tobytes(order="A")
 
@@ -81,7 +81,7 @@ def test_nothing_is_unpickled() -> None:
     saved = _saved(np.array([{}]), allow_pickle=True)
 
     with pytest.raises(ValueError, match="allow_pickle"):
-        npy.ArrayReader(io.BytesIO(saved)).read()
+        tables.ArrayReader(io.BytesIO(saved)).read()
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def _is_parser(frame: Any) -> bool:
 @pytest.mark.parametrize(
     "read",
     [
-        lambda file: npy.ArrayReader(file).shape,
-        lambda file: npy.ArrayReader(file).read(),
+        lambda file: tables.ArrayReader(file).shape,
+        lambda file: tables.ArrayReader(file).read(),
     ],
     ids=["header", "array"],
 )

@@ -9,10 +9,10 @@ import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning import RoundRecord, checkpoints
-from ray_fed.learning.checkpoints import Checkpoints
+import ray_fed.learning.checkpoints as checkpoints
+from ray_fed.learning import RoundRecord
+from ray_fed.learning.checkpoints import Checkpoints, Reached, RunStorage
 from ray_fed.learning.loop_thread import IoThread
-from ray_fed.learning.run_storage import Reached, RunStorage
 
 RECORDS = tuple(
     RoundRecord(index, (0,), {"loss": 1.0}, None, 0.5) for index in range(9)

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.learning.run_loop as run_loop
 from ray_fed import learning
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import (
@@ -25,7 +26,6 @@ from ray_fed.learning import (
     Model,
     TrainingResult,
 )
-from ray_fed.learning import run_loop as run_loops
 
 BatchMaker = Callable[..., list[Any]]
 
@@ -164,7 +164,7 @@ def test_round_that_a_signal_left_out_leaves_clients_as_they_were(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run_loops, "_FOLLOW_S", 0.1)
+    monkeypatch.setattr(run_loop, "_FOLLOW_S", 0.1)
 
     def count(state: Any) -> dict[str, int]:
         return {"rounds": int(np.asarray(state.round_index))}

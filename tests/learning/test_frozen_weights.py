@@ -12,10 +12,11 @@ import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.learning.models as models
 from ray_fed import learning
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.learning import Model, models
+from ray_fed.learning import Model
 from ray_fed.learning.processes import LearningProcess
 
 BATCH = {

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.learning import EarlyStopping, History, RoundRecord
-from ray_fed.learning.metric_values import read_metrics
-from ray_fed.learning.saved_history import from_json, to_json
+from ray_fed.learning.checkpoints import from_json, to_json
+from ray_fed.learning.history import read_metrics
 from tests.learning.test_callbacks import RECORDS
 
 HISTORY = History(RECORDS, evaluates=True)

@@ -15,8 +15,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning import LearningProcess, run, run_loop
-from ray_fed.learning.interrupts import Interrupts
+import ray_fed.learning.run_loop as run_loop
+from ray_fed.learning import LearningProcess, run
+from ray_fed.learning.loop_thread import Interrupts
 from tests.learning.counting import CLIENTS, build_tally
 
 
@@ -109,7 +110,7 @@ def hanging() -> Iterator[str]:
 def test_storage_that_hangs_as_a_run_begins_is_not_waited_for(
     hanging: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module("ray_fed.learning.run")  # not the function
+    module = importlib.import_module("ray_fed.learning.run_loop")  # not the function
     monkeypatch.setattr(module, "_OPEN_S", 0.5)
     HangingFiles.answers.clear()
     threading.Timer(0.2, send, [signal.SIGTERM]).start()

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ray_fed.learning import RoundRecord, run
-from ray_fed.learning.run_progress import show_metrics
+from ray_fed.learning.run_loop import show_metrics
 from tests.learning.counting import CLIENTS, build_tally
 
 

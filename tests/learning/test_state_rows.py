@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ray_fed.errors as errors
-from ray_fed.learning.segments import Segments
-from ray_fed.learning.state_rows import ClientRows, FrozenRows
+from ray_fed.learning.client_states import ClientRows, FrozenRows, Segments
 
 ROW_BYTES = 16
 CLIENTS = range(8)

@@ -8,7 +8,8 @@ import pytest
 import rich.console
 import rich.text
 
-from ray_fed.observability import display, events
+import ray_fed.observability.display as display
+from ray_fed.observability import events
 from ray_fed.observability.display import RoundProgress
 
 

@@ -8,8 +8,7 @@ import pytest
 import rich.console
 
 from ray_fed.observability import events
-from ray_fed.observability.display import RoundProgress
-from ray_fed.observability.waiting import WaitLine
+from ray_fed.observability.display import RoundProgress, WaitLine
 from tests.observability.test_display import finish_subround, record, text_of
 
 TAKE_AWAY = "\x1b[2K"

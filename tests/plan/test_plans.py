@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_fed.plan import merge_tree, outcomes, plans, random_keys
+import ray_fed.plan.plans as plans
+from ray_fed.plan import merge_tree, outcomes, random_keys
 
 NUM_LEAVES = st.integers(1, 200)
 

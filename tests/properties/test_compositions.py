@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ray_fed
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.worker import stacks
 
 import tensorflow as tf  # isort: skip
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import ray_fed.values.plain_values as plain_values
+import ray_fed.worker.stacks as stacks
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.values import plain_values
-from ray_fed.worker import stacks
 
 NUM_CLIENTS = 3
 SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.data_too_large]

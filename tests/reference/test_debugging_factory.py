@@ -15,9 +15,11 @@ import pytest
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.executors.eager_tf as eager_tf
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.loader as loader
 from ray_fed import framework
 from ray_fed import tensorflow as rtf
-from ray_fed.executors import eager_tf
 from ray_fed.framework import (
     EagerTFExecutor,
     FederatingExecutor,
@@ -25,8 +27,7 @@ from ray_fed.framework import (
     ThreadDelegatingExecutor,
     thread_debugging_executor_factory,
 )
-from ray_fed.tensorflow.graphs import graph_message, loader
-from ray_fed.worker.thread_strategy import LocalStrategy
+from ray_fed.worker.stacks import LocalStrategy
 
 flf = fl.framework
 Build = Callable[..., flf.ExecutorFactory]

@@ -15,12 +15,12 @@ import pytest
 import tensorflow as tf
 from google.protobuf import any_pb2, wrappers_pb2
 
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerValue
 from ray_fed.framework import EagerTFExecutor
 from ray_fed.language import structs
 from ray_fed.tensorflow.loading.normal import Executable
-from ray_fed.worker import stacks
 
 flf = fl.framework
 

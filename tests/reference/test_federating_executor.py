@@ -15,7 +15,7 @@ import ray_fed.errors as errors
 import ray_fed.framework as framework
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.executors.federated_value import FederatedValue
+from ray_fed.executors.interpretation import FederatedValue
 from ray_fed.framework import FederatingExecutor, ReferenceResolvingExecutor
 from ray_fed.language import structs, type_checks
 

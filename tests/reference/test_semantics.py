@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
@@ -24,7 +25,6 @@ from ray_fed.contexts.mergeable import MergeableCompExecutionContext
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.language import blocks
 from ray_fed.tensorflow.graphs import callbacks
-from ray_fed.worker import stacks
 
 flf = fl.framework
 ContextFactory = Callable[..., ExecutionContext]

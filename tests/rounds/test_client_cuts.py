@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ray_fed.errors as errors
+import ray_fed.rounds.client_cuts as client_cuts
+import ray_fed.values.plain_values as plain_values
 from ray_fed.plan import merge_tree
-from ray_fed.rounds import client_cuts
-from ray_fed.rounds.policy import CohortCut, RoundPolicy
-from ray_fed.values import plain_values
+from ray_fed.rounds.client_cuts import CohortCut, RoundPolicy
 from ray_fed.values.stored import External, StoredClients, slice_clients
 
 INT = fl.TensorType(np.int32)

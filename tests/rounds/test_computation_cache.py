@@ -6,7 +6,7 @@ import federated_language as fl
 import numpy as np
 
 from ray_fed.language import blocks
-from ray_fed.rounds.computation_cache import ComputationCache
+from ray_fed.rounds.execution import ComputationCache
 
 
 def computation(value: int) -> Any:

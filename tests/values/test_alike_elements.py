@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.values import plain_values, read_limits
-from ray_fed.values.alike_elements import lay_alike
+import ray_fed.values.plain_values as plain_values
+from ray_fed.values import read_limits
+from ray_fed.values.plain_values import lay_alike
 from ray_fed.values.tensor_structures import flatten
 
 FLOAT = fl.TensorType(np.float32)

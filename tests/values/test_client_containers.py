@@ -8,7 +8,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 
-from ray_fed.values import client_containers, plain_values
+import ray_fed.values.plain_values as plain_values
 
 
 class Pair(NamedTuple):
@@ -55,7 +55,7 @@ def test_every_member_is_packed_as_federated_language_packs_it(name: str) -> Non
         for value in VALUES
     ]
 
-    found = client_containers.pack_members(VALUES, type_spec, plain_values.from_plain)
+    found = plain_values.pack_members(VALUES, type_spec, plain_values.from_plain)
 
     assert found == expected
     assert [type(member) for member in found] == [expected_type] * len(VALUES)
@@ -66,7 +66,7 @@ def test_containers_without_fields_are_made() -> None:
         [np.int32, fl.StructWithPythonType([], Empty), fl.StructType([])], list
     )
 
-    found = client_containers.pack_members(
+    found = plain_values.pack_members(
         [(1, (), ()), (2, (), ())], type_spec, plain_values.from_plain
     )
 
@@ -79,7 +79,7 @@ def test_sequences_of_members_become_lists() -> None:
     sent = [{"s": [1, 2]}, {"s": []}, {"s": [3]}]
     plain = [plain_values.to_plain(value, type_spec) for value in sent]
 
-    found = client_containers.pack_members(plain, type_spec, plain_values.from_plain)
+    found = plain_values.pack_members(plain, type_spec, plain_values.from_plain)
 
     assert found == sent
 
@@ -88,11 +88,11 @@ def test_type_without_a_container_is_refused() -> None:
     mixed = fl.StructType([("x", np.int32), np.int32])
 
     with pytest.raises(ValueError, match="mix of named and unnamed"):
-        client_containers.pack_members([(1, 2)], mixed, plain_values.from_plain)
+        plain_values.pack_members([(1, 2)], mixed, plain_values.from_plain)
 
 
 def test_no_members_are_packed_to_none() -> None:
-    found = client_containers.pack_members(
+    found = plain_values.pack_members(
         [], fl.StructType([np.int32]), plain_values.from_plain
     )
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.values import plain_values
-from ray_fed.values.plain_tensors import gather_arrays
+import ray_fed.values.plain_values as plain_values
+from ray_fed.values.plain_values import gather_arrays
 
 VECTOR = fl.TensorType(np.float32, [2])
 ROWS = fl.TensorType(np.int32, [None])

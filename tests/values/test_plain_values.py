@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.values.plain_values as plain_values
 from ray_fed.language.structs import Struct
-from ray_fed.values import columnar_sequence, plain_values, tensor_structures
+from ray_fed.values import columnar_sequence, tensor_structures
 from ray_fed.values.stored import Stored, StoredClients
 
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)

@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.tensorflow.tensors import containers
-from ray_fed.values import plain_values, read_limits
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
+from ray_fed.values import read_limits
 
 BOUND = 20_000
 LIMITS = read_limits.Limits(BOUND, "Raise `the.setting`.")
@@ -49,7 +50,7 @@ CASES = pytest.mark.parametrize("case", ELEMENTS)
 
 
 def _spec(type_spec: fl.TensorType) -> tf.TensorSpec:
-    return cast("tf.TensorSpec", containers.element_spec(type_spec))
+    return cast("tf.TensorSpec", datasets.element_spec(type_spec))
 
 
 class Source:

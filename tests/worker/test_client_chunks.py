@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.language import structs
 from ray_fed.values import read_limits
-from ray_fed.worker import client_chunks
 
 FLOAT = fl.TensorType(np.float32)
 
@@ -70,7 +70,7 @@ class TestDescribeFailure:
         ],
     )
     def test_says_it_in_few_lines(self, message: str, summary: str) -> None:
-        error = client_chunks.describe_failure(ValueError(message), None)
+        error = stacks.describe_failure(ValueError(message), None)
 
         assert str(error) == f"A computation raised ValueError: {summary}"
 
@@ -78,7 +78,7 @@ class TestDescribeFailure:
         with pytest.raises(KeyError) as caught:
             fail()
 
-        error = client_chunks.describe_failure(caught.value, 7)
+        error = stacks.describe_failure(caught.value, 7)
 
         copied = pickle.loads(pickle.dumps(error))
         assert (
@@ -103,8 +103,8 @@ class TestDescribeFailure:
 async def map_clients(comp: Any, members: list[float], chunk: range) -> list[Any]:
     executor = EagerTFExecutor()
     function = await executor.create_value(comp)
-    arg = await client_chunks.embed_members(executor, members, FLOAT)
-    mapped = await client_chunks.map_embedded(executor, function, arg, chunk)
+    arg = await stacks.embed_members(executor, members, FLOAT)
+    mapped = await stacks.map_embedded(executor, function, arg, chunk)
     return [await member.compute() for member in mapped]
 
 
@@ -134,19 +134,17 @@ class TestMapEmbedded:
     def test_zips_without_a_function(self) -> None:
         async def act() -> Any:
             executor = EagerTFExecutor()
-            left = await client_chunks.embed_members(executor, [1.0, 2.0], FLOAT)
-            right = await client_chunks.embed_members(executor, [3.0, 4.0], FLOAT)
+            left = await stacks.embed_members(executor, [1.0, 2.0], FLOAT)
+            right = await stacks.embed_members(executor, [3.0, 4.0], FLOAT)
             arg: Any = structs.Struct([("z", left), ("a", right)])
-            zipped = await client_chunks.map_members(executor, None, arg, range(2))
+            zipped = await stacks.map_members(executor, None, arg, range(2))
             return [await member.compute() for member in zipped]
 
         assert [(m.z, m.a) for m in asyncio.run(act())] == [(1, 3), (2, 4)]
 
     def test_needs_a_function_or_a_value(self) -> None:
         with pytest.raises(errors.UnsupportedError, match="a function or a value"):
-            asyncio.run(
-                client_chunks.map_members(EagerTFExecutor(), None, None, range(1))
-            )
+            asyncio.run(stacks.map_members(EagerTFExecutor(), None, None, range(1)))
 
 
 def test_accumulation_folds_from_zero_in_client_order() -> None:
@@ -155,9 +153,9 @@ def test_accumulation_folds_from_zero_in_client_order() -> None:
     async def act() -> Any:
         executor = EagerTFExecutor()
         zero = await executor.create_value(9.0, FLOAT)
-        members = await client_chunks.embed_members(executor, [1.0, 2.0, 3.0], FLOAT)
+        members = await stacks.embed_members(executor, [1.0, 2.0, 3.0], FLOAT)
         function = await executor.create_value(digits)
-        folded = await client_chunks.accumulate_members(
+        folded = await stacks.accumulate_members(
             executor, zero, members, function, range(3)
         )
         return await folded.compute()

@@ -11,18 +11,21 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
+import ray_fed.tensorflow.kernels.server_kernels as server_kernels
+import ray_fed.worker.client_fold as client_fold
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
-from ray_fed.plan import diagnostics, plans, random_keys
-from ray_fed.plan.fused import ClientFold, PartialMerge
+from ray_fed.plan import diagnostics, random_keys
+from ray_fed.plan.plans import ClientFold, PartialMerge
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.program import ClientData
-from ray_fed.tensorflow.kernels import client_work, fused_graphs
+from ray_fed.tensorflow.kernels import client_work
 from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
-from ray_fed.tensorflow.kernels.fused_graphs import FusedGraphs
+from ray_fed.tensorflow.kernels.server_kernels import FusedGraphs
 from ray_fed.values import read_limits
 from ray_fed.values.client_references import ClientRun
-from ray_fed.worker import client_fold, leaf_calls, stacks
 from ray_fed.worker.device_stack import DeviceStack
 from tests.stages import kernel_of, stage_of
 
@@ -118,7 +121,7 @@ class TestFusedGraphs:
     def test_least_recently_used_is_closed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fused_graphs, "_CACHED_GRAPHS", 2)
+        monkeypatch.setattr(server_kernels, "_CACHED_GRAPHS", 2)
         closed: list[Any] = []
 
         def close(graph: ClientKernel) -> None:
@@ -189,7 +192,7 @@ class TestRunKernel:
     def test_clients_of_a_later_subround_are_found(
         self, leaf: DeviceStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
     ) -> None:
-        monkeypatch.setattr(leaf_calls, "LAID_BYTES", laid_bytes)
+        monkeypatch.setattr(client_fold, "LAID_BYTES", laid_bytes)
         work = subround(kernel_of(doubled), [range(6, 8), range(8, 9)])
         data = [[np.int32(value) for value in (1, 2, 3)]]
 
@@ -287,7 +290,7 @@ class TestRunKernel:
     def test_subtrees_are_merged_whatever_a_call_covers(
         self, leaf: DeviceStack, monkeypatch: pytest.MonkeyPatch, laid_bytes: int
     ) -> None:
-        monkeypatch.setattr(leaf_calls, "LAID_BYTES", laid_bytes)
+        monkeypatch.setattr(client_fold, "LAID_BYTES", laid_bytes)
         leaves = [range(i, i + 1) for i in range(7)]
         work = dataclasses.replace(
             subround(kernel_of(doubled), leaves),

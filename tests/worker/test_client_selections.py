@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.executors.interpretation as interpretation
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.executors import interpretation
 from ray_fed.program import ClientData
 
 ContextFactory = Callable[..., ExecutionContext]

@@ -1,6 +1,6 @@
 """How many clients a call of a graph covers, and that each stack learns it anew."""
 
-from ray_fed.worker import stacks
+import ray_fed.worker.stacks as stacks
 from ray_fed.worker.device_stack import Pace
 
 

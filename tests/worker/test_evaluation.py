@@ -12,11 +12,13 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
-from ray_fed.plan import merge_tree, plans
+from ray_fed.plan import merge_tree
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.worker import evaluation, stacks
+from ray_fed.worker import evaluation
 
 flf = fl.framework
 federated_computation = cast("Callable[..., Any]", fl.federated_computation)

@@ -3,7 +3,7 @@
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.worker import client_chunks
+import ray_fed.worker.stacks as stacks
 
 import tensorflow as tf  # isort: skip
 
@@ -27,7 +27,7 @@ import tensorflow as tf  # isort: skip
 def test_want_of_memory_is_told_apart(
     error: Exception, expected: type[errors.ComputationError]
 ) -> None:
-    described = client_chunks.describe_failure(error, 7)
+    described = stacks.describe_failure(error, 7)
 
     assert type(described) is expected
     assert described.location.client_index == 7

@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed.plan.plans as plans
+import ray_fed.tensorflow.kernels.client_batches as client_batches
+import ray_fed.tensorflow.kernels.client_kernel as client_kernel
+import ray_fed.values.plain_values as plain_values
+import ray_fed.worker.client_fold as client_fold
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
-from ray_fed.plan import diagnostics, fused, merge_tree, plans, random_keys
+from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.tensorflow.kernels import shaped_clients, shaped_graphs
-from ray_fed.values import plain_values
-from ray_fed.worker import client_fold, stacks
 from ray_fed.worker.device_stack import DeviceStack
 from tests.stages import kernel_of, stage_of, summed
 
@@ -177,12 +180,12 @@ def shaped_fixture(monkeypatch: pytest.MonkeyPatch) -> Shapes:
     """Collects the shapes that graphs are made for."""
     shapes: Shapes = []
 
-    class Noting(shaped_clients.ShapedClients):
+    class Noting(client_batches.ShapedClients):
         def __init__(self, client: Any, layout: Any, shape: Any, **options: Any):
             shapes.append(shape)
             super().__init__(client, layout, shape, **options)
 
-    monkeypatch.setattr(shaped_graphs, "ShapedClients", Noting)
+    monkeypatch.setattr(client_kernel, "ShapedClients", Noting)
     return shapes
 
 
@@ -231,7 +234,7 @@ def refusals(leaf: DeviceStack, prepared: Prepared) -> set[str]:
     subround = prepared.subround
     assert isinstance(subround.kernel, plans.Kernel)
     assert subround.merge is not None
-    work = fused.ClientFold(subround.kernel, fused.PartialMerge(subround.merge))
+    work = plans.ClientFold(subround.kernel, plans.PartialMerge(subround.merge))
     function = asyncio.run(leaf.embed_fused(work))
     assert not isinstance(function, plans.NoKernel)
     with diagnostics.noting() as noted:

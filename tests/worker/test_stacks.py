@@ -17,10 +17,10 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.executors.eager_tf as eager_tf
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
-from ray_fed.executors import eager_tf
 from ray_fed.executors.references import ReferenceResolvingExecutor
-from ray_fed.worker import stacks as stack
 
 flf = fl.framework
 Factory = Callable[..., flf.ExecutorFactory]
@@ -128,7 +128,7 @@ def install() -> Iterator[Factory]:
     factories: list[flf.ExecutorFactory] = []
 
     def build(*args: Any, **kwargs: Any) -> flf.ExecutorFactory:
-        factories.append(stack.thread_debugging_executor_factory(*args, **kwargs))
+        factories.append(stacks.thread_debugging_executor_factory(*args, **kwargs))
         fl.framework.set_default_context(Context(factories[-1]))
         return factories[-1]
 
@@ -198,7 +198,7 @@ class TestCardinality:
     @pytest.mark.parametrize("name", ["num_clients", "clients_per_thread"])
     def test_below_one_is_a_value_error(self, name: str, number: Any) -> None:
         with pytest.raises(ValueError, match=f"{name}={number}"):
-            stack.thread_debugging_executor_factory(**{name: number})
+            stacks.thread_debugging_executor_factory(**{name: number})
 
     @pytest.mark.claim("debugging.18")
     @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ class TestCardinality:
         self, name: str, number: Any
     ) -> None:
         with pytest.raises(TypeError, match=f"a whole number for `{name}`, found"):
-            stack.thread_debugging_executor_factory(**{name: number})
+            stacks.thread_debugging_executor_factory(**{name: number})
 
     @pytest.mark.claim("debugging.14")
     def test_may_be_a_number_of_numpy(self, install: Factory) -> None:
@@ -474,8 +474,8 @@ class TestLocalStack:
         assert asyncio.run(run()) == [1.0, 2.0, 3.0]
 
     def test_may_share_one_executor_for_clients_and_server(self) -> None:
-        leaf = stack.threaded_stacks(1)[0]
-        executor = stack.local_stack(2, [leaf], leaf)
+        leaf = stacks.threaded_stacks(1)[0]
+        executor = stacks.local_stack(2, [leaf], leaf)
 
         async def run() -> Any:
             function = await executor.create_value(mean_of_halves)

@@ -18,7 +18,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.language import blocks, structs
 from ray_fed.plan import merge_tree
-from ray_fed.worker.thread_strategy import LocalStrategy
+from ray_fed.worker.stacks import LocalStrategy
 
 FLOAT = fl.TensorType(np.float32)
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)

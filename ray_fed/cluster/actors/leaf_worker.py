@@ -13,18 +13,21 @@ from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
+import ray_fed.executors.loops as loops
+import ray_fed.plan.plans as plans
+import ray_fed.values.plain_values as plain_values
+import ray_fed.worker.stacks as stacks
 from ray_fed.cluster import garbage
 from ray_fed.cluster.actors.value_scopes import ValueScopes
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.store.stored_kernels import FetchedKernels
-from ray_fed.executors import loops
 from ray_fed.language import blocks, structs
-from ray_fed.plan import diagnostics, plans, random_keys
+from ray_fed.plan import diagnostics, random_keys
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import Versions, WorkerDescription
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.values import components, plain_values, read_limits
-from ray_fed.worker import client_chunks, evaluation, stacks
+from ray_fed.values import components, read_limits
+from ray_fed.worker import evaluation
 from ray_fed.worker.evaluation import Executors
 
 _logger = logging.getLogger(__name__)
@@ -173,7 +176,7 @@ class LeafWorker:
         except errors.RayFedError as error:
             raise errors.sendable(error) from error.__cause__
         except Exception as error:  # noqa: BLE001 (whatever TensorFlow raises)
-            failure = client_chunks.describe_failure(error, None)
+            failure = stacks.describe_failure(error, None)
             raise failure.located(node=ray.util.get_node_ip_address()) from None
 
     def embed(self, scope: str, key: int, value: Any, type_bytes: bytes | None) -> None:
@@ -247,7 +250,7 @@ class LeafWorker:
         if bounds is not None:
             members = object_store.decode(members)[bounds[0] : bounds[1]]
         member = blocks.parse_type(type_bytes)
-        work = client_chunks.embed_members(self._executor, members, member, first)
+        work = stacks.embed_members(self._executor, members, member, first)
         with random_keys.using(draw):
             self._scopes.values(scope)[key] = self._run(work, scope)
 
@@ -269,7 +272,7 @@ class LeafWorker:
         held = self._scopes.values(scope)
         embedded = None if function is None else held[function]
         argument = None if arg is None else _chunk_arg(held, arg)
-        work = client_chunks.map_embedded(self._executor, embedded, argument, chunk)
+        work = stacks.map_embedded(self._executor, embedded, argument, chunk)
         with random_keys.using(draw), diagnostics.noting() as noted:
             held[key] = self._run(work, scope)
         return list(noted)
@@ -293,7 +296,7 @@ class LeafWorker:
         with random_keys.using(draw), diagnostics.noting() as noted:
             for key, leaf in zip(keys, leaves, strict=True):
                 part = members[leaf.start - first : leaf.stop - first]
-                work = client_chunks.accumulate_members(
+                work = stacks.accumulate_members(
                     self._executor, zero, part, accumulate, leaf
                 )
                 held[key] = self._run(work, scope)

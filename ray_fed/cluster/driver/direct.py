@@ -11,13 +11,13 @@ from typing import Any, Self
 import federated_language as fl
 from typing_extensions import override
 
+import ray_fed.worker.stacks as stacks
 from ray_fed.cluster.driver.session import Session
 from ray_fed.cluster.task.connection import WorkerConnection
 from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
 from ray_fed.cluster.task.remote_executor import RemoteExecutor
 from ray_fed.config import Config, check_config
 from ray_fed.executors.seeded import SeededExecutor
-from ray_fed.worker import stacks
 
 flf = fl.framework
 

@@ -18,6 +18,7 @@ import ray.exceptions
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
 from ray_fed.cluster import failures, workers
 from ray_fed.cluster.driver.holders import Holders, name_clients
 from ray_fed.cluster.driver.kept_leases import KeptLeases
@@ -28,7 +29,7 @@ from ray_fed.cluster.task.leases import Terms
 from ray_fed.cluster.task.work import Work
 from ray_fed.config import Config
 from ray_fed.language import blocks
-from ray_fed.plan import outcomes, plans
+from ray_fed.plan import outcomes
 from ray_fed.values import components
 from ray_fed.values.stored import Stored
 

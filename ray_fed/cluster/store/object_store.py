@@ -7,9 +7,9 @@ from typing import Any, TypeAlias, cast
 
 import ray
 
+import ray_fed.plan.plans as plans
 from ray_fed.cluster.store.stored_kernels import StoredKernel
 from ray_fed.cluster.store.stored_sources import StoredSource, store_run
-from ray_fed.plan import plans
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import stored

@@ -9,9 +9,9 @@ from typing import Any
 
 import ray
 
+import ray_fed.plan.plans as plans
 from ray_fed.cluster.jobs import Job
 from ray_fed.cluster.store.stored_sources import fetch
-from ray_fed.plan import plans
 from ray_fed.values.lru_cache import LruCache
 
 INLINE_BYTES = 256 * 1024

@@ -20,6 +20,7 @@ from typing import Any
 import federated_language as fl
 
 import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task import leases
 from ray_fed.cluster.task.connection import LostWorkerError, Worker, WorkerConnection
@@ -27,9 +28,9 @@ from ray_fed.cluster.task.race import race
 from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
 from ray_fed.cluster.task.remote_executor import RemoteExecutor
 from ray_fed.cluster.task.work import Work
-from ray_fed.executors.fanout import gather_by_index
+from ray_fed.executors.loops import gather_by_index
 from ray_fed.language import blocks, type_checks
-from ray_fed.plan import diagnostics, merge_tree, outcomes, plans
+from ray_fed.plan import diagnostics, merge_tree, outcomes
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import stored
 from ray_fed.worker import evaluation

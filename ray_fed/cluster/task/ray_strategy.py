@@ -13,17 +13,19 @@ from typing import Any
 import federated_language as fl
 from typing_extensions import override
 
+import ray_fed.plan.plans as plans
+import ray_fed.values.plain_values as plain_values
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task.connection import Worker
 from ray_fed.cluster.task.remote_executor import RemoteExecutor, RemoteValue
-from ray_fed.executors.fanout import gather_by_index
+from ray_fed.executors.loops import gather_by_index
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
-from ray_fed.plan import diagnostics, merge_tree, plans, random_keys
+from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.plan.outcomes import Evaluated
-from ray_fed.values import plain_values, stored
+from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.stored import Stored, StoredClients
 from ray_fed.worker.merging import merge_values

@@ -14,14 +14,15 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
+import ray_fed.values.plain_values as plain_values
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task.connection import Worker, WorkerConnection, has_failed
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
-from ray_fed.plan import diagnostics, plans, random_keys
-from ray_fed.plan.fused import Arguments, KeySelection
+from ray_fed.plan import diagnostics, random_keys
 from ray_fed.plan.outcomes import Evaluated
-from ray_fed.values import plain_values
+from ray_fed.plan.plans import Arguments, KeySelection
 from ray_fed.values.lru_cache import LruCache
 from ray_fed.values.stored import Stored, StoredComponents
 

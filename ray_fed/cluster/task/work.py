@@ -4,11 +4,11 @@ import dataclasses
 import pickle
 from typing import Any, cast
 
+import ray_fed.plan.plans as plans
 from ray_fed.cluster.store import object_store, stored_kernels
 from ray_fed.cluster.store.stored_kernels import StoredKernel
 from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.cluster.task import leases
-from ray_fed.plan import plans
 
 
 @dataclasses.dataclass(frozen=True)

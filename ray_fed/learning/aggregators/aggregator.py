@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.precision import widened
 from ray_fed.learning.processes import AggregationPart
+from ray_fed.learning.totals import widened
 
 
 class Aggregator(abc.ABC):

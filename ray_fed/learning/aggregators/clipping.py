@@ -30,8 +30,8 @@ from ray_fed.learning.aggregators.aggregator import (
 )
 from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_number, check_positive
-from ray_fed.learning.precision import narrowed
 from ray_fed.learning.processes import AggregationPart
+from ray_fed.learning.totals import narrowed
 
 
 @dataclasses.dataclass(frozen=True)

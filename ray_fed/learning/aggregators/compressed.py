@@ -23,8 +23,8 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, joined, statistics_of
 from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_number, read_whole
-from ray_fed.learning.precision import widened
 from ray_fed.learning.processes import AggregationPart
+from ray_fed.learning.totals import widened
 
 _Compress = Callable[[Any], tuple[Any, Any]]
 _MOST_BITS = 16

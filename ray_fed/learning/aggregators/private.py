@@ -34,13 +34,12 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
+from ray_fed.learning.accounting import NoiseState, SampledGaussian, TreeGaussian
 from ray_fed.learning.aggregators.aggregator import Aggregator, refuse_statistics
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
 from ray_fed.learning.checks import check_number, check_positive, read_whole
-from ray_fed.learning.noise_state import NoiseState
-from ray_fed.learning.precision import narrowed, specs_of
 from ray_fed.learning.processes import AggregationPart
+from ray_fed.learning.totals import narrowed, specs_of
 
 _LEVELS = 31
 """Of a tree: as many as the bits of a number of rounds."""

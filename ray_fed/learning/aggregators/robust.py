@@ -26,8 +26,8 @@ from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
 from ray_fed.learning.checks import check_number, read_whole
 from ray_fed.learning.guards import require
-from ray_fed.learning.precision import specs_of, widened
 from ray_fed.learning.processes import AggregationPart
+from ray_fed.learning.totals import specs_of, widened
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,8 @@ from ray_fed.learning.aggregators.aggregator import (
     refuse_statistics,
 )
 from ray_fed.learning.checks import check_positive, read_whole
-from ray_fed.learning.precision import averaged
 from ray_fed.learning.processes import AggregationPart
+from ray_fed.learning.totals import averaged
 
 _MOST_BITS = 32
 

@@ -18,8 +18,8 @@ from ray_fed.learning.aggregators.aggregator import (
     scaled,
 )
 from ray_fed.learning.checks import expect_kind
-from ray_fed.learning.precision import averaged, narrowed, specs_of
 from ray_fed.learning.processes import AggregationPart
+from ray_fed.learning.totals import averaged, narrowed, specs_of
 
 
 @dataclasses.dataclass(frozen=True)

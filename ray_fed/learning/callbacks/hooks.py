@@ -12,7 +12,7 @@ import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 from ray_fed.learning.history import History, RoundRecord
 
-_logger = logging.getLogger("ray_fed.learning.run")
+_logger = logging.getLogger("ray_fed.learning.run_loop")
 
 
 @runtime_checkable

@@ -18,12 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.files import tables
+import ray_fed.files.tables as tables
+import ray_fed.tensorflow.tensors.datasets as datasets
 from ray_fed.files.opening import DataFile
 from ray_fed.files.tables import ColumnSpec, NpyTable, NpzTable, Table
 from ray_fed.language import blocks, structs
 from ray_fed.tensorflow.external import tfrecords
-from ray_fed.tensorflow.tensors import containers, datasets, specs
+from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import tensor_structures
 from ray_fed.values.columnar_sequence import Dims
 
@@ -275,7 +276,7 @@ def _dataset(
     leaves: Mapping[str, fl.TensorType],
     element: fl.Type,
 ) -> "tf.data.Dataset[Any]":
-    spec = containers.element_spec(element)
+    spec = datasets.element_spec(element)
     fixed = all(
         leaf.shape is not None and None not in leaf.shape for leaf in leaves.values()
     )

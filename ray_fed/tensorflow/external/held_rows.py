@@ -8,11 +8,11 @@ import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.tensorflow.tensors.datasets as datasets
 from ray_fed.files.opening import DataFile
 from ray_fed.language import type_checks
 from ray_fed.tensorflow.external import external_data, tfrecords
 from ray_fed.tensorflow.graphs import callbacks
-from ray_fed.tensorflow.tensors import datasets
 from ray_fed.values import (
     columnar_sequence,
     read_limits,

@@ -23,9 +23,11 @@ import federated_language as fl
 import numpy as np
 import tensorflow as tf
 
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
 from ray_fed.files.opening import DataFile, describe_executor
-from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import plain_sequences, tensor_structures
+from ray_fed.tensorflow.tensors import specs
+from ray_fed.values import tensor_structures
 
 SUFFIXES = (".tfrecord", ".tfrecords")
 
@@ -226,7 +228,7 @@ def _stacked(
     leaves: Mapping[str, fl.TensorType],
     type_spec: fl.Type,
 ) -> Any:
-    examples = list(plain_sequences.iterate_dataset(parsed))
+    examples = list(plain_values.iterate_dataset(parsed))
     arrays: list[Any] = []
     for index, (name, leaf) in enumerate(leaves.items()):
         shape = leaf.shape or ()

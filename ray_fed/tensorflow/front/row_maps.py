@@ -8,11 +8,13 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
 from ray_fed.language import blocks
 from ray_fed.plan import random_keys
-from ray_fed.tensorflow.front.computation import computation
-from ray_fed.tensorflow.tensors import containers, datasets, specs
-from ray_fed.values import plain_values, tensor_structures
+from ray_fed.tensorflow.front.tracing import computation
+from ray_fed.tensorflow.tensors import specs
+from ray_fed.values import tensor_structures
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 
 
@@ -74,7 +76,7 @@ class RowMap:
 
     def _call(self, tensors: list[tf.Tensor]) -> Any:
         row = datasets.build(tensors, self._row)
-        row = containers.to_containers(row, self._row, canonical=False)
+        row = datasets.to_containers(row, self._row, canonical=False)
         if _is_tf_function(self.function):
             return self.function(row)
         return tf.function(self.function)(row)  # converted by autograph
@@ -83,7 +85,7 @@ class RowMap:
         def call(index: tf.Tensor) -> Any:
             return self._call([tensor[index] for tensor in tensors])
 
-        spec = containers.element_spec(self.result, canonical=False)
+        spec = datasets.element_spec(self.result, canonical=False)
         return tf.map_fn(call, tf.range(length), fn_output_signature=spec)
 
 

@@ -3,24 +3,236 @@
 Side effects run in the order they are written, as in a `tf.function`. Inside the
 function a call of another computation is copied into the same graph.
 Variables and tables that it makes are initialised anew on every call.
+
+Methods of TensorFlow's classes that are others while functions are traced.
+
+Classes are shared by all threads: a replacement tells by its arguments whether it is
+meant, and else does what the original does.
+
+Lets `==` and `!=` compare elements while a function is traced.
+
+TensorFlow compares tensors of a plain `tf.Graph` by identity, also inside of the
+`tf.function`s and dataset functions in it: `x == 0` would be False, silently. So these
+two operators are replaced while a function is traced, for tensors of the graph that
+it is traced into; all other tensors keep TensorFlow's.
+
+Lets a traced function use tensors that were computed before: as constants.
+
+TensorFlow captures such a tensor in a `tf.function`, and refuses it in the plain graph
+that a computation is traced into. A computation is to run anywhere, so what it was
+given is written into it. So is the content of a table that cannot change, such as the
+vocabulary of a Keras layer.
+
+`computation`: the decorator that makes a TensorFlow function a computation.
 """
 
-from collections.abc import Callable
-from typing import Any, cast
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, TypeAlias, cast
 
 import federated_language as fl
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context  # no public name
 from tensorflow.python.framework.auto_control_deps import (  # no public name
     AutomaticControlDependencies,
 )
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.loader as loader
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
 from ray_fed.language import blocks, structs, type_checks
-from ray_fed.tensorflow.front import captures, equality
-from ray_fed.tensorflow.graphs import callbacks, graph_message, loader
-from ray_fed.tensorflow.tensors import datasets, specs
-from ray_fed.values import plain_values
+from ray_fed.tensorflow.graphs import callbacks
+from ray_fed.tensorflow.tensors import specs
+
+Method: TypeAlias = Callable[..., Any]
+
+
+class ReplacedMethods:
+    """Puts methods into classes while any block is open, and the originals after it.
+
+    Args:
+        replacements: of a class and the name of its method, what makes the replacement
+            of the original.
+    """
+
+    def __init__(
+        self, replacements: Mapping[tuple[type[Any], str], Callable[[Method], Method]]
+    ) -> None:
+        self._replacements = replacements
+        self._originals: dict[tuple[type[Any], str], Method] = {}
+        self._lock = threading.Lock()
+        self._open_blocks = 0
+
+    @contextlib.contextmanager
+    def replaced(self) -> Generator[None]:
+        """Have the methods replaced, in all threads."""
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        with self._lock:
+            if not self._open_blocks:
+                for (cls, name), make in self._replacements.items():
+                    original = self._originals[cls, name] = getattr(cls, name)
+                    setattr(cls, name, make(original))
+            self._open_blocks += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._open_blocks -= 1
+            if not self._open_blocks:
+                for (cls, name), original in self._originals.items():
+                    setattr(cls, name, original)
+
+
+class TracedGraph(tf.Graph):
+    """A graph in which tensors and variables are compared element by element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By identity; holds the tensors, so that an id is not another's.
+        self._written: dict[int, tuple[Any, Any]] = {}
+
+    def write_once(self, tensor: Any, write: Callable[[Any], Any]) -> Any:
+        """Return what an eager tensor is in this graph, the same each time.
+
+        Args:
+            tensor: the eager one.
+            write: returns a tensor of this graph that stands for it.
+        """
+        if id(tensor) not in self._written:
+            with tf.control_dependencies(None):
+                self._written[id(tensor)] = tensor, write(tensor)
+        return self._written[id(tensor)][1]
+
+
+def _comparing(operation: Method, *, when_none: bool) -> Callable[[Method], Method]:
+    """Return what makes a comparison of elements of one of identities."""
+
+    def make(original: Method) -> Method:
+        def compare(self: Any, other: Any) -> Any:
+            if not _is_traced(self) or _is_identity_meant():
+                return original(self, other)
+            if other is None:
+                return when_none
+            left = tf.convert_to_tensor(self)
+            right = tf.convert_to_tensor(other, dtype_hint=left.dtype)
+            return operation(x=left, y=right, incompatible_shape_error=False)
+
+        return compare
+
+    return make
+
+
+_EQUAL = _comparing(tf.raw_ops.Equal, when_none=False)
+_NOT_EQUAL = _comparing(tf.raw_ops.NotEqual, when_none=True)
+
+compared_by_element = ReplacedMethods(
+    {
+        (tf.Tensor, "__eq__"): _EQUAL,
+        (tf.Tensor, "__ne__"): _NOT_EQUAL,
+        (tf.Variable, "__eq__"): _EQUAL,
+        (tf.Variable, "__ne__"): _NOT_EQUAL,
+    }
+).replaced
+"""Has tensors of every `TracedGraph` compared by element inside a block."""
+
+
+def _is_identity_meant() -> bool:
+    """Return whether TensorFlow's own code compares, that for variables and graphs."""
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = frame and frame.f_back
+    caller = frame.f_globals["__name__"] if frame else ""
+    return caller.startswith(("tensorflow.python.ops.", "tensorflow.python.framework."))
+
+
+def _is_traced(value: Any) -> bool:
+    try:
+        graph = value.graph
+    except AttributeError:  # an eager tensor
+        return False
+    while graph is not None and not isinstance(graph, TracedGraph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+_TensorFlow: Any = tf.__internal__  # no public name
+_EAGER: Any = next(
+    cls for cls in _TensorFlow.EagerTensor.__mro__ if "__tf_tensor__" in vars(cls)
+)
+"""The class of eager tensors that converts them: found without making a tensor, which
+would fix TensorFlow's threads."""
+
+
+def _converting(original: Method) -> Method:
+    """Return the conversion of an eager tensor to one of the graph of now."""
+
+    def convert(tensor: Any, dtype: Any = None, name: str | None = None) -> Any:
+        if not tf.executing_eagerly():
+            graph = tf.compat.v1.get_default_graph()
+            if isinstance(graph, TracedGraph):
+                return graph.write_once(tensor, _write)
+        return original(tensor, dtype, name)
+
+    return convert
+
+
+captured_as_constants = ReplacedMethods(
+    {(_EAGER, "__tf_tensor__"): _converting}
+).replaced
+"""Has eager tensors written into every `TracedGraph` that uses them inside a block."""
+
+
+def _write(tensor: Any) -> Any:
+    """Return what stands for an eager tensor in the graph that is current.
+
+    Raises:
+        CompileError: it stands for something of this process, such as a dataset.
+    """
+    if tensor.dtype not in (tf.resource, tf.variant):
+        return tf.constant(tensor.numpy())
+    # TensorFlow lets a handle know the object that it is of; there is no public name.
+    owner = getattr(tensor, "_parent_trackable", lambda: None)()
+    if isinstance(owner, tf.lookup.StaticHashTable):
+        return _write_table(owner)
+    raise errors.CompileError(
+        "Expected a computation to use tensors of values that it did not make, found"
+        f" one of {tensor.dtype.name}, such as a dataset, a variable or a table that"
+        " may change: make that inside of the computation, or pass it as an argument."
+    )
+
+
+def _write_table(table: Any) -> Any:
+    """Return the handle of a table of the same content, in the graph that is current.
+
+    The graph initialises it with its variables, before all that reads it.
+    """
+    with context.eager_mode():
+        try:
+            exported: Any = table.export()
+        except tf.errors.OpError as error:
+            raise errors.CompileError(
+                "Expected a table that has its content, found one without: give its"
+                " layer a vocabulary, or call `adapt`, before it is used here."
+            ) from error
+        keys, values = (tensor.numpy() for tensor in exported)
+        default = table.default_value.numpy()
+    order = np.argsort(keys)  # a table's own differs from process to process
+    initializer = tf.lookup.KeyValueTensorInitializer(
+        keys[order], values[order], table.key_dtype, table.value_dtype
+    )
+    return tf.lookup.StaticHashTable(initializer, default).resource_handle
+
 
 _OWN_MODULES = f"{__name__.partition('.')[0]}."
 
@@ -133,14 +345,14 @@ def trace(
         CompileError: a type nests deeper than protobuf reads.
     """
     outer = tf.compat.v1.get_default_graph()
-    traced = equality.TracedGraph()
+    traced = TracedGraph()
     stack = fl.framework.get_context_stack()
     ordered = AutomaticControlDependencies()
     with (
         traced.as_default(),
         stack.install(TracingContext()),
-        equality.compared_by_element(),
-        captures.captured_as_constants(),
+        compared_by_element(),
+        captured_as_constants(),
         ordered,
     ):
         if parameter is None:
@@ -203,3 +415,37 @@ def _initialize_op() -> str | None:
         return None
     initializers = [tf.compat.v1.variables_initializer(variables), *tables]
     return tf.group(*initializers, name="initialize").name
+
+
+def _wrap(
+    fn: Callable[..., Any],
+    parameter_type: fl.Type | None,
+    unpack: bool | None = None,  # noqa: FBT001 (ComputationWrapper passes it so)
+    name: str | None = None,
+) -> fl.framework.ConcreteComputation:
+    del name
+    return trace(fn, parameter_type, unpack=unpack)
+
+
+computation: Callable[..., Any] = fl.framework.ComputationWrapper(
+    _wrap, to_type_fn=specs.to_type, infer_type_fn=specs.infer_type
+)
+"""Make a Python function or `tf.function` over tensors a computation.
+
+Forms, the types being anything that `fl.to_type` or TensorFlow's own specs say:
+
+    @computation(np.float32)             one parameter
+    @computation(np.int32, np.int32)     several, by the function's own names
+    @computation                         none; or, where the function has some, a
+                                         template that is traced for each argument type
+    computation(fn, type), computation(fn), lambdas, tf.functions
+
+The function sees tensors, `tf.data.Dataset` for a sequence, and the containers of its
+type for structures; control flow over tensors is converted by autograph. Variables and
+tables that it creates are initialised on every call. It may call other computations of
+TensorFlow, which become part of it.
+
+Raises:
+    TypeError: parameter or result are not made of tensors, sequences and structures.
+    ValueError: the function returns None.
+"""

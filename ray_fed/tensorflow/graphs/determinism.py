@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import config  # no public name
 
-from ray_fed.tensorflow.graphs.protobufs import FunctionDef, GraphDef, NodeDef
+from ray_fed.tensorflow.graphs.graph_message import FunctionDef, GraphDef, NodeDef
 
 _OUTPUTS = ("loss", "backprop")
 

@@ -3,20 +3,368 @@
 Tracing binds a typed parameter to placeholders and a result to tensors; loading
 reads the same bindings back. A sequence is bound by the variant tensor of its
 dataset, or, as newer TensorFlow Federated writes it, by its serialised graph.
+
+Names for the protocol buffers that graphs are serialised as.
+
+TensorFlow makes their classes as it is imported: a type checker sees none of them.
+
+Where a computation and its nodes were traced: lines that travel in its graph.
+
+They stand where TensorFlow itself keeps the source of nodes, in the graph's debug
+information; that of the computation under a key that is the name of no node. So no op
+and no tensor of the graph differs, those who do not know the key pass over it, and what
+a graph draws or computes never depends on it. A node has a line where the user's code
+made it: the function that is traced, or a layer, a loss or a metric that ray_fed calls.
+Of a file only the last part of its path is kept: a message may travel further than a
+home directory should.
+
+Finds the Python functions of a graph, and refuses those of another process.
+
+A graph holds no Python function, only a number for it (`pyfunc_0`) in a table of the
+process that wrote the graph. Another process may have another function under that
+number, so the table cannot tell whether a graph may run. The graph itself can: a
+traced graph with such functions names the process that traced it.
+
+Names of the functions that a graph has in its library.
+
+TensorFlow counts the functions that a process traces, and the count is part of their
+names. Named by their places in the graph, the same code makes the same graph, however
+much was traced before.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+import copy
+import functools
+import inspect
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import federated_language as fl
 import tensorflow as tf
 from federated_language.proto import computation_pb2
 from tensorflow.python.framework import ops  # no public name
 
+import ray_fed.errors as errors
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.tracebacks as tracebacks
 from ray_fed.language.structs import Struct, to_struct
-from ray_fed.tensorflow.graphs import function_names, origins, python_functions
-from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
-from ray_fed.tensorflow.tensors import datasets, specs
+from ray_fed.tensorflow.tensors import specs
+
+GraphDef: TypeAlias = Any
+"""A graph: its nodes, and a library of functions that they call."""
+
+NodeDef: TypeAlias = Any
+"""An op of a graph or of a function: its kind, inputs and attributes."""
+
+FunctionDef: TypeAlias = Any
+"""A function of a graph's library: its signature, and nodes of its own."""
+
+TensorFlowMessage: TypeAlias = Any
+"""A `pb.TensorFlow`: a graph, and the tensors bound to its argument and result."""
+
+
+_COMPUTATION_KEY = "ray_fed computation"
+
+
+class Place(NamedTuple):
+    """A line of the user's code.
+
+    Attributes:
+        file: the last part of its path.
+        line: its number.
+        name: of the function.
+    """
+
+    file: str
+    line: int
+    name: str
+
+
+def write(graph_def: GraphDef, fn: Callable[..., Any]) -> None:
+    """Note in a GraphDef which Python function it was traced from."""
+    function = _innermost(fn)
+    name = getattr(function, "__name__", type(function).__name__)
+    called = function if hasattr(function, "__code__") else type(function).__call__
+    code = getattr(called, "__code__", None)
+    frame = graph_def.debug_info.traces[_COMPUTATION_KEY].file_line_cols.add(func=name)
+    if code is not None and not tracebacks.is_own(code.co_filename):
+        graph_def.debug_info.files.append(tracebacks.short_file(code.co_filename))
+        frame.line = code.co_firstlineno
+
+
+def read(graph_def: GraphDef) -> str:
+    """Return what an error calls the computation: what `write` noted, if it did."""
+    debug_info = graph_def.debug_info
+    if _COMPUTATION_KEY not in debug_info.traces:
+        return "a TensorFlow computation"
+    (frame,) = debug_info.traces[_COMPUTATION_KEY].file_line_cols
+    line = f" ({debug_info.files[0]}:{frame.line})" if frame.line else ""
+    return f"the computation `{frame.func}`{line}"
+
+
+def _innermost(fn: Any) -> Any:
+    """Return the function that a user wrote, inside of what wraps it."""
+    fn = inspect.unwrap(getattr(fn, "python_function", fn))
+    while isinstance(fn, functools.partial):
+        fn = inspect.unwrap(fn.func)
+    return getattr(fn, "__func__", fn)
+
+
+def write_places(graph_def: GraphDef, graph: tf.Graph) -> None:
+    """Note in a GraphDef which lines of the user's code made its nodes."""
+    places: dict[str, Place | None] = {}
+    searched: set[str] = set()  # scopes of layers that the user did not write
+    for each in _with_functions(graph):
+        for op in each.get_operations():
+            place = _place_of(op, searched)
+            if place is not None:
+                known = places.setdefault(op.name, place)
+                if known != place:  # functions may have nodes of one name
+                    places[op.name] = None
+    debug_info = graph_def.debug_info
+    files: dict[str, int] = {}
+    for name, place in places.items():
+        if place is None:
+            continue
+        frame = debug_info.traces[name].file_line_cols.add(
+            func=place.name, line=place.line
+        )
+        if place.file not in files:
+            files[place.file] = len(debug_info.files)
+            debug_info.files.append(place.file)
+        frame.file_index = files[place.file]
+
+
+def place_of(graph_def: GraphDef, text: str) -> str:
+    """Return a sentence on the line that made the node an error's text names, or ""."""
+    debug_info = graph_def.debug_info
+    node = _NODE.search(text)
+    named = [node[1]] if node else []
+    for name in _with_parents([*named, *_NAME.findall(text)]):
+        if name in debug_info.traces and name != _COMPUTATION_KEY:
+            frame = debug_info.traces[name].file_line_cols[0]
+            line = f"{debug_info.files[frame.file_index]}:{frame.line}"
+            return f"At {line}, in `{frame.func}` (`{name}`)."
+    if node and node[1].count("/") > 1:  # model/layer/op
+        return f"At `{node[1]}`."
+    return ""
+
+
+_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
+_NAME = re.compile(r"\((\w[\w./>-]*/[\w./>-]+):\d+\)")
+"""Of a tensor, in what an assertion shows."""
+
+
+def _with_parents(names: Iterable[str]) -> Iterator[str]:
+    """Yield names of nodes; each without a number at its end; then its scopes."""
+    for name in names:
+        parts = name.split("/")
+        for end in range(len(parts), 0, -1):
+            scope = "/".join(parts[:end])
+            yield scope
+            yield re.sub(r"_\d+$", "", scope)
+
+
+def _with_functions(graph: tf.Graph) -> list[tf.Graph]:
+    """Return a graph and the bodies of its functions, each once."""
+    graphs = {id(graph): graph}
+    pending = [graph]
+    while pending:
+        for function in pending.pop()._functions.values():  # noqa: SLF001 (no other)
+            body = getattr(function, "graph", None)
+            if body is not None and id(body) not in graphs:
+                graphs[id(body)] = body
+                pending.append(body)
+    return list(graphs.values())
+
+
+def _place_of(op: tf.Operation, searched: set[str]) -> Place | None:
+    """Return the innermost line of the user's code inside of what ray_fed traces.
+
+    A frame takes 15 us to read (2026), the last one that is not TensorFlow's 6 us.
+    """
+    stack: Any = op.traceback
+    if stack is None:  # of a computation that is called inside
+        return None
+    frame = stack.last_user_frame()
+    if tracebacks.is_of_user(frame.filename):
+        return Place(tracebacks.short_file(frame.filename), frame.lineno, frame.name)
+    layer = op.name.split("/")[:-1][:2]  # of a model
+    scope = "/".join(layer)
+    if scope in searched or not (scope or op.type == "Assert"):
+        return None
+    for index in range(len(stack) - 1, -1, -1):
+        frame = stack[index]
+        if tracebacks.is_own(frame.filename):
+            break
+        if tracebacks.is_of_user(frame.filename):
+            file = tracebacks.short_file(frame.filename)
+            return Place(file, frame.lineno, frame.name)
+    searched.add(scope)
+    return None
+
+
+_OPS = frozenset({"EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless"})
+_PROCESS_KEY = "ray_fed process"
+"""In the graph's debug information; the name of no node, as in `origins`."""
+
+
+def write_process(graph_def: GraphDef) -> None:
+    """Note in a graph with Python functions that this process traced it."""
+    if any(_found(graph_def)):
+        frames = graph_def.debug_info.traces[_PROCESS_KEY].file_line_cols
+        frames.add(func=_this_process())
+
+
+def check_process(graph_def: GraphDef) -> None:
+    """Raise unless the Python functions of a graph, if any, are of this process.
+
+    Args:
+        graph_def: with its debug information.
+
+    Raises:
+        UnsupportedError: another process traced them, or it is not known which.
+    """
+    if any(_found(graph_def)) and _process_of(graph_def) != _this_process():
+        raise _stays_error(graph_def)
+
+
+def check_absent(graph_def: GraphDef) -> None:
+    """Raise if a graph has Python functions, as before it is sent elsewhere.
+
+    Raises:
+        UnsupportedError: it has.
+    """
+    if any(_found(graph_def)):
+        raise _stays_error(graph_def)
+
+
+def _found(graph_def: GraphDef) -> Iterator[str]:
+    """Yield the kinds of the ops that call Python functions."""
+    bodies: list[Iterable[Any]] = [graph_def.node]
+    bodies += [function.node_def for function in graph_def.library.function]
+    for nodes in bodies:
+        yield from (node.op for node in nodes if node.op in _OPS)
+
+
+def _process_of(graph_def: GraphDef) -> str | None:
+    traces = graph_def.debug_info.traces
+    return (
+        traces[_PROCESS_KEY].file_line_cols[0].func if _PROCESS_KEY in traces else None
+    )
+
+
+def _this_process() -> str:
+    return f"{_token()} {os.getpid()}"  # a fork has the token, and numbers of its own
+
+
+@functools.cache
+def _token() -> str:
+    return uuid.uuid4().hex
+
+
+def _stays_error(graph_def: GraphDef) -> errors.UnsupportedError:
+    kinds = ", ".join(sorted(set(_found(graph_def))))
+    return errors.UnsupportedError(
+        f"Expected TensorFlow's own operations in {read(graph_def)}, found"
+        f" Python functions ({kinds}) that would run in another process than the one"
+        " that traced them. A tf.py_function, a tf.numpy_function and a"
+        " Dataset.from_generator stay in the process that made it: use TensorFlow's"
+        ' own operations, or Config(backend="local") in that process.'
+    )
+
+
+_ADDED = re.compile(r"^__(?:inference|forward|backward)_|(?:_\d+)+$")
+"""What TensorFlow adds to a function's own name, as in `__inference_train_362`."""
+
+
+def name_by_place(graph_def: GraphDef) -> None:
+    """Name and order functions by the first place where each is called, in place.
+
+    Functions that no node calls stay behind them, by their names.
+    """
+    library = graph_def.library
+    functions = {each.signature.name: each for each in library.function}
+    called = list(_calls_of(graph_def.node, functions))
+    names = [*called, *sorted(functions.keys() - set(called))]
+    copies = [copy.deepcopy(functions[name]) for name in names]
+    library.ClearField("function")
+    library.function.extend(copies)
+    own = {name: _ADDED.sub("", name) for name in names}
+    rename(graph_def, {name: f"{own[name]}_{i}" for i, name in enumerate(names)})
+
+
+def _calls_of(nodes: Iterable[NodeDef], functions: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the functions that nodes call, and those that these call, once each."""
+    pending = [iter(nodes)]
+    seen: set[str] = set()
+    while pending:
+        node = next(pending[-1], None)
+        if node is None:
+            pending.pop()
+            continue
+        for name in _names_in(node):
+            if name in functions and name not in seen:
+                seen.add(name)
+                yield name
+                pending.append(iter(functions[name].node_def))
+
+
+def _names_in(node: NodeDef) -> Iterator[str]:
+    yield node.op
+    for key in sorted(node.attr):
+        yield from _named_functions(node.attr[key])
+
+
+def _named_functions(value: Any) -> Iterator[str]:
+    for function in [value.func] if value.HasField("func") else value.list.func:
+        yield function.name
+        for key in sorted(function.attr):
+            yield from _named_functions(function.attr[key])
+
+
+def rename(graph_def: GraphDef, renamed: Mapping[str, str]) -> None:
+    """Give library functions of a GraphDef other names, in place, wherever they stand.
+
+    Args:
+        graph_def: to rewrite.
+        renamed: new names by old ones.
+    """
+    library = graph_def.library
+    for function in library.function:
+        name = function.signature.name
+        function.signature.name = renamed.get(name, name)
+        _rename_in_attributes(function.attr, renamed)
+    for gradient in library.gradient:
+        gradient.function_name = renamed.get(
+            gradient.function_name, gradient.function_name
+        )
+        gradient.gradient_func = renamed.get(
+            gradient.gradient_func, gradient.gradient_func
+        )
+    for nodes in all_nodes(graph_def):
+        for node in nodes:
+            node.op = renamed.get(node.op, node.op)
+            _rename_in_attributes(node.attr, renamed)
+
+
+def _rename_in_attributes(attributes: Any, renamed: Mapping[str, str]) -> None:
+    for value in attributes.values():
+        functions = [value.func] if value.HasField("func") else list(value.list.func)
+        for function in functions:
+            function.name = renamed.get(function.name, function.name)
+            _rename_in_attributes(function.attr, renamed)
+        if value.HasField("s"):
+            name = value.s.decode(errors="replace")
+            value.s = renamed[name].encode() if name in renamed else value.s
+
+
+def all_nodes(graph_def: GraphDef) -> list[Any]:
+    """Return the nodes of a graph, and those of each function of its library."""
+    return [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+
 
 pb: Any = computation_pb2
 
@@ -170,10 +518,10 @@ def build_message(
     message = pb.TensorFlow(parameter=parameter, result=result)
     graph_def = graph.as_graph_def()
     _forget_gradients(graph_def)
-    function_names.name_by_place(graph_def)
-    origins.write(graph_def, fn)
-    origins.write_places(graph_def, graph)
-    python_functions.write_process(graph_def)
+    name_by_place(graph_def)
+    write(graph_def, fn)
+    write_places(graph_def, graph)
+    write_process(graph_def)
     message.graph_def.Pack(graph_def, deterministic=True)
     if initialize_op is not None:
         message.initialize_op = initialize_op
@@ -188,7 +536,7 @@ def _forget_gradients(graph_def: Any) -> None:
     """
     registry: Any = ops.gradient_registry
     registered = registry._registry  # noqa: SLF001 (its keys are taken by nothing else)
-    for nodes in function_names.all_nodes(graph_def):
+    for nodes in all_nodes(graph_def):
         for node in nodes:
             if "_gradient_op_type" in node.attr:
                 name = node.attr["_gradient_op_type"].s.decode()
@@ -208,19 +556,19 @@ def graph_of(message: TensorFlowMessage) -> Any:
         UnsupportedError: it has Python functions of another process.
     """
     graph_def = _read_any(message)
-    python_functions.check_process(graph_def)
+    check_process(graph_def)
     graph_def.ClearField("debug_info")
     return graph_def
 
 
 def origin_of(message: TensorFlowMessage) -> str:
     """Return what an error calls the computation: its name and line, where known."""
-    return origins.read(_read_any(message))
+    return read(_read_any(message))
 
 
 def find_place(message: TensorFlowMessage, text: str) -> str:
     """Return a sentence on the line that made the node an error's text names, or ""."""
-    return origins.find_place(_read_any(message), text)
+    return place_of(_read_any(message), text)
 
 
 def check_portable(message: TensorFlowMessage) -> None:
@@ -229,7 +577,7 @@ def check_portable(message: TensorFlowMessage) -> None:
     Raises:
         UnsupportedError: it has Python functions.
     """
-    python_functions.check_absent(_read_any(message))
+    check_absent(_read_any(message))
 
 
 def _read_any(message: TensorFlowMessage) -> Any:

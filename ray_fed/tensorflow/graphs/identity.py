@@ -12,8 +12,8 @@ from typing import Any
 
 import federated_language as fl
 
+import ray_fed.tensorflow.graphs.graph_message as graph_message
 from ray_fed.language import blocks
-from ray_fed.tensorflow.graphs import graph_message
 
 _OF_PROCESS = frozenset(("config_proto", "container", "debug_name", "shared_name"))
 """Attributes that hold names, as those do that begin with `_`, or threads and devices

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from ray_fed.tensorflow.graphs import function_names, graph_message
-from ray_fed.tensorflow.graphs.protobufs import GraphDef, TensorFlowMessage
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+from ray_fed.tensorflow.graphs.graph_message import GraphDef, TensorFlowMessage
 
 _FIRST = "ray_fed_first_"
 """Starts the names of the first message's nodes, and ends those of its functions."""
@@ -92,7 +92,7 @@ def _rename(graph_def: GraphDef) -> None:
         function.signature.name: f"{function.signature.name}_{_FIRST}{digest}"
         for function in graph_def.library.function
     }
-    function_names.rename(graph_def, functions)
+    graph_message.rename(graph_def, functions)
     for node in graph_def.node:
         node.name = _FIRST + node.name
         node.input[:] = [

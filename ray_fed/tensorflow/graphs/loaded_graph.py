@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 import ray_fed.error_texts as error_texts
+import ray_fed.tensorflow.graphs.loader as loader
+import ray_fed.tensorflow.graphs.randomness as randomness
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.graphs import callbacks, determinism, loader, randomness
-from ray_fed.tensorflow.graphs.protobufs import GraphDef
+from ray_fed.tensorflow.graphs import callbacks, determinism
+from ray_fed.tensorflow.graphs.graph_message import GraphDef
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,19 +8,60 @@ Three things in a graph are global to a process, and are made local to a call:
   own and frees it at its end;
 * their initialisation: everything outside of the closure of `initialize_op` waits
   for it, so that each call starts afresh.
+
+Has TensorFlow run loaded graphs in the order in which their sums were written.
+
+Its arithmetic optimisation makes (a + b) + c of a + (b + c) where it knows the shapes
+of all three. What it knows depends on the form of a graph: of the same work, more in a
+graph of one client than in a loop over many. So the bits would depend on it, too.
 """
 
+import contextlib
+import functools
 import hashlib
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import context, execute  # no public names
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2  # no public names
+from tensorflow.python.eager import (
+    context,  # no public name
+    execute,  # no public names
+)
 
-from ray_fed.tensorflow.graphs import call_options, function_names
-from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
+
+_OFF = rewriter_config_pb2.RewriterConfig.OFF
+
+
+def current() -> Any:
+    """Return TensorFlow's `FunctionCallOptions` for graphs called on this thread."""
+    eager: Any = context.context()
+    options = eager.function_call_options
+    return _in_order(options.config_proto_serialized, options.executor_type)
+
+
+@contextlib.contextmanager
+def used() -> Generator[None]:
+    """Have graphs called with these options inside, on this thread."""
+    eager: Any = context.context()
+    before = eager.function_call_options
+    eager.function_call_options = current()
+    try:
+        yield
+    finally:
+        eager.function_call_options = before
+
+
+@functools.lru_cache(maxsize=16)
+def _in_order(serialised: bytes, executor_type: str | None) -> Any:
+    config: Any = config_pb2.ConfigProto.FromString(serialised)
+    config.graph_options.rewrite_options.arithmetic_optimization = _OFF
+    return context.FunctionCallOptions(executor_type, config)
+
 
 _ANONYMOUS_NAME = b"cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 """What TensorFlow's kernels take as "a handle of its own for each execution"."""
@@ -49,7 +90,7 @@ def isolate(graph_def: GraphDef, *first_ops: str | None) -> None:
             None for none.
     """
     _rename_functions(graph_def)
-    for nodes in function_names.all_nodes(graph_def):
+    for nodes in graph_message.all_nodes(graph_def):
         for node in nodes:
             _make_anonymous(node)
     for first_op in first_ops:
@@ -66,7 +107,7 @@ def _rename_functions(graph_def: GraphDef) -> None:
         function.signature.name: f"{function.signature.name}_{digest[:16]}"
         for function in library.function
     }
-    function_names.rename(graph_def, names)
+    graph_message.rename(graph_def, names)
 
 
 def _make_anonymous(node: NodeDef) -> None:
@@ -149,7 +190,7 @@ def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -
     def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if not fetches:
             return []
-        with call_options.used():
+        with used():
             return pruned._call_flat(tensors, pruned.captured_inputs)  # noqa: SLF001
 
     return run
@@ -189,7 +230,7 @@ def import_graph(
     # which take more memory than it.
     eager.add_function_def(wrapped.function_def)
     name, num_outputs = wrapped.name.decode(), len(wrapped.outputs)
-    attributes = tuple(itertools.chain(*call_options.current().as_attrs().items()))
+    attributes = tuple(itertools.chain(*current().as_attrs().items()))
 
     def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         return execute.execute(name, num_outputs, tensors, attributes, eager)

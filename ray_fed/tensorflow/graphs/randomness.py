@@ -7,17 +7,158 @@ set before every call. An op in a loop goes on drawing from its variable, so ite
 differ. Ops without such a twin are composed of those that have one.
 
     RandomUniform(shape)    ->    StatefulUniform(state of this op, Philox, shape)
+
+The states that random ops of a graph draw from: variables, set before each call.
+
+Makes the iterations of loops and datasets that draw run one after another.
+
+A random op takes its next numbers from a state that all iterations share, so that
+their order decides who gets which.
 """
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # no public name
 
-from ray_fed.tensorflow.graphs import draw_order, loader
-from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
-from ray_fed.tensorflow.graphs.random_states import RandomStates, describe_state
+import ray_fed.tensorflow.graphs.loader as loader
+from ray_fed.plan import random_keys
+from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
+
+
+class RandomStates:
+    """The state variables of one loaded graph; the owner of the graph closes them.
+
+    Attributes:
+        names: of the variables, in the order of their ops.
+        unkeyed: names and kinds of random ops that could not be rewritten.
+        in_functions: of those that were, in library functions: what such a function
+            of a dataset draws, it draws when the dataset is read.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.unkeyed: list[str] = []
+        self.in_functions: list[str] = []
+        self._handles: list[Any] = []
+
+    def create(self) -> None:
+        """Make the variables, on the device that is current."""
+        self._handles = [
+            tf.raw_ops.VarHandleOp(
+                dtype=tf.int64, shape=[random_keys.STATE_SIZE], shared_name=name
+            )
+            for name in self.names
+        ]
+
+    def set(self, content: bytes) -> None:
+        """Set every variable for the work that runs, on the device that is current.
+
+        Args:
+            content: identifies the computation.
+        """
+        for index, handle in enumerate(self._handles):
+            value = tf.constant(
+                random_keys.state(content + index.to_bytes(4)), tf.int64
+            )
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+    def close(self) -> None:
+        """Free the variables."""
+        # Collected by Python, at any time: also while this thread builds a graph.
+        with context.eager_mode():
+            for handle in self._handles:
+                tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+        self._handles.clear()
+
+
+def add_assignments(graph_def: GraphDef, names: Sequence[str]) -> tuple[list[str], str]:
+    """Add to a GraphDef what sets state variables; for who calls it inside of a graph.
+
+    Args:
+        graph_def: to add to, in place.
+        names: of the variables, as in `RandomStates`.
+
+    Returns:
+        The names of placeholders for the states, i64[3] each, and of the op that has
+        set them all.
+    """
+    group = graph_def.node.add(name="ray_fed_set_states", op="NoOp")
+    for index, name in enumerate(names):
+        prefix = f"ray_fed_set_states/{index}"
+        handle = graph_def.node.add(name=f"{prefix}/state", op="VarHandleOp")
+        describe_state(handle, name)
+        value = graph_def.node.add(name=f"{prefix}/value", op="Placeholder")
+        value.attr["dtype"].type = tf.int64.as_datatype_enum
+        value.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)
+        assign = graph_def.node.add(name=f"{prefix}/assign", op="AssignVariableOp")
+        assign.attr["dtype"].type = tf.int64.as_datatype_enum
+        assign.input.extend([handle.name, value.name])
+        group.input.append(f"^{assign.name}")
+    values = [f"ray_fed_set_states/{index}/value:0" for index in range(len(names))]
+    return values, group.name
+
+
+def describe_state(handle: NodeDef, name: str) -> None:
+    """Complete the node of a state variable, in place."""
+    handle.attr["dtype"].type = tf.int64.as_datatype_enum
+    handle.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)
+    handle.attr["shared_name"].s = name.encode()
+    handle.attr["container"].s = b""
+
+
+_PARALLEL_CALLS: Mapping[str, tuple[int, tf.DType]] = {
+    "MapAndBatchDataset": (-2, tf.int64),
+    "ParallelFilterDataset": (-1, tf.int64),
+    "ParallelMapDataset": (-1, tf.int32),
+    "ParallelMapDatasetV2": (-1, tf.int64),
+}
+"""By op that calls a function many times at once: which input says how many, and the
+dtype of that."""
+
+
+def run_in_order(graph_def: GraphDef, *, datasets: bool) -> None:
+    """Rewrite a GraphDef in place so that nothing draws before its predecessor has.
+
+    Args:
+        graph_def: its library functions are rewritten too.
+        datasets: whether functions of datasets draw.
+    """
+    bodies = (function.node_def for function in graph_def.library.function)
+    for in_function, nodes in [(False, graph_def.node), *((True, b) for b in bodies)]:
+        for node in list(nodes):
+            if "parallel_iterations" in node.attr:
+                node.attr["parallel_iterations"].i = 1
+            if datasets and node.op in _PARALLEL_CALLS:
+                _call_one_at_a_time(node, nodes, in_function=in_function)
+            elif datasets and node.op.startswith("ParallelInterleaveDataset"):
+                _interleave_in_order(node)
+
+
+def _call_one_at_a_time(node: NodeDef, nodes: Any, *, in_function: bool) -> None:
+    position, dtype = _PARALLEL_CALLS[node.op]
+    one = nodes.add(name=f"{node.name}/ray_fed_one", op="Const", device=node.device)
+    one.attr["dtype"].type = dtype.as_datatype_enum
+    one.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(1, dtype))
+    waits = sum(source.startswith("^") for source in node.input)
+    source = f"{one.name}:output:0" if in_function else one.name
+    node.input[len(node.input) - waits + position] = source
+
+
+def _interleave_in_order(node: NodeDef) -> None:
+    """Replace a parallel interleave by the one that reads in turn."""
+    waits = [source for source in node.input if source.startswith("^")]
+    kept = 3 + len(node.attr["Targuments"].list.type)  # up to the length of a block
+    inputs = [*node.input[:kept], *waits]
+    del node.input[:]
+    node.input.extend(inputs)
+    node.op = "InterleaveDataset"
+    for attribute in ("deterministic", "sloppy"):
+        if attribute in node.attr:
+            del node.attr[attribute]
+
 
 _PHILOX = 1
 
@@ -77,7 +218,7 @@ def key_random_ops(graph_def: GraphDef) -> RandomStates:
     for function in graph_def.library.function:
         _Rewriter(function.node_def, states, in_function=True).run()
     if states.names:
-        draw_order.run_in_order(graph_def, datasets=bool(states.in_functions))
+        run_in_order(graph_def, datasets=bool(states.in_functions))
     return states
 
 

@@ -8,31 +8,441 @@
     to_plain      partials -> plain values
 
 A call may stop at any client and the next go on from there: the bits are the same.
+
+Graphs that fold the clients of leaf after leaf, and merge the partials.
+
+    for each leaf                begins at zero
+        for each of its clients  data sliced: no padding, no second trace
+            work, accumulate     constants are the same for all, outside of the loops
+    for each pair                merge, as the tree of leaves has it
+        -> partials of subtrees; what is kept of each client, stacked
+
+One iteration at a time, so that variables and random states are those of one client.
+
+Chooses the graph for a leaf whose clients are all of one shape.
+
+Such a leaf may be compiled by XLA, or fold several clients at once (`shaped_clients`).
+Settings, the rule in `jit` and what the work does decide; a leaf that gets no graph of
+its own is folded by the graph for clients of any shape, and the reason is noted.
 """
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import federated_language as fl
 import numpy as np
 import tensorflow as tf
 
-from ray_fed.language.structs import Plain
-from ray_fed.plan import diagnostics, merge_tree, plans, random_keys
+import ray_fed.plan.plans as plans
+from ray_fed.language.structs import Plain, Struct
+from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.tensorflow.external import held_rows
-from ray_fed.tensorflow.kernels.client_tensors import LaidPart
-from ray_fed.tensorflow.kernels.client_work import ClientWork, refuse_many
-from ray_fed.tensorflow.kernels.grafts import Grafts
-from ray_fed.tensorflow.kernels.graph_functions import as_tensors
-from ray_fed.tensorflow.kernels.graph_values import flatten
-from ray_fed.tensorflow.kernels.laid_clients import LaidClients, LaidData, UniformShape
-from ray_fed.tensorflow.kernels.leaf_loops import LeafFold, LeafLoop
-from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel
-from ray_fed.tensorflow.kernels.shaped_graphs import ShapedGraphs
+from ray_fed.tensorflow.kernels import jit
+from ray_fed.tensorflow.kernels.client_batches import (
+    LaidClients,
+    LaidData,
+    LaidPart,
+    ShapedClients,
+    UniformShape,
+    Window,
+    flatten_all,
+)
+from ray_fed.tensorflow.kernels.client_work import ClientWork, refuse_many, specs_of
+from ray_fed.tensorflow.kernels.graph_builder import Grafts, UnfitError, flatten
+from ray_fed.tensorflow.kernels.graph_functions import (
+    GraphFunction,
+    as_graph,
+    as_tensors,
+    before,
+)
+from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel, empty_array, merge_all
 from ray_fed.tensorflow.loading import normal
 from ray_fed.values import tensor_structures
 from ray_fed.values.stored import ClientValues
+
+_INDEX = tf.TensorSpec([], tf.int64)
+_PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int64)}
+_INDICES = tf.TensorSpec([None], tf.int32)
+
+ClientBounds = tuple[tf.Tensor, tf.Tensor]
+"""The first client of a leaf, and the one after its last client: i64[] each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopInputs:
+    """What the loops of a kernel take from outside, as tensors of its graph.
+
+    Attributes:
+        first: the first client of this call.
+        work_states: see `LaidClients.states`.
+        fold_states: see `LaidClients.states`.
+        constants: a struct.
+        data: the data of the clients.
+    """
+
+    first: tf.Tensor
+    work_states: tf.Tensor
+    fold_states: tf.Tensor
+    constants: Struct
+    data: Sequence[tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafFold:
+    """A way to fold the clients of one leaf.
+
+    Attributes:
+        fold: takes the clients, then accumulators and arrays of what is kept, as they
+            are before these clients; returns a tensor that the next leaf waits for,
+            then accumulators and arrays as they are after these clients.
+        prepare: returns the data of all clients as `fold` takes it, once a call.
+    """
+
+    fold: Callable[[ClientBounds, Sequence[Any], LoopInputs], list[Any]]
+    prepare: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = list
+
+
+class LeafLoop:
+    """Builds the graphs of one kernel.
+
+    Args:
+        client: what is done with each client.
+        merge: of two partials; None: no partials are merged in the graph.
+
+    Attributes:
+        specs: of the accumulators.
+        constant_specs: of the constants.
+        work_grafts: the computations that were put in as clients' work.
+        fold_grafts: the computations that were put in to accumulate.
+    """
+
+    def __init__(self, client: ClientWork, merge: MergeKernel | None) -> None:
+        self._client, self._merge = client, merge
+        self.specs = client.specs
+        self.constant_specs = specs_of(client.constants)
+        self.work_grafts, self.fold_grafts = Grafts(), Grafts()
+
+    def trace(self, leaf_fold: LeafFold) -> GraphFunction:
+        """Return the graph that folds the clients of each leaf in one way."""
+        build = functools.partial(self._build, leaf_fold)
+        try:
+            return as_graph(build, self._signature())
+        finally:
+            self.work_grafts.leave_graph()
+            self.fold_grafts.leave_graph()
+
+    def _signature(self) -> list[tf.TensorSpec]:
+        states = tf.TensorSpec([None, None, random_keys.STATE_SIZE], tf.int64)
+        return [
+            *(_PAIRS[tf.int64], _PAIRS[tf.int32], _INDICES, states, states),
+            *(*self.specs, *self.constant_specs),
+            *self._client.layout.specs,
+        ]
+
+    def _build(
+        self,
+        leaf_fold: LeafFold,
+        bounds: tf.Tensor,
+        merges: tf.Tensor,
+        roots: tf.Tensor,
+        work_states: tf.Tensor,
+        fold_states: tf.Tensor,
+        *tensors: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Fold leaf after leaf, merge what is to be merged, return what is left."""
+        size = len(self.specs)
+        zeros, rest = tensors[:size], tensors[size:]
+        num_constants = len(self.constant_specs)
+        constants = iter(rest[:num_constants])
+        given = LoopInputs(
+            bounds[0, 0],
+            work_states,
+            fold_states,
+            tensor_structures.unflatten(constants, self._client.constants),
+            leaf_fold.prepare(rest[num_constants:]),
+        )
+        starts, stops = tf.unstack(bounds, axis=1)
+        num_leaves = tf.shape(bounds)[0]
+
+        def fold(leaf: tf.Tensor, *carried: Any) -> list[Any]:
+            clients = tf.gather(starts, leaf), tf.gather(stops, leaf)
+            end, *folded = leaf_fold.fold(clients, [*zeros, *carried[size:]], given)
+            written = [
+                array.write(leaf, tensor)
+                for array, tensor in zip(carried[:size], folded[:size], strict=True)
+            ]
+            with tf.control_dependencies([end]):
+                return [leaf + 1, *written, *folded[size:]]
+
+        partials = [empty_array(spec, num_leaves) for spec in self.specs]
+        kept = self._kept_arrays(bounds[-1, 1] - given.first)
+        _, *held = tf.while_loop(
+            before(num_leaves),
+            fold,
+            [tf.constant(0), *partials, *kept],
+            shape_invariants=[
+                tf.TensorShape([]),
+                *(array.flow.shape for array in [*partials, *kept]),
+            ],
+            parallel_iterations=1,
+        )
+        partials = held[:size]
+        if self._merge is not None:
+            partials = merge_all(self._merge, merges, partials)
+        return [
+            *(array.gather(roots) for array in partials),
+            *(array.stack() for array in held[size:]),
+        ]
+
+    def fold_any(
+        self, clients: ClientBounds, held: Sequence[Any], given: LoopInputs
+    ) -> list[Any]:
+        """Fold any number of clients, of any shapes: see `LeafFold.fold`."""
+
+        def step(index: tf.Tensor, *carried: Any) -> list[Any]:
+            return self._step(index, carried, given)
+
+        shapes = [spec.shape for spec in self.specs]
+        kept_shapes = [array.flow.shape for array in held[len(self.specs) :]]
+        first, stop = clients
+        return tf.while_loop(
+            before(stop),
+            step,
+            [first, *held],
+            shape_invariants=[_INDEX.shape, *shapes, *kept_shapes],
+            parallel_iterations=1,
+        )
+
+    def fold_one(
+        self, clients: ClientBounds, held: Sequence[Any], given: LoopInputs
+    ) -> list[Any]:
+        """Do what `fold_any` does, for exactly one client: without the inner loop."""
+        return self._step(clients[0], held, given)
+
+    def _step(
+        self, index: tf.Tensor, carried: Sequence[Any], given: LoopInputs
+    ) -> list[Any]:
+        """Do and accumulate the work of one client; first the next client's index."""
+        size = len(self.specs)
+        accumulators, arrays = carried[:size], carried[size:]
+        self.work_grafts.ends = []
+        self.work_grafts.use_states(lambda site: given.work_states[index, site])
+        self.fold_grafts.use_states(lambda site: given.fold_states[index, site])
+        member = self._client.layout.member(given.data, index)
+        constants = flatten(given.constants)
+        worked = self._client.work(self.work_grafts, constants, member)
+        count = len(worked) - len(self._client.kept)
+        position = tf.cast(index - given.first, tf.int32)
+        outside = flatten_all(worked[count:])
+        written = [
+            array.write(position, tensor)
+            for array, tensor in zip(arrays, outside, strict=True)
+        ]
+        inside = flatten_all(worked[:count])
+        added = self._client.fold(self.fold_grafts, accumulators, inside, constants)
+        with tf.control_dependencies(self.work_grafts.ends):
+            following = index + 1
+        return [following, *added, *written]
+
+    def _kept_arrays(self, count: tf.Tensor) -> list[Any]:
+        return [
+            empty_array(spec, tf.cast(count, tf.int32))
+            for spec in specs_of(self._client.kept)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _ShapedGraph:
+    """The graph for leaves of one shape.
+
+    Attributes:
+        function: None where the graph for clients of any shape folds these leaves.
+        not_jit: why XLA does not compile it; None where XLA does.
+    """
+
+    function: GraphFunction | None
+    not_jit: str | None
+
+
+class ShapedGraphs:
+    """The graphs of one kernel by shape, each built when first needed.
+
+    Args:
+        kernel: its options `jit` and `vectorised_clients` count here.
+        client: what is done with each client.
+        loop: builds the graphs.
+        device: name of the device to run on; None leaves it to TensorFlow.
+    """
+
+    def __init__(
+        self,
+        kernel: plans.Kernel,
+        client: ClientWork,
+        loop: LeafLoop,
+        device: str | None,
+    ) -> None:
+        self._client, self._loop, self._device = client, loop, device
+        self._jit, self._at_once = kernel.jit, kernel.vectorised_clients
+        self._ops = loop.work_grafts.ops | loop.fold_grafts.ops
+        self._never_jit = "off" if kernel.jit == "off" else None
+        if kernel.jit == "auto":
+            self._never_jit = jit.refuse_ops(self._ops, jit.kind_of(device))
+        self._refusals: set[str] = set()
+        self._graphs: dict[UniformShape, _ShapedGraph] = {}
+        self._compiled: set[UniformShape] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether settings ask for other graphs than that of clients of any shape."""
+        return self._jit == "on" or self._at_once > 1
+
+    def refuse_shapes(self, leaf_size: int) -> str | None:
+        """Return why the shapes of clients decide nothing; None where they do.
+
+        Args:
+            leaf_size: how many clients the leaves of the cohort have.
+        """
+        if self._at_once > 1:
+            return None
+        if self._never_jit is not None or self._jit == "on":
+            return self._never_jit
+        return jit.refuse_window(Window.of(leaf_size).size)
+
+    def shape_of(
+        self, leaf: range, laid: LaidClients, leaf_size: int
+    ) -> UniformShape | None:
+        """Return the shape of a leaf's clients, where there is a graph for it.
+
+        Args:
+            leaf: positions of all clients of the leaf among those that were laid.
+            laid: the clients.
+            leaf_size: how many clients the leaves of the cohort have.
+        """
+        kinds = laid.data.kinds[leaf.start : leaf.stop]
+        is_mixed = len(laid.data.shapes) > 1 and (kinds != kinds[:1]).any()
+        if is_mixed:
+            reason = "clients of a leaf have data of several shapes"
+            self._note_off(reason)
+            if self.is_asked_for:
+                diagnostics.note([diagnostics.Unshaped(reason)])
+            return None
+        of_clients = laid.data.shapes[kinds[0]] if len(kinds) else None
+        if of_clients is None:
+            if leaf:
+                refused = self.refuse_shapes(leaf_size)
+                self._note_off(refused or "data without one shape")
+            return None
+        shape = UniformShape(of_clients, Window.of(leaf_size))
+        with self._lock:  # other threads may run this kernel, too
+            if shape not in self._graphs:
+                self._graphs[shape] = self._specialise(shape)
+        graph = self._graphs[shape]
+        if graph.not_jit is not None:
+            self._note_off(graph.not_jit)
+        return None if graph.function is None else shape
+
+    def call(
+        self,
+        shape: UniformShape | None,
+        arguments: list[tf.Tensor],
+        for_any_shape: GraphFunction,
+    ) -> list[tf.Tensor]:
+        """Call the graph for leaves of a shape.
+
+        Args:
+            shape: what `shape_of` returned for each of the leaves.
+            arguments: of the graph.
+            for_any_shape: the graph to call where there is none for the shape.
+        """
+        graph = None if shape is None else self._graphs[shape]
+        if shape is None or graph is None or graph.function is None:
+            return for_any_shape(arguments)
+        try:
+            results = graph.function(arguments)
+        except tf.errors.ResourceExhaustedError:
+            raise
+        except tf.errors.OpError as error:
+            if graph.not_jit is not None or shape in self._compiled:
+                raise
+            # XLA compiles at the first call. What it refuses, it always refuses.
+            reason = f"{type(error).__name__} of XLA"
+            self._graphs[shape] = self._refuse(reason)
+            self._note_off(reason)
+            return for_any_shape(arguments)
+        self._compiled.add(shape)
+        if self._jit == "auto" and graph.not_jit is None:
+            diagnostics.note([diagnostics.JitDecision(jit=True, reason=jit.GAIN)])
+        return results
+
+    def note_refusals(self) -> None:
+        """Note why leaves of one shape got no graph although settings ask for it."""
+        diagnostics.note(map(diagnostics.Unshaped, tuple(self._refusals)))
+
+    def _note_off(self, reason: str) -> None:
+        if self._jit == "auto":
+            diagnostics.note([diagnostics.JitDecision(jit=False, reason=reason)])
+
+    def _refuse(self, reason: str) -> _ShapedGraph:
+        if self.is_asked_for:
+            self._refusals.add(reason)
+        return _ShapedGraph(None, reason)
+
+    def _refuse_jit(self, shape: UniformShape) -> str | None:
+        """Return why XLA does not compile leaves of a shape; None where it does."""
+        if self._jit != "auto" or self._never_jit is not None:
+            return self._never_jit
+        specs = [*self._loop.specs, *self._loop.constant_specs]
+        shapes = [spec.shape.as_list() if spec.shape else None for spec in specs]
+        extents = self._client.layout.extents(shape.clients)
+        given = [*shapes, *(extent.shape for extent in extents)]
+        kind = jit.kind_of(self._device)
+        return jit.refuse_sizes(self._ops, shape.window.size, given, kind)
+
+    def _specialise(self, shape: UniformShape) -> _ShapedGraph:
+        """Return the graph for leaves of a shape, or why there is none."""
+        not_jit = self._refuse_jit(shape)
+        if not_jit is not None and self._at_once == 1:
+            return _ShapedGraph(None, not_jit)
+        if len(self._client.kept):
+            return self._refuse("values are kept of clients")
+        clients = ShapedClients(
+            self._client,
+            self._client.layout,
+            shape.clients,
+            window=shape.window,
+            at_once=self._at_once,
+            jit=not_jit is None,
+        )
+
+        def fold(
+            bounds: ClientBounds, held: Sequence[Any], given: LoopInputs
+        ) -> list[Any]:
+            constants = flatten(given.constants)
+            return [bounds[1], *clients.fold(bounds, held, constants, given.data)]
+
+        try:
+            with tf.device(self._device):
+                traced = self._loop.trace(LeafFold(fold, clients.prepare))
+                return _ShapedGraph(traced, not_jit)
+        except UnfitError as error:  # TensorFlow may put a traceback before its text
+            told = str(error).rpartition(f"{UnfitError.__name__}: ")[2]
+            return self._refuse(told.strip())
+        except Exception as error:
+            if diagnostics.is_defect(error):
+                raise
+            return self._refuse(diagnostics.first_line(_first_of(error)))
+
+
+def _first_of(error: BaseException) -> BaseException:
+    """Return the error that was raised first: TensorFlow raises others over it."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
 
 _CACHED_INDICES = 64
 """Cuts of cohorts whose indices a kernel keeps as tensors."""

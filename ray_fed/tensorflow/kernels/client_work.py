@@ -6,12 +6,16 @@ from typing import Any, cast
 import federated_language as fl
 import tensorflow as tf
 
+import ray_fed.plan.plans as plans
 from ray_fed.language import blocks, structs, type_checks
-from ray_fed.plan import plans
-from ray_fed.tensorflow.kernels.client_tensors import ClientLayout
-from ray_fed.tensorflow.kernels.grafts import Grafts
-from ray_fed.tensorflow.kernels.graph_values import UnfitError, flatten, leaf_types
-from ray_fed.tensorflow.kernels.symbolic import Interpreter
+from ray_fed.tensorflow.kernels.client_batches import ClientLayout
+from ray_fed.tensorflow.kernels.graph_builder import (
+    Grafts,
+    Interpreter,
+    UnfitError,
+    flatten,
+    leaf_types,
+)
 from ray_fed.tensorflow.tensors import specs
 from ray_fed.values.tensor_structures import nester, unflatten
 

@@ -1,13 +1,275 @@
-"""Functions of tensors as graphs of their own, and the loops in them."""
+"""Functions of tensors as graphs of their own, and the loops in them.
 
-from collections.abc import Callable, Iterable, Sequence
+Writes the loops of a graph as frames that enter once what no iteration changes.
+
+TensorFlow writes them so, too, before it runs a graph; but it passes all that a loop
+takes through three ops in each iteration, which counts where iterations are short.
+
+    while i < n: i, x = i + 1, f(x, w)          w and n stay as they are
+
+    i, x    Enter -> Merge -> Switch -> body -> NextIteration -> Merge ...
+                                     -> Exit
+    w, n    Enter, once
+
+A node of a frame whose inputs all come from outside would also run in the iteration
+that only finds that the loop has ended: such nodes wait for a variable that the
+condition reads, so what nothing else reads, TensorFlow's own count of iterations, is
+left out.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from ray_fed.tensorflow.graphs import loader
-from ray_fed.tensorflow.kernels import frames
+import ray_fed.tensorflow.graphs.loader as loader
+import ray_fed.tensorflow.lowering.inlining as inlining
+from ray_fed.tensorflow.graphs.graph_message import FunctionDef, GraphDef, NodeDef
+from ray_fed.tensorflow.lowering.inlining import CannotLower
 from ray_fed.tensorflow.tensors import copies
+
+_LOOPS = frozenset({"While", "StatelessWhile"})
+
+
+def write_frames(graph_def: GraphDef, kept: Sequence[str]) -> Any:
+    """Return a graph that does the same, with frames for loops.
+
+    Loops that TensorFlow would not write so are left, and so are those in functions
+    that the graph calls.
+
+    Args:
+        graph_def: with its library.
+        kept: names of tensors, none of them of a loop; what they do not need is
+            left out.
+    """
+    functions = {f.signature.name: f for f in graph_def.library.function}
+    renamed: dict[str, str] = {}
+    nodes: dict[str, NodeDef] = {}
+    pending = collections.deque(graph_def.node)
+    while pending:
+        node = pending.popleft()
+        frame = _frame_of(node, functions)
+        if frame is None:
+            nodes[node.name] = node
+        else:
+            pending.extend(frame.nodes)
+            renamed.update(frame.renamed)
+    framed = tf.compat.v1.GraphDef(versions=graph_def.versions)
+    framed.library.CopyFrom(graph_def.library)
+    for node in nodes.values():
+        sources = [_rewired(source, renamed) for source in node.input]
+        del node.input[:]
+        node.input.extend(sources)
+    needed = _reached(nodes, kept)
+    framed.node.extend(node for name, node in nodes.items() if name in needed)
+    return framed
+
+
+def _frame_of(node: NodeDef, functions: Mapping[str, FunctionDef]) -> "_Frame | None":
+    if node.op not in _LOOPS or not node.attr["_lower_using_switch_merge"].b:
+        return None
+    condition, body = (
+        inlining.of_function(functions[node.attr[name].func.name])
+        for name in ("cond", "body")
+    )
+    steady = [
+        _origin(body, result) == argument
+        for argument, result in zip(body.arguments, body.results, strict=True)
+    ]
+    if all(steady):
+        return None
+    try:
+        return _Frame(node, steady, _arguments_read(condition)).write(condition, body)
+    except CannotLower:  # a frame inside of a function
+        return None
+
+
+def _origin(body: inlining.Body, result: str) -> str:
+    """Return what a result is another name of."""
+    while result not in body.arguments:
+        node = body.nodes[inlining.node_of(result)]
+        if node.op != "Identity" or len(node.input) != 1:
+            break
+        result = inlining.tensor_of(node.input[0])
+    return result
+
+
+def _arguments_read(body: inlining.Body) -> set[int]:
+    """Return the indices of the arguments that the results of a body are made of."""
+    read = inlining.needed(body.nodes, map(inlining.node_of, body.results))
+    sources = {
+        s for name in read for s in map(inlining.tensor_of, body.nodes[name].input)
+    }
+    sources.update(body.results)
+    return {i for i, name in enumerate(body.arguments) if name in sources}
+
+
+def _rewired(source: str, renamed: Mapping[str, str]) -> str:
+    if source.startswith("^"):
+        return renamed.get(source, source)
+    return renamed.get(inlining.tensor_of(source), source)
+
+
+def _reached(nodes: Mapping[str, NodeDef], kept: Sequence[str]) -> set[str]:
+    """Return the names of what some tensors need, loops' ways back included."""
+    reached: set[str] = set()
+    pending = [inlining.node_of(name) for name in kept]
+    while pending:
+        name = pending.pop()
+        if name not in reached:
+            reached.add(name)
+            pending.extend(inlining.node_of(source) for source in nodes[name].input)
+    return reached
+
+
+class _Frame:
+    """One loop as a frame.
+
+    Args:
+        loop: its node.
+        steady: of each of its variables, whether no iteration changes it; not all.
+        read: indices of those that its condition reads.
+
+    Attributes:
+        nodes: of the frame; copies, where they are of the loop's functions.
+        renamed: what stands for the loop's tensors, and for a wait for it.
+    """
+
+    def __init__(self, loop: NodeDef, steady: list[bool], read: set[int]) -> None:
+        self.nodes: list[Any] = []
+        self.renamed: dict[str, str] = {}
+        self._loop = loop
+        self._types = loop.attr["T"].list.type
+        self._steady = steady
+        self._changing = [index for index, s in enumerate(steady) if not s]
+        changing_read = (index for index in self._changing if index in read)
+        self._pivot = next(changing_read, self._changing[0])
+        self._outer: set[str] = set()
+
+    def write(self, condition: inlining.Body, body: inlining.Body) -> "_Frame":
+        """Add all nodes.
+
+        Raises:
+            CannotLower: there are frames in a function of the loop.
+        """
+        taken = [source for source in self._loop.input if not source.startswith("^")]
+        held = self._enter(taken)
+        switched = self._test(condition, held)
+        self._iterate(body, held, switched)
+        self._leave(taken, switched)
+        return self
+
+    def _enter(self, taken: Sequence[str]) -> list[str]:
+        """Return the tensors of the variables in an iteration."""
+        waits = [source for source in self._loop.input if source.startswith("^")]
+        held: list[str] = []
+        for index, source in enumerate(taken):
+            enter = self._add("Enter", f"enter_{index}", [source, *waits], index)
+            enter.attr["frame_name"].s = self._loop.name.encode()
+            enter.attr["is_constant"].b = self._steady[index]
+            parallel = self._loop.attr["parallel_iterations"].i
+            enter.attr["parallel_iterations"].i = parallel or 10
+            if self._steady[index]:
+                self._outer.add(f"{enter.name}:0")
+            else:
+                back = f"{self._loop.name}/next_{index}"
+                enter = self._add("Merge", f"merge_{index}", [enter.name, back], index)
+                enter.attr["N"].i = 2
+            held.append(f"{enter.name}:0")
+        return held
+
+    def _test(self, condition: inlining.Body, held: Sequence[str]) -> dict[int, str]:
+        """Return the names of the switches of the variables that change."""
+        pivot = held[self._pivot]
+        [goes_on], last = self._copy(condition, "cond", held, pivot)
+        sources = self._waiting([goes_on, *last], pivot)
+        test = self._add("LoopCond", "goes_on", sources)
+        return {
+            index: self._add(
+                "Switch", f"switch_{index}", [held[index], test.name], index
+            ).name
+            for index in self._changing
+        }
+
+    def _iterate(
+        self, body: inlining.Body, held: Sequence[str], switched: Mapping[int, str]
+    ) -> None:
+        inside = list(held)
+        for index, switch in switched.items():
+            node = self._add("Identity", f"body_{index}", [f"{switch}:1"], index)
+            inside[index] = f"{node.name}:0"
+        pivot = inside[self._pivot]
+        results, last = self._copy(body, "body", inside, pivot)
+        for index in self._changing:
+            sources = self._waiting([results[index], *last], pivot)
+            self._add("NextIteration", f"next_{index}", sources, index)
+
+    def _leave(self, taken: Sequence[str], switched: Mapping[int, str]) -> None:
+        name = self._loop.name
+        for index, switch in switched.items():
+            left = self._add("Exit", f"exit_{index}", [switch], index)
+            self.renamed[f"{name}:{index}"] = f"{left.name}:0"
+        done = f"^{name}/exit_{self._pivot}"
+        self.renamed[f"^{name}"] = done
+        for index, source in enumerate(taken):
+            if self._steady[index]:
+                left = self._add("Identity", f"left_{index}", [source, done], index)
+                self.renamed[f"{name}:{index}"] = f"{left.name}:0"
+
+    def _copy(
+        self, body: inlining.Body, label: str, inside: Sequence[str], pivot: str
+    ) -> tuple[list[str], list[str]]:
+        """Add a function's nodes; return its results, and what waits for its effects.
+
+        Args:
+            body: of the function.
+            label: of the names of the copies.
+            inside: what stands for its arguments.
+            pivot: a tensor that is not there in the iteration that ends the loop.
+        """
+        renamed = dict(zip(body.arguments, inside, strict=True))
+        prefix = f"{self._loop.name}/{label}"
+        roots = [*map(inlining.node_of, body.results), *body.last]
+        for name in inlining.needed(body.nodes, roots):
+            node = type(self._loop)()
+            node.CopyFrom(body.nodes[name])
+            node.name = f"{prefix}/{name}"
+            node.attr.pop("_class", None)  # colocated with what may be elsewhere
+            sources = [_placed(source, renamed, prefix) for source in node.input]
+            del node.input[:]
+            node.input.extend(self._waiting(sources, pivot))
+            self.nodes.append(node)
+        results = [_placed(result, renamed, prefix) for result in body.results]
+        return results, [f"^{prefix}/{name}" for name in body.last]
+
+    def _waiting(self, sources: list[str], pivot: str) -> list[str]:
+        """Return a node's inputs, and a wait where all of them come from outside."""
+        if any(s not in self._outer and not s.startswith("^") for s in sources):
+            return sources
+        return [*sources, f"^{inlining.node_of(pivot)}"]
+
+    def _add(
+        self, op: str, label: str, sources: Sequence[str], index: int | None = None
+    ) -> Any:
+        """Add a node; `index` is of the variable that it passes on."""
+        node = type(self._loop)(name=f"{self._loop.name}/{label}", op=op)
+        node.device = self._loop.device
+        node.input.extend(sources)
+        if index is not None:
+            node.attr["T"].type = self._types[index]
+        self.nodes.append(node)
+        return node
+
+
+def _placed(source: str, renamed: Mapping[str, str], prefix: str) -> str:
+    """Return what an input of a function's node is in the graph."""
+    if not source.startswith("^"):
+        tensor = inlining.tensor_of(source)
+        return renamed.get(tensor) or f"{prefix}/{tensor}"
+    argument = renamed.get(f"{source[1:]}:0")
+    return f"^{inlining.node_of(argument)}" if argument else f"^{prefix}/{source[1:]}"
+
 
 GraphFunction: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """A graph, called as a function of its arguments in order."""
@@ -85,7 +347,7 @@ def _import(
     signature: Sequence[tf.TensorSpec],
 ) -> GraphFunction:
     feeds, fetches = ([tensor.name for tensor in held] for held in (fed, fetched))
-    graph_def = frames.write_frames(graph.as_graph_def(), [*feeds, *fetches])
+    graph_def = write_frames(graph.as_graph_def(), [*feeds, *fetches])
     return loader.import_graph(graph_def, feeds, fetches, signature)
 
 

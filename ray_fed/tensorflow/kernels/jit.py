@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-import ray_fed.tensorflow.lowering.bodies as bodies
-from ray_fed.tensorflow.graphs.protobufs import GraphDef, NodeDef
+import ray_fed.tensorflow.lowering.inlining as inlining
+from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
 
 GAIN = "ops that XLA gains on"
 
@@ -103,7 +103,7 @@ def op_kinds(graph_def: GraphDef) -> Iterator[str]:
 
 def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, NodeDef]) -> bool:
     """Return whether any of these tensors depends on more than shapes and constants."""
-    pending = [bodies.node_of(source) for source in sources]
+    pending = [inlining.node_of(source) for source in sources]
     seen: set[str] = set()
     while pending:
         name = pending.pop()
@@ -111,14 +111,14 @@ def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, NodeDef]) -> bo
         if node is None or node.op == "Placeholder":
             return True  # an argument
         if name not in seen and node.op not in _OF_SHAPES:
-            pending += map(bodies.node_of, node.input)
+            pending += map(inlining.node_of, node.input)
         seen.add(name)
     return False
 
 
 def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
     """Return over how many axes an op reduces; None where no constant says so."""
-    axes = nodes.get(bodies.node_of(node.input[1]))
+    axes = nodes.get(inlining.node_of(node.input[1]))
     if axes is None or axes.op != "Const":
         return None
     shape = axes.attr["value"].tensor.tensor_shape

@@ -8,10 +8,8 @@ import tensorflow as tf
 
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.tensorflow.kernels.client_work import parameter_of, specs_of
-from ray_fed.tensorflow.kernels.grafts import Grafts
+from ray_fed.tensorflow.kernels.graph_builder import Grafts, Interpreter, flatten
 from ray_fed.tensorflow.kernels.graph_functions import as_graph, as_tensors, before
-from ray_fed.tensorflow.kernels.graph_values import flatten
-from ray_fed.tensorflow.kernels.symbolic import Interpreter
 from ray_fed.values import tensor_structures
 
 

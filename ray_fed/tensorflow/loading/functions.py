@@ -13,23 +13,19 @@ from typing import cast
 import federated_language as fl
 import tensorflow as tf
 
+import ray_fed.tensorflow.graphs.graph_message as graph_message
 import ray_fed.tensorflow.lowering as lowering
-import ray_fed.tensorflow.lowering.bodies as bodies
+import ray_fed.tensorflow.lowering.inlining as inlining
+import ray_fed.tensorflow.tensors.datasets as datasets
 from ray_fed.plan import diagnostics
 from ray_fed.tensorflow.external import held_rows
-from ray_fed.tensorflow.graphs import (
-    graph_message,
-    identity,
-    joined_messages,
-    loaded_graph,
-)
-from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
+from ray_fed.tensorflow.graphs import identity, joined_messages, loaded_graph
+from ray_fed.tensorflow.graphs.graph_message import TensorFlowMessage
 from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.loading.returned_sequences import (
     ReturnedSequence,
     compose_returned,
 )
-from ray_fed.tensorflow.tensors import datasets
 from ray_fed.values.lru_cache import LruCache
 
 
@@ -177,7 +173,7 @@ class _Written:
 
     @functools.cached_property
     def _is_stateless(self) -> bool:
-        return bodies.find_effects(self.message) is None
+        return inlining.find_effects(self.message) is None
 
 
 class _Lowered:

@@ -17,11 +17,13 @@ import federated_language as fl
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
 from ray_fed.language import structs, type_checks
 from ray_fed.tensorflow.external import external_data, held_rows
 from ray_fed.tensorflow.graphs import callbacks
-from ray_fed.tensorflow.tensors import containers, datasets, specs
-from ray_fed.values import columnar_sequence, plain_values, stored
+from ray_fed.tensorflow.tensors import specs
+from ray_fed.values import columnar_sequence, stored
 from ray_fed.values.client_references import ClientMember
 
 Normal = Any
@@ -191,7 +193,7 @@ def unflatten(tensors: Iterator[tf.Tensor], type_spec: fl.Type) -> Normal:
                 for name, element in type_spec.items()
             )
         case fl.SequenceType():
-            spec = containers.element_spec(type_spec.element)
+            spec = datasets.element_spec(type_spec.element)
             return tf.data.experimental.from_variant(next(tensors), spec)
         case _:
             return next(tensors)

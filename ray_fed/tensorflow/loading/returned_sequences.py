@@ -12,12 +12,12 @@ import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.tensorflow.tensors.datasets as datasets
 from ray_fed.language import type_checks
 from ray_fed.tensorflow.graphs import callbacks, joined_messages
-from ray_fed.tensorflow.graphs.protobufs import TensorFlowMessage
+from ray_fed.tensorflow.graphs.graph_message import TensorFlowMessage
 from ray_fed.tensorflow.loading import normal
 from ray_fed.tensorflow.lowering.rewriting import leaf_types
-from ray_fed.tensorflow.tensors import datasets
 
 
 class ReturnedSequence(datasets.KnownSequence):

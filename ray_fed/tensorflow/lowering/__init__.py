@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 import federated_language as fl
 
-from ray_fed.tensorflow.graphs import graph_message
-from ray_fed.tensorflow.graphs.protobufs import GraphDef, TensorFlowMessage
-from ray_fed.tensorflow.lowering.bodies import CannotLower
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+from ray_fed.tensorflow.graphs.graph_message import GraphDef, TensorFlowMessage
+from ray_fed.tensorflow.lowering.inlining import CannotLower
 from ray_fed.tensorflow.lowering.rewriting import fill_token, leaf_types, rewrite
 from ray_fed.values.columnar_sequence import Sizes
 

@@ -9,19 +9,291 @@ other nodes are copied into the current graph as they are, many at a time.
 
 Order of effects: a node waits for whatever stood for its control inputs, and the
 results of a function wait for everything that must have run in it.
+
+What stands for a value that is no tensor any more.
+
+The body of a graph or of a library function, in one notation.
+
+A GraphDef names the output of a node `node:1`, a FunctionDef `node:name:0`. A `Body` is
+written as the former, with its arguments and results by name.
+
+The functions of a graph: named alike in every process, and only those it needs.
+
+TensorFlow counts what it traces, so a function's name says how much the process traced
+before; random ops are numbered in the order of functions, which must not depend on it.
 """
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry  # no public name
 
-import ray_fed.tensorflow.lowering.bodies as bodies
-from ray_fed.tensorflow.graphs.protobufs import FunctionDef, NodeDef
-from ray_fed.tensorflow.lowering.bodies import CannotLower
-from ray_fed.tensorflow.lowering.symbols import Symbol
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.randomness as randomness
+from ray_fed.tensorflow.graphs.graph_message import (
+    FunctionDef,
+    GraphDef,
+    NodeDef,
+    TensorFlowMessage,
+)
+
+
+class Symbol:
+    """A value that only rules understand.
+
+    In a loop or branch it is carried as its `leaves`.
+
+    Attributes:
+        moves: whether using it changes it.
+    """
+
+    moves = False
+
+    def leaves(self) -> list[tf.Tensor]:
+        """Return the tensors that may change."""
+        return []
+
+    def shapes(self) -> list[tf.TensorShape]:
+        """Return the static shapes that the leaves have at any time."""
+        return [leaf.shape for leaf in self.leaves()]
+
+    def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "Symbol":
+        """Return this with other tensors; itself where it has none."""
+        del leaves
+        return self
+
+    def is_like(self, other: Any) -> bool:
+        """Return whether the other is this but for its leaves."""
+        return other is self
+
+
+class Opaque(Symbol):
+    """A resource of tf.data that nothing lowered needs: a seed generator, a cache."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Serialised(Symbol):
+    """A sequence bound as the graph of its dataset; undone by DatasetFromGraph."""
+
+    sequence: Symbol
+
+
+class CannotLower(Exception):  # noqa: N818 (says what is so; never leaves the package)
+    """The computation runs as it was written.
+
+    Args:
+        reason: a few words: an op, or what about it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """Nodes with what goes in and what comes out.
+
+    Attributes:
+        nodes: by name; arguments are none of them.
+        arguments: names of tensors.
+        results: names of tensors.
+        last: names of nodes that must have run when the body has.
+    """
+
+    nodes: Mapping[str, NodeDef]
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    last: tuple[str, ...] = ()
+
+
+def node_of(source: str) -> str:
+    """Return the name of the node that an input comes from."""
+    return source.removeprefix("^").split(":")[0]
+
+
+def tensor_of(source: str) -> str:
+    """Return an input that is a tensor with its number written out."""
+    return source if ":" in source else f"{source}:0"
+
+
+def of_graph(
+    graph_def: GraphDef,
+    arguments: Sequence[str],
+    results: Sequence[str],
+    last: Sequence[str],
+) -> Body:
+    """Return the body that the nodes of a graph are."""
+    fed = {node_of(name) for name in arguments}
+    nodes = {node.name: node for node in graph_def.node if node.name not in fed}
+    return Body(
+        nodes,
+        tuple(map(tensor_of, arguments)),
+        tuple(map(tensor_of, results)),
+        tuple(map(node_of, last)),
+    )
+
+
+def of_function(function: FunctionDef) -> Body:
+    """Return the body of a FunctionDef."""
+    arguments = [argument.name for argument in function.signature.input_arg]
+    flat = {name: f"{name}:0" for name in arguments}
+    for node in function.node_def:
+        for index, name in enumerate(_output_names(node)):
+            flat[f"{node.name}:{name}"] = f"{node.name}:{index}"
+    nodes: dict[str, NodeDef] = {}
+    for node in function.node_def:
+        copied = type(node)()
+        copied.CopyFrom(node)
+        del copied.input[:]
+        copied.input.extend(
+            source if source.startswith("^") else flat[source] for source in node.input
+        )
+        nodes[node.name] = copied
+    outputs = function.signature.output_arg
+    return Body(
+        nodes,
+        tuple(flat[name] for name in arguments),
+        tuple(flat[function.ret[output.name]] for output in outputs),
+        tuple(function.control_ret.values()),
+    )
+
+
+def _output_names(node: NodeDef) -> Iterator[str]:
+    definition = definition_of(node)
+    for output in definition.output_arg:
+        count = 1
+        if output.number_attr:
+            count = node.attr[output.number_attr].i
+        elif output.type_list_attr:
+            count = len(node.attr[output.type_list_attr].list.type)
+        for index in range(count):
+            yield f"{output.name}:{index}"
+
+
+def definition_of(node: NodeDef) -> Any:
+    """Return the OpDef of a node."""
+    definition = op_def_registry.get(node.op)
+    if definition is None:
+        raise CannotLower(node.op)
+    return definition
+
+
+def functions_of(node: NodeDef) -> Iterator[str]:
+    """Yield the names of the functions that a node calls."""
+    for _, value in sorted(node.attr.items()):
+        if value.HasField("func"):
+            yield value.func.name
+        for function in value.list.func:
+            yield function.name
+
+
+def needed(nodes: Mapping[str, NodeDef], roots: Iterable[str]) -> list[str]:
+    """Return the names of the nodes that roots wait for, each after its inputs.
+
+    Raises:
+        CannotLower: the nodes are in a loop of TensorFlow 1.
+    """
+    ordered: dict[str, None] = {}
+    entered: set[str] = set()
+    pending = [(name, False) for name in reversed(list(roots)) if name in nodes]
+    while pending:
+        name, is_done = pending.pop()
+        if is_done:
+            ordered[name] = None
+            continue
+        if name in entered:
+            continue
+        entered.add(name)
+        if nodes[name].op == "NextIteration":
+            raise CannotLower("NextIteration")
+        pending.append((name, True))
+        pending.extend(
+            (source, False)
+            for source in reversed([node_of(s) for s in nodes[name].input])
+            if source in nodes and source not in entered
+        )
+    return list(ordered)
+
+
+_CALLS = frozenset(
+    {"Case", "If", "PartitionedCall", "StatefulPartitionedCall", "While", "Placeholder"}
+)
+"""Stateful to TensorFlow for what they may call, which is looked at by itself."""
+
+
+def stateful_ops(graph_def: GraphDef) -> list[str]:
+    """Return the kinds of ops of a graph that have state or effects, in order."""
+    inside = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+    return [
+        str(node.op)
+        for nodes in inside
+        for node in nodes
+        if node.op not in _CALLS and definition_of(node).is_stateful
+    ]
+
+
+def find_effects(message: TensorFlowMessage) -> str | None:
+    """Return what makes two calls of a computation differ, in a few words, or None."""
+    graph_def = graph_message.graph_of(message)
+    if stateful := stateful_ops(graph_def):
+        return stateful[0]
+    states = randomness.key_random_ops(graph_def)
+    return "a random op" if states.names or states.unkeyed else None
+
+
+def rename_functions(graph_def: GraphDef) -> None:
+    """Give the functions of a graph names that no tracing here can give again."""
+    _rename(graph_def, "written")
+
+
+def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> Any:
+    """Return what a graph needs to run, with its functions.
+
+    Args:
+        graph_def: some functions that it calls may be missing in it.
+        library: has these.
+        kept: names of nodes and tensors that must stay.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+    names = set(needed(nodes, map(node_of, kept)))
+    functions = {f.signature.name: f for f in library.function}
+    functions |= {f.signature.name: f for f in graph_def.library.function}
+    built = tf.compat.v1.GraphDef(versions=graph_def.versions)
+    built.node.extend(node for node in graph_def.node if node.name in names)
+    called: dict[str, None] = {}
+    pending = collections.deque(built.node)
+    while pending:
+        for name in _called(pending.popleft(), functions):
+            if name not in called:
+                called[name] = None
+                pending.extend(functions[name].node_def)
+    built.library.function.extend(functions[name] for name in called)
+    built.library.gradient.extend(
+        gradient
+        for gradient in library.gradient
+        if {gradient.function_name, gradient.gradient_func} <= set(called)
+    )
+    _rename(built, "lowered")
+    return built
+
+
+def _called(node: NodeDef, functions: dict[str, FunctionDef]) -> list[str]:
+    return [name for name in functions_of(node) if name in functions]
+
+
+def _rename(graph_def: GraphDef, prefix: str) -> None:
+    """Number the functions of a graph in the order in which they stand."""
+    names = {
+        function.signature.name: f"{prefix}_{index}"
+        for index, function in enumerate(graph_def.library.function)
+    }
+    graph_message.rename(graph_def, names)
+
 
 Value: TypeAlias = "tf.Tensor | Symbol"
 Anchors: TypeAlias = "list[tf.Tensor | tf.Operation]"
@@ -77,8 +349,8 @@ class Inliner:
         self._body = functools.cache(self._parse)
         self.touches_data = functools.cache(self._search)
 
-    def _parse(self, name: str) -> bodies.Body:
-        return bodies.of_function(self.function(name))
+    def _parse(self, name: str) -> Body:
+        return of_function(self.function(name))
 
     def function(self, name: str) -> Any:
         """Return the FunctionDef of a name."""
@@ -93,7 +365,7 @@ class Inliner:
         """Return whether a node is of tf.data, or calls what is."""
         if node.op in self._data_rules or _is_of_data(node.op):
             return True
-        return any(self.touches_data(name) for name in bodies.functions_of(node))
+        return any(self.touches_data(name) for name in functions_of(node))
 
     def rule_for(self, op: str) -> Rule:
         """Return the rule of an op.
@@ -126,7 +398,7 @@ class Inliner:
         return results
 
     def run(
-        self, body: bodies.Body, inputs: "Sequence[Any]", entry: "Sequence[Any]" = ()
+        self, body: Body, inputs: "Sequence[Any]", entry: "Sequence[Any]" = ()
     ) -> "tuple[list[Any], Anchors]":
         """Run a body in the current graph; return its results and what is `last`."""
         return _Run(self, body, inputs, list(entry)).results()
@@ -155,7 +427,7 @@ class _Run:
     """One body being run in the current graph."""
 
     def __init__(
-        self, inliner: Inliner, body: bodies.Body, inputs: Sequence[Any], entry: Anchors
+        self, inliner: Inliner, body: Body, inputs: Sequence[Any], entry: Anchors
     ) -> None:
         self._inliner = inliner
         self._body = body
@@ -167,8 +439,8 @@ class _Run:
 
     def results(self) -> "tuple[list[Any], Anchors]":
         body = self._body
-        roots = [*map(bodies.node_of, body.results), *body.last]
-        for name in bodies.needed(body.nodes, roots):
+        roots = [*map(node_of, body.results), *body.last]
+        for name in needed(body.nodes, roots):
             self._visit(body.nodes[name])
         results = [self._value(name) for name in body.results]
         self._flush()
@@ -182,14 +454,14 @@ class _Run:
         return results, done
 
     def _visit(self, node: NodeDef) -> None:
-        sources = [bodies.tensor_of(s) for s in node.input if not s.startswith("^")]
+        sources = [tensor_of(s) for s in node.input if not s.startswith("^")]
         takes_symbol = any(isinstance(self._values.get(s), Symbol) for s in sources)
         if not takes_symbol and not self._inliner.is_symbolic(node):
             self._pending[node.name] = node
             return
         rule = self._inliner.rule_for(node.op)
         inputs = [self._value(source) for source in sources]
-        controls = [bodies.node_of(s) for s in node.input if s.startswith("^")]
+        controls = [node_of(s) for s in node.input if s.startswith("^")]
         if any(name in self._pending for name in controls):
             self._flush()
         site = Site(node, inputs, self._inliner)
@@ -249,11 +521,11 @@ class _Run:
         copied.attr.pop("_class", None)  # colocated with what may be elsewhere
         del copied.input[:]
         for source in node.input:
-            name = bodies.node_of(source)
+            name = node_of(source)
             if name in nodes:
                 copied.input.append(source)
             elif not source.startswith("^"):
-                tensor = bodies.tensor_of(source)
+                tensor = tensor_of(source)
                 mapped[tensor] = _captured(self._values[tensor])
                 copied.input.append(source)
             elif self._anchors.get(name):
@@ -261,7 +533,7 @@ class _Run:
                 copied.input.append(source)
         if _AROUND in mapped:
             copied.input.append(_AROUND)
-        if self._entry and bodies.definition_of(node).is_stateful:
+        if self._entry and definition_of(node).is_stateful:
             [mapped[_ENTRY]] = self._entry
             copied.input.append(_ENTRY)
         return copied

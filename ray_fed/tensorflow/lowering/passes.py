@@ -1,15 +1,26 @@
-"""Passes over a stream: all of it, in a loop; or up to the next element."""
+"""Passes over a stream: all of it, in a loop; or up to the next element.
+
+Streams whose elements depend on the elements before, and what is made of them.
+
+Iterators and optionals: a pass over a stream whose state is carried along.
+
+The resource of an iterator becomes a symbol with the state of its pass. A rule that
+takes an element sets the state; loops and branches carry it as their variables.
+"""
 
 import contextlib
-from collections.abc import Generator, Sequence
+import dataclasses
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
-from ray_fed.tensorflow.lowering.bodies import CannotLower
-from ray_fed.tensorflow.lowering.indexed import Indexed
-from ray_fed.tensorflow.lowering.streams import (
+import ray_fed.tensorflow.lowering.sequences as sequences
+from ray_fed.tensorflow.lowering.inlining import CannotLower, Opaque, Rule, Site, Symbol
+from ray_fed.tensorflow.lowering.sequences import (
     Function,
+    Indexed,
     Step,
     Stream,
     blank,
@@ -17,6 +28,129 @@ from ray_fed.tensorflow.lowering.streams import (
     shaped,
     where_emitted,
 )
+
+
+class MappedStream(Stream):
+    """The results of a function of the elements of a stream."""
+
+    def __init__(
+        self, inner: Stream, function: Function, specs: Sequence[tf.TensorSpec]
+    ) -> None:
+        super().__init__(specs)
+        self.always_emits = inner.always_emits
+        self.has_effects = True  # asked in order and once, as if it had
+        self._inner = inner
+        self._function = function
+
+    @override
+    def begin(self) -> Any:
+        return self._inner.begin()
+
+    @override
+    def is_ready(self, state: Any) -> tf.Tensor:
+        return self._inner.is_ready(state)
+
+    @override
+    def advance(self, state: Any) -> Step:
+        step = self._inner.advance(state)
+        mapped = where_emitted(
+            step, lambda: self._function(step.element), lambda: blank(self.specs)
+        )
+        return Step(step.emitted, step.state, shaped(mapped, self.specs))
+
+    @override
+    def invariants(self, state: Any) -> Any:
+        return self._inner.invariants(state)
+
+
+class Scanned(Stream):
+    """The results of a function of a state and an element, which gives a new state.
+
+    Args:
+        inner: the elements.
+        function: from state and element to new state and result.
+        initial: state.
+        shapes: of the state at any time.
+        specs: of the result.
+    """
+
+    def __init__(
+        self,
+        inner: Stream,
+        function: Function,
+        initial: Sequence[tf.Tensor],
+        shapes: Sequence[tf.TensorShape],
+        specs: Sequence[tf.TensorSpec],
+    ) -> None:
+        super().__init__(specs)
+        self.always_emits = inner.always_emits
+        self.has_effects = True
+        self._inner = inner
+        self._function = function
+        self._initial = tuple(initial)
+        self._shapes = tuple(shapes)
+
+    @override
+    def begin(self) -> Any:
+        return self._inner.begin(), self._initial
+
+    @override
+    def is_ready(self, state: Any) -> tf.Tensor:
+        return self._inner.is_ready(state[0])
+
+    @override
+    def advance(self, state: Any) -> Step:
+        inner, carried = state
+        step = self._inner.advance(inner)
+        results = where_emitted(
+            step,
+            lambda: self._function([*carried, *step.element]),
+            lambda: [*carried, *blank(self.specs)],
+        )
+        carried, element = results[: len(carried)], results[len(carried) :]
+        state = (step.state, tuple(carried))
+        return Step(step.emitted, state, shaped(element, self.specs))
+
+    @override
+    def invariants(self, state: Any) -> Any:
+        return self._inner.invariants(state[0]), self._shapes
+
+
+class TakenWhile(Stream):
+    """The elements before the first for which a predicate is false."""
+
+    always_emits = False
+
+    def __init__(self, inner: Stream, predicate: Function) -> None:
+        super().__init__(inner.specs)
+        self.has_effects = True
+        self._inner = inner
+        self._predicate = predicate
+
+    @override
+    def begin(self) -> Any:
+        return self._inner.begin(), tf.ones([], tf.bool)
+
+    @override
+    def is_ready(self, state: Any) -> tf.Tensor:
+        inner, goes_on = state
+        return goes_on & self._inner.is_ready(inner)
+
+    @override
+    def advance(self, state: Any) -> Step:
+        step = self._inner.advance(state[0])
+        [goes_on] = where_emitted(
+            step,
+            lambda: self._predicate(step.element),
+            lambda: [tf.ones([], tf.bool)],
+        )
+        emitted = goes_on if step.emitted is None else goes_on & step.emitted
+        return Step(emitted, (step.state, goes_on), step.element)
+
+    @override
+    def invariants(self, state: Any) -> Any:
+        return self._inner.invariants(state[0]), tf.TensorShape([])
+
 
 _UNROLLED = 100
 """Elements that a pass without a loop takes; each adds its ops to the graph."""
@@ -152,3 +286,185 @@ def _search(stream: Stream, state: Any) -> Step:
         parallel_iterations=1,
     )
     return Step(found, state, list(element))
+
+
+class Iterator(Symbol):
+    """A pass over a stream that goes on where it stopped.
+
+    Attributes:
+        stream: None before the iterator is made.
+        state: of the pass.
+        original: the iterator that this is in a loop or branch; else itself.
+    """
+
+    moves = True
+
+    def __init__(
+        self,
+        stream: sequences.Stream | None = None,
+        state: Any = None,
+        original: "Iterator | None" = None,
+    ) -> None:
+        self.stream = stream
+        self.state = state
+        self.original = original or self
+        self._is_carried = original is not None
+
+    def start(self, stream: sequences.Stream) -> None:
+        """Begin a pass."""
+        if self._is_carried:
+            raise CannotLower("an iterator made anew in a loop or branch")
+        self.stream = stream
+        self.state = stream.begin()
+
+    def opened(self) -> sequences.Stream:
+        """Return the stream of an iterator that was made."""
+        if self.stream is None:
+            raise CannotLower("an iterator that was never made")
+        return self.stream
+
+    @override
+    def leaves(self) -> list[tf.Tensor]:
+        return [] if self.stream is None else tf.nest.flatten(self.state)
+
+    @override
+    def shapes(self) -> list[tf.TensorShape]:
+        if self.stream is None:
+            return []
+        invariants = self.stream.invariants(self.state)
+        return _flat_shapes(self.state, invariants)
+
+    @override
+    def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "Iterator":
+        state = self.state
+        if self.stream is not None:
+            state = tf.nest.pack_sequence_as(state, list(leaves))
+        return Iterator(self.stream, state, self.original)
+
+    def take(self, leaves: Sequence[tf.Tensor]) -> None:
+        """Go on from where a loop or branch left a copy."""
+        if self.stream is not None:
+            self.state = tf.nest.pack_sequence_as(self.state, list(leaves))
+
+    @override
+    def is_like(self, other: Any) -> bool:
+        return isinstance(other, Iterator) and other.original is self.original
+
+
+def _flat_shapes(state: Any, shapes: Any) -> list[tf.TensorShape]:
+    """Return the shapes at the leaves of a state."""
+    if not isinstance(state, tuple):
+        return [shapes]
+    pairs = zip(state, shapes, strict=True)
+    return [shape for pair in pairs for shape in _flat_shapes(*pair)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Optional(Symbol):
+    """An element, or none.
+
+    Attributes:
+        has_value: bool[].
+        element: its components; anything where there is none.
+        specs: of the components.
+    """
+
+    has_value: tf.Tensor
+    element: tuple[tf.Tensor, ...]
+    specs: tuple[tf.TensorSpec, ...]
+
+    @override
+    def leaves(self) -> list[tf.Tensor]:
+        return [self.has_value, *self.element]
+
+    @override
+    def shapes(self) -> list[tf.TensorShape]:
+        return [tf.TensorShape([]), *(spec.shape for spec in self.specs)]
+
+    @override
+    def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "Optional":
+        element = sequences.shaped(leaves[1:], self.specs)
+        return Optional(leaves[0], tuple(element), self.specs)
+
+    @override
+    def is_like(self, other: Any) -> bool:
+        return isinstance(other, Optional) and len(other.specs) == len(self.specs)
+
+
+def _new_iterator(site: Site) -> list[Any]:
+    outputs = 1 if site.node.op == "AnonymousIteratorV3" else 2
+    return [Iterator(), Opaque()][:outputs]
+
+
+def _make(site: Site) -> list[Any]:
+    stream, iterator = site.inputs
+    if not isinstance(stream, sequences.Stream) or not isinstance(iterator, Iterator):
+        raise CannotLower("an iterator from elsewhere")
+    iterator.start(stream)
+    return []
+
+
+def _iterator(site: Site) -> Iterator:
+    [iterator] = site.inputs
+    if not isinstance(iterator, Iterator):
+        raise CannotLower("an iterator from elsewhere")
+    return iterator
+
+
+def _take(iterator: Iterator) -> sequences.Step:
+    step = pull(iterator.opened(), iterator.state)
+    iterator.state = step.state
+    return step
+
+
+def _get_next(site: Site) -> "list[Any]":
+    step = _take(_iterator(site))
+    ended: Any = tf.debugging.Assert(step.emitted, ["End of sequence"])
+    with tf.control_dependencies([ended]):
+        return [tf.identity(tensor) for tensor in step.element]
+
+
+def _get_optional(site: Site) -> list[Any]:
+    iterator = _iterator(site)
+    step = _take(iterator)
+    specs = iterator.opened().specs
+    emitted: Any = step.emitted
+    return [Optional(emitted, tuple(step.element), specs)]
+
+
+def _optional(site: Site) -> Optional:
+    [optional] = site.inputs
+    if not isinstance(optional, Optional):
+        raise CannotLower("an optional from elsewhere")
+    return optional
+
+
+def _has_value(site: Site) -> "list[Any]":
+    return [tf.identity(_optional(site).has_value)]
+
+
+def _get_value(site: Site) -> "list[Any]":
+    optional = _optional(site)
+    missing: Any = tf.debugging.Assert(optional.has_value, ["Optional has no value"])
+    with tf.control_dependencies([missing]):
+        return [tf.identity(tensor) for tensor in optional.element]
+
+
+def _nothing(site: Site) -> list[Any]:
+    del site
+    return []
+
+
+ITERATORS: Mapping[str, Rule] = {
+    **dict.fromkeys(
+        ("AnonymousIterator", "AnonymousIteratorV2", "AnonymousIteratorV3"),
+        _new_iterator,
+    ),
+    "MakeIterator": _make,
+    "IteratorGetNext": _get_next,
+    "IteratorGetNextSync": _get_next,
+    "IteratorGetNextAsOptional": _get_optional,
+    "OptionalHasValue": _has_value,
+    "OptionalGetValue": _get_value,
+    "DeleteIterator": _nothing,
+}

@@ -7,18 +7,22 @@ from typing import Any
 import federated_language as fl
 import tensorflow as tf
 
-import ray_fed.tensorflow.lowering.bodies as bodies
-import ray_fed.tensorflow.lowering.control_flow as control_flow
-import ray_fed.tensorflow.lowering.iterators as iterators
-import ray_fed.tensorflow.lowering.pipelines as pipelines
-from ray_fed.tensorflow.graphs import graph_message
-from ray_fed.tensorflow.graphs.protobufs import GraphDef, TensorFlowMessage
-from ray_fed.tensorflow.lowering.bodies import CannotLower
-from ray_fed.tensorflow.lowering.inlining import Inliner
-from ray_fed.tensorflow.lowering.laid import Laid
-from ray_fed.tensorflow.lowering.library import rename_functions, with_functions
-from ray_fed.tensorflow.lowering.symbols import Serialised, Symbol
-from ray_fed.tensorflow.tensors import containers, specs
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.lowering.inlining as inlining
+import ray_fed.tensorflow.lowering.passes as passes
+import ray_fed.tensorflow.lowering.rules as rules
+import ray_fed.tensorflow.tensors.datasets as datasets
+from ray_fed.tensorflow.graphs.graph_message import GraphDef, TensorFlowMessage
+from ray_fed.tensorflow.lowering.inlining import (
+    CannotLower,
+    Inliner,
+    Serialised,
+    Symbol,
+    rename_functions,
+    with_functions,
+)
+from ray_fed.tensorflow.lowering.sequences import Laid
+from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import tensor_structures
 from ray_fed.values.columnar_sequence import Sizes
 
@@ -45,7 +49,7 @@ def leaf_types(type_spec: fl.Type | None) -> list[fl.Type]:
 def fill_token(graph_def: GraphDef, name: str) -> None:
     """Make the session token of a graph, which nothing here reads, a constant."""
     for node in graph_def.node:
-        if node.name == bodies.node_of(name):
+        if node.name == inlining.node_of(name):
             node.op = "Const"
             node.attr.clear()
             node.attr["dtype"].type = tf.string.as_datatype_enum
@@ -90,11 +94,11 @@ def rewrite(
 def _run(written: Any, message: TensorFlowMessage, arguments: Mapping[str, Any]) -> Any:
     """Run the graph as it was written; return results and what initialises."""
     functions = {f.signature.name: f for f in written.library.function}
-    data_rules = {**pipelines.RULES, **iterators.RULES}
-    inliner = Inliner(functions, data_rules, control_flow.RULES)
+    data_rules = {**rules.PIPELINES, **passes.ITERATORS}
+    inliner = Inliner(functions, data_rules, rules.CONTROL_FLOW)
     last = [message.initialize_op] if message.initialize_op else []
     names = graph_message.bound_names(message.result)
-    body = bodies.of_graph(written, list(arguments), names, last)
+    body = inlining.of_graph(written, list(arguments), names, last)
     results, done = inliner.run(body, list(arguments.values()))
     if any(isinstance(result, Symbol) for result in results):
         raise CannotLower("a dataset as a tensor")
@@ -191,7 +195,7 @@ def _stamp_alike(
 def _component_order(element: fl.Type, num_columns: int) -> Sequence[int]:
     """Return, for each component of a dataset's element, its column."""
     packed = tensor_structures.unflatten(iter(range(num_columns)), element)
-    return tf.nest.flatten(containers.to_containers(packed, element, canonical=True))
+    return tf.nest.flatten(datasets.to_containers(packed, element, canonical=True))
 
 
 def _placeholder(spec: tf.TensorSpec, name: str) -> tf.Tensor:

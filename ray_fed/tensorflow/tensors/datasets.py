@@ -1,7 +1,16 @@
-"""Sequences as datasets: built from rows, read back to rows or elements."""
+"""Sequences as datasets: built from rows, read back to rows or elements.
+
+Python containers of the tensors that an element of a sequence, or a value, has.
+
+tf.data orders the tensors of an element by sorted names wherever the container is
+a mapping. Sequences are therefore always bound as nested OrderedDicts and tuples
+(the *canonical* containers), which every process derives from the type alone.
+"""
 
 import abc
+import collections
 import functools
+from collections.abc import Mapping
 from typing import Any, cast
 
 import federated_language as fl
@@ -9,17 +18,89 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.values.plain_values as plain_values
 from ray_fed.language import type_checks
-from ray_fed.language.structs import Plain
-from ray_fed.tensorflow.tensors import containers, specs
-from ray_fed.values import (
-    columnar_sequence,
-    plain_sequences,
-    plain_values,
-    read_limits,
-    stored,
-    tensor_structures,
-)
+from ray_fed.language.structs import Plain, to_struct
+from ray_fed.tensorflow.tensors import specs
+from ray_fed.values import columnar_sequence, read_limits, stored, tensor_structures
+
+
+def element_spec(element: fl.Type, *, canonical: bool = True) -> Any:
+    """Return the structure of TensorSpecs of a sequence's element.
+
+    Args:
+        element: tensors, possibly in nested structures.
+        canonical: in canonical containers; else in those that the type declares.
+    """
+    if isinstance(element, fl.TensorType):
+        return specs.to_spec(element)
+    if not isinstance(element, fl.StructType):
+        raise TypeError(f"Expected elements made of tensors, found `{element}`.")
+    members = [
+        (name, element_spec(member, canonical=canonical))
+        for name, member in element.items()
+    ]
+    return build_container(members, None if canonical else element.python_container)
+
+
+def build_container(
+    elements: list[tuple[str | None, Any]], container: type[Any] | None
+) -> Any:
+    """Return elements in a container; by default OrderedDict with names, else tuple.
+
+    Raises:
+        TypeError: some elements have names and some have not.
+    """
+    names = [name for name, _ in elements if name is not None]
+    if names and len(names) != len(elements):
+        raise TypeError(
+            f"Expected all elements or none to have names, found {len(names)} names"
+            f" for {len(elements)} elements: TensorFlow has no container for that."
+        )
+    if container is None:
+        container = collections.OrderedDict if names else tuple
+    build: Any = container
+    if not names:
+        return build(value for _, value in elements)
+    if issubclass(container, Mapping):
+        return build(elements)
+    return build(**dict(cast("list[tuple[str, Any]]", elements)))
+
+
+def contains_unordered(element: fl.Type, found: fl.Type | None = None) -> bool:
+    """Return whether containers order tensors unlike canonical ones do.
+
+    Args:
+        element: its names decide the canonical order.
+        found: the same structure in the containers to look at; None: `element`.
+    """
+    found = element if found is None else found
+    if not isinstance(element, fl.StructType) or not isinstance(found, fl.StructType):
+        return False
+    names = [name for name, _ in element.items()]
+    container = found.python_container
+    reorders = (
+        None not in names
+        and container is not None
+        and not issubclass(container, Mapping)
+        and names != sorted(cast("list[str]", names))
+    )
+    members = zip(element.items(), found.items(), strict=True)
+    return reorders or any(contains_unordered(e, f) for (_, e), (_, f) in members)
+
+
+def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
+    """Return a structure of tensors in the containers of its type."""
+    if not isinstance(element, fl.StructType):
+        return value
+    members = zip(element.items(), to_struct(value), strict=True)
+    return build_container(
+        [
+            (name, to_containers(member, member_type, canonical=canonical))
+            for (name, member_type), member in members
+        ],
+        None if canonical else element.python_container,
+    )
 
 
 class KnownSequence(abc.ABC):
@@ -110,7 +191,7 @@ def from_columns(
         return flat.batch(batch_size)
     return tf.data.Dataset.from_generator(
         lambda: (build(tensors, element) for tensors in sequence),
-        output_signature=containers.element_spec(element),
+        output_signature=element_spec(element),
     )
 
 
@@ -155,9 +236,7 @@ def from_iterable(iterable: Any, element: fl.Type) -> "tf.data.Dataset[Any]":
             checked = plain_values.to_plain(member, element, f"element {index}")
             yield build(tensor_structures.flatten(checked), element)
 
-    return tf.data.Dataset.from_generator(
-        read, output_signature=containers.element_spec(element)
-    )
+    return tf.data.Dataset.from_generator(read, output_signature=element_spec(element))
 
 
 def from_variant(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]":
@@ -167,11 +246,11 @@ def from_variant(variant: tf.Tensor, element: fl.Type) -> "tf.data.Dataset[Any]"
         variant: of a dataset whose elements are in canonical containers.
         element: the type of its elements.
     """
-    spec = containers.element_spec(element)
+    spec = element_spec(element)
     dataset = tf.data.experimental.from_variant(variant, spec)
-    if containers.contains_unordered(element):
+    if contains_unordered(element):
         return _rebuild(dataset, element, canonical=False)
-    declared = containers.element_spec(element, canonical=False)
+    declared = element_spec(element, canonical=False)
     return tf.data.experimental.from_variant(variant, declared)
 
 
@@ -185,7 +264,7 @@ def to_canonical(
         element: the type of its elements, as who reads them knows it.
     """
     found = cast("fl.SequenceType", specs.infer_type(dataset)).element
-    if not containers.contains_unordered(element, found):
+    if not contains_unordered(element, found):
         return dataset
     return _rebuild(dataset, element, canonical=True)
 
@@ -198,7 +277,7 @@ def _rebuild(
     @tf.autograph.experimental.do_not_convert
     def convert(*args: Any) -> Any:
         member = args if is_spread else args[0]
-        return containers.to_containers(member, element, canonical=canonical)
+        return to_containers(member, element, canonical=canonical)
 
     return dataset.map(convert)
 
@@ -211,7 +290,7 @@ def to_elements(dataset: "tf.data.Dataset[Any]", element: fl.Type) -> list[Any]:
     """
     meter = read_limits.Meter("a dataset")
     elements: list[Any] = []
-    for member in plain_sequences.iterate_dataset(dataset):
+    for member in plain_values.iterate_dataset(dataset):
         arrays = [tensor.numpy() for tensor in tf.nest.flatten(member)]
         elements.append(_structured(tf.nest.pack_sequence_as(member, arrays), element))
         meter.add(max(1, sum(map(stored.count_bytes, arrays))))
@@ -236,4 +315,4 @@ def _tensors(sequence: columnar_sequence.ColumnarSequence, element: fl.Type) -> 
 def build(tensors: Any, element: fl.Type) -> Any:
     """Return tensors, in the order of an element's type, in canonical containers."""
     packed = tensor_structures.unflatten(iter(tensors), element)
-    return containers.to_containers(packed, element, canonical=True)
+    return to_containers(packed, element, canonical=True)

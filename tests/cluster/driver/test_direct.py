@@ -20,13 +20,13 @@ import tensorflow as tf
 
 import ray_fed
 import ray_fed.errors as errors
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.seeded import SeededExecutor
 from ray_fed.language.blocks import Function
-from ray_fed.worker import stacks
 
 flf = fl.framework
 INT = fl.FederatedType(np.int32, fl.CLIENTS)

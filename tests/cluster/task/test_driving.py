@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed.plan.plans as plans
+import ray_fed.values.plain_values as plain_values
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task import driving
@@ -21,10 +23,9 @@ from ray_fed.cluster.task.work import Work
 from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.language import blocks, type_checks
-from ray_fed.plan import plans
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.values import plain_values, stored
+from ray_fed.values import stored
 from tests.cluster.conftest import FakeHandle
 from tests.stages import stage_of
 

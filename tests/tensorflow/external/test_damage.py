@@ -15,9 +15,9 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
+import ray_fed.tensorflow.tensors.datasets as datasets
 from ray_fed import errors
 from ray_fed.tensorflow.external import external_data
-from ray_fed.tensorflow.tensors import datasets
 
 LABEL = np.arange(40, dtype=np.int64) * 257
 ROWS = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)

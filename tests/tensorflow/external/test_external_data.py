@@ -21,9 +21,9 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.files.tables as tables
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.files import tables
 from ray_fed.language import blocks
 from ray_fed.values import stored as stored_
 

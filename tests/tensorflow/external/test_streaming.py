@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.files import parquet_rows
+import ray_fed.files.parquet as parquet
 from ray_fed.program import ClientData
 from ray_fed.tensorflow.external import external_data, held_rows
 
@@ -145,7 +145,7 @@ def counted() -> Generator[None]:
 def test_a_table_of_wide_rows_is_read_in_pieces(
     tmp_path: pathlib.Path, copy_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_rows, "_LARGE_BYTES", BOUND_BYTES)
+    monkeypatch.setattr(parquet, "_LARGE_BYTES", BOUND_BYTES)
     path = tmp_path / "rows.parquet"
     pq.write_table(_to_table(_rows()), path)
 

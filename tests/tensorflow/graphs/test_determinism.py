@@ -12,8 +12,9 @@ import pytest
 import tensorflow as tf
 
 import ray_fed
+import ray_fed.tensorflow.graphs.loader as loader
 from ray_fed import tensorflow as rtf
-from ray_fed.tensorflow.graphs import determinism, loader
+from ray_fed.tensorflow.graphs import determinism
 
 SPARSE, DENSE = "SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"
 LOGITS = np.array(

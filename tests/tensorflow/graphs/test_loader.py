@@ -19,10 +19,11 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.loader as loader
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.language import blocks
-from ray_fed.tensorflow.graphs import graph_message, loader
 
 NUM_CALLS = 32
 NUM_STEPS = 2000

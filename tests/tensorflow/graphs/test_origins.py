@@ -17,12 +17,12 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.tensorflow.graphs import graph_message, origins
-from ray_fed.worker import client_chunks
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -122,7 +122,7 @@ def test_a_message_without_origin_is_a_tensorflow_computation() -> None:
         executor = EagerTFExecutor()
         function = await executor.create_value(proto)
         arg = await executor.create_value(-1.0, np.float32)
-        await client_chunks.map_embedded(executor, function, [arg], range(1))
+        await stacks.map_embedded(executor, function, [arg], range(1))
 
     with pytest.raises(errors.ComputationError) as caught:
         asyncio.run(call())
@@ -217,7 +217,7 @@ def failure_of(fn: Callable[[Any], Any], value: float) -> errors.ComputationErro
         executor = EagerTFExecutor()
         function = await executor.create_value(rtf.computation(fn, np.float32))
         arg = await executor.create_value(value, np.float32)
-        await client_chunks.map_embedded(executor, function, [arg], range(1))
+        await stacks.map_embedded(executor, function, [arg], range(1))
 
     with pytest.raises(errors.ComputationError) as caught:
         asyncio.run(call())
@@ -259,4 +259,4 @@ def test_lines_of_nodes_change_no_graph() -> None:
     graph_def = graph_message.graph_of(message)
 
     assert not graph_def.HasField("debug_info")
-    assert origins.find_place(graph_def, "{{node Assert}}") == ""
+    assert graph_message.place_of(graph_def, "{{node Assert}}") == ""

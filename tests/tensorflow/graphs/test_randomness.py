@@ -16,10 +16,11 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.framework.func_graph import FuncGraph
 
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.randomness as randomness
 from ray_fed import tensorflow as rtf
 from ray_fed.plan import diagnostics, random_keys
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.tensorflow.graphs import graph_message, random_states, randomness
 from ray_fed.tensorflow.loading import functions, normal
 
 _FROM_INPUTS = (
@@ -265,7 +266,7 @@ def test_a_parallel_map_that_does_not_draw_stays_parallel() -> None:
 
 @pytest.mark.parametrize("building", [tf.Graph, FuncGraph], ids=["graph", "function"])
 def test_states_are_freed_while_a_graph_is_built(building: Any) -> None:
-    states = random_states.RandomStates()
+    states = randomness.RandomStates()
     states.names = ["a state that is freed late"]
     states.create()
     (handle,) = states._handles

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed.tensorflow.kernels.client_tensors import ClientLayout
-from ray_fed.tensorflow.kernels.graph_values import GraphSequence, UnfitError, flatten
-from ray_fed.values import plain_values
+import ray_fed.values.plain_values as plain_values
+from ray_fed.tensorflow.kernels.client_batches import ClientLayout
+from ray_fed.tensorflow.kernels.graph_builder import GraphSequence, UnfitError, flatten
 from ray_fed.values.columnar_sequence import Sizes
 
 VECTOR = fl.TensorType(np.float32, [2])

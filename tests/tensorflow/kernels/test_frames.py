@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from ray_fed.tensorflow.graphs import loader
-from ray_fed.tensorflow.kernels import frames
+import ray_fed.tensorflow.graphs.loader as loader
+import ray_fed.tensorflow.kernels.graph_functions as graph_functions
 
 Function = Callable[..., Any]
 
@@ -19,7 +19,7 @@ def framed(function: Function, *arguments: Any) -> tuple[Any, list[Any]]:
         fed = [tf.compat.v1.placeholder(tf.as_dtype(a.dtype), []) for a in arguments]
         results = [tf.identity(tensor) for tensor in function(*fed)]
     feeds, fetches = ([t.name for t in ends] for ends in (fed, results))
-    written = frames.write_frames(graph.as_graph_def(), [*feeds, *fetches])
+    written = graph_functions.write_frames(graph.as_graph_def(), [*feeds, *fetches])
     run = loader.import_function(written, feeds, fetches)
     return written, [tensor.numpy().tolist() for tensor in run(list(arguments))]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed.tensorflow.graphs.graph_message as graph_message
 from ray_fed import tensorflow as rtf
-from ray_fed.tensorflow.graphs import graph_message
 from ray_fed.tensorflow.kernels import jit
 
 ROWS = fl.TensorType(np.float32, [4, 3])

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
-from ray_fed.tensorflow.kernels.graph_values import UnfitError
-from ray_fed.tensorflow.kernels.server_graphs import ServerGraph
+from ray_fed.tensorflow.kernels.graph_builder import UnfitError
+from ray_fed.tensorflow.kernels.server_kernels import ServerGraph
 from ray_fed.values import stored
-from ray_fed.worker import merging, stacks
+from ray_fed.worker import merging
 
 FLOATS = fl.TensorType(np.float32, [1000])
 AT_SERVER = fl.FederatedType(FLOATS, fl.SERVER)

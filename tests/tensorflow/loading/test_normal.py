@@ -12,12 +12,12 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
 from ray_fed import tensorflow as rtf
 from ray_fed.language import structs
 from ray_fed.plan import random_keys
 from ray_fed.tensorflow.loading import functions, normal
-from ray_fed.tensorflow.tensors import datasets
-from ray_fed.values import plain_values
 
 
 class Point(NamedTuple):

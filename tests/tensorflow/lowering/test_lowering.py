@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.loader as loader
 import ray_fed.tensorflow.lowering as lowering
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
 from ray_fed import tensorflow as rtf
 from ray_fed.language import structs
-from ray_fed.tensorflow.graphs import graph_message, loader
 from ray_fed.tensorflow.loading import normal
-from ray_fed.tensorflow.lowering.shuffled import draw_order
-from ray_fed.tensorflow.tensors import datasets
-from ray_fed.values import plain_values
+from ray_fed.tensorflow.lowering.sequences import draw_order
 from ray_fed.values.columnar_sequence import Sizes
 
 

@@ -15,8 +15,9 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.tensorflow.tensors import containers, datasets
-from ray_fed.values import columnar_sequence, plain_values
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
+from ray_fed.values import columnar_sequence
 
 
 class Point(NamedTuple):
@@ -203,7 +204,7 @@ class TestFromRows:
 
         assert kind in type(dataset).__name__
         assert listed(datasets.to_elements(dataset, element)) == listed(elements)
-        assert dataset.element_spec == containers.element_spec(element)
+        assert dataset.element_spec == datasets.element_spec(element)
 
     def test_can_be_read_many_times(self) -> None:
         element = fl.StructType([BATCH, np.int32])

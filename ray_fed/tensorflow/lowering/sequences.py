@@ -1,0 +1,1050 @@
+"""Sequences over tensors: what each of them is, and how a pass goes over it.
+
+Sequences that are passed from the front to the end, and what passes over them.
+
+A pass is a state, a nest of tensors. `advance` takes one that is ready to the next, and
+usually gives an element; a `take_while` that has seen enough gives none.
+
+    state = begin();  while is_ready(state):  emitted?, state, element = advance(state)
+
+Sequences whose elements are functions of an index, and of what a pass has drawn.
+
+A pass over a sequence begins by drawing (the order of a shuffle, for one): `draw` gives
+tensors, which every other method takes. Without shuffles there are none.
+
+    batch(k) of map(f) of a parameter:   element(i) = stack(f(rows[j]) for j in i*k...)
+
+Sequences that are there at once: a parameter's rows, tensors, a range of numbers.
+
+Sequences that are another one's elements at other indices.
+
+Sequences made of the elements of others, in the same order.
+
+Sequences in another order on each pass, distributed as tf.data's buffer makes it.
+
+A buffer of `b` elements gives a random one and takes the next in its place; at the end
+what is left comes out in a random order. So step `j` gives what went last into the slot
+that it chose, which was the slot's first element or came in after the step that chose
+the slot before: a sort by slots finds it, with no loop over elements.
+
+The draws are random ops of the graph, so they are keyed when the graph is loaded.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import tensorflow as tf
+from typing_extensions import override
+
+from ray_fed.tensorflow.lowering.inlining import CannotLower, Symbol
+
+Function: TypeAlias = Callable[["list[tf.Tensor]"], "list[tf.Tensor]"]
+"""From tensors to tensors, in the current graph."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """What `advance` gives.
+
+    Attributes:
+        emitted: bool[], whether `element` is one; None: it always is.
+        state: of the pass after it.
+        element: its components.
+    """
+
+    emitted: tf.Tensor | None
+    state: Any
+    element: list[tf.Tensor]
+
+
+class Stream(Symbol, abc.ABC):
+    """A sequence, as far as a pass over it needs.
+
+    Args:
+        specs: of an element's components.
+
+    Attributes:
+        always_emits: whether each `advance` gives an element.
+        has_effects: whether asking for an element does something else beside.
+    """
+
+    always_emits: bool
+    has_effects: bool
+
+    def __init__(self, specs: Sequence[tf.TensorSpec]) -> None:
+        self.specs = tuple(specs)
+
+    @abc.abstractmethod
+    def begin(self) -> Any:
+        """Return the state of a pass at the front."""
+
+    @abc.abstractmethod
+    def is_ready(self, state: Any) -> tf.Tensor:
+        """Return whether there is more, bool[]."""
+
+    @abc.abstractmethod
+    def advance(self, state: Any) -> Step:
+        """Take the next step of a pass that is ready."""
+
+    def alike(self) -> "Sequence[Stream]":
+        """Return streams that give the same elements, one after another.
+
+        In each of them all elements are of one shape, as far as can be known.
+        """
+        return [self]
+
+    def invariants(self, state: Any) -> Any:
+        """Return the static shapes of a state at any time."""
+        return tf.nest.map_structure(_shape_of, state)
+
+
+def _shape_of(tensor: tf.Tensor) -> tf.TensorShape:
+    return tensor.shape
+
+
+def where_emitted(
+    step: Step,
+    then: Callable[[], list[tf.Tensor]],
+    otherwise: Callable[[], list[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Return what `then` gives where a step gave an element, else `otherwise`."""
+    if step.emitted is None:
+        return then()
+    return choose(step.emitted, then, otherwise)
+
+
+def choose(
+    condition: tf.Tensor,
+    then: Callable[[], list[tf.Tensor]],
+    otherwise: Callable[[], list[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Return the tensors of one of two branches; both give as many."""
+    no_convert = tf.autograph.experimental.do_not_convert
+    # One more, as TensorFlow has no branches without results.
+    marked: Any = tf.cond(
+        condition,
+        no_convert(lambda: [*then(), tf.zeros([], tf.bool)]),
+        no_convert(lambda: [*otherwise(), tf.zeros([], tf.bool)]),
+    )
+    return list(marked[:-1])
+
+
+def blank(specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    """Return an element in the place of none."""
+    if any(spec.dtype == tf.variant for spec in specs):
+        raise CannotLower("an element of variants that there may not be")
+    return [tf.zeros(_blank_shape(spec.shape), spec.dtype) for spec in specs]
+
+
+def _blank_shape(shape: tf.TensorShape) -> list[int]:
+    rank = cast("int | None", shape.rank)
+    return [] if rank is None else [size or 0 for size in shape.as_list()]
+
+
+def shaped(
+    element: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]
+) -> list[tf.Tensor]:
+    """Return the components of an element, with the static shapes of their specs."""
+    for tensor, spec in zip(element, specs, strict=True):
+        tensor.set_shape(spec.shape)
+    return list(element)
+
+
+Drawn: TypeAlias = Any
+"""A nest of tensors."""
+Element: TypeAlias = "list[tf.Tensor]"
+"""The components of one element, or of several, stacked."""
+
+ENDLESS = tf.int64.max
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What may be done with a sequence.
+
+    Attributes:
+        shuffled: a new pass has another order.
+        repeatable: an element asked for twice is the same.
+        effects: asking for an element does something else beside.
+        bounded: it is known when traced that it ends.
+        steady: all passes are of one length.
+    """
+
+    shuffled: bool = False
+    repeatable: bool = True
+    effects: bool = False
+    bounded: bool = True
+    steady: bool = True
+
+    def __and__(self, other: "Traits") -> "Traits":
+        """Return the traits of what is made of two."""
+        return Traits(
+            shuffled=self.shuffled or other.shuffled,
+            repeatable=self.repeatable and other.repeatable,
+            effects=self.effects or other.effects,
+            bounded=self.bounded and other.bounded,
+            steady=self.steady and other.steady,
+        )
+
+
+class Indexed(Stream, abc.ABC):
+    """A sequence of elements by index.
+
+    Args:
+        specs: of an element's components.
+        traits: of the sequence.
+
+    Attributes:
+        unrolled: whether a pass is to be without a loop, where `num_elements` is known.
+    """
+
+    always_emits = True
+    unrolled = False
+
+    def __init__(self, specs: Sequence[tf.TensorSpec], traits: Traits) -> None:
+        super().__init__(specs)
+        self.traits = traits
+        self.has_effects = traits.effects or not traits.repeatable
+
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        """Return what one pass needs; of which `limit` elements are asked for."""
+        del limit
+        return ()
+
+    @abc.abstractmethod
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        """Return the number of elements, i64[]; `ENDLESS` where there is no end."""
+
+    @abc.abstractmethod
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        """Return the element at an index, i64[]."""
+
+    def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
+        """Return the elements at indices, i64[n] with n > 0, stacked."""
+        if any(spec.dtype == tf.variant for spec in self.specs):
+            raise CannotLower("a batch of variants")
+
+        @tf.autograph.experimental.do_not_convert
+        def at(index: tf.Tensor) -> Element:
+            return self.element(drawn, index)
+
+        in_order = self.traits.effects or not self.traits.repeatable
+        stacked: Any = tf.map_fn(
+            at,
+            indices,
+            fn_output_signature=list(self.specs),
+            parallel_iterations=1 if in_order else None,
+        )
+        return list(stacked)
+
+    def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
+        """Return the elements from start to stop, stacked; at least one."""
+        return self.gather(drawn, tf.range(start, stop))
+
+    def num_elements(self) -> int | None:
+        """Return the number of elements where it is known when traced."""
+        return None
+
+    def block(self, drawn: Drawn, start: tf.Tensor, size: int) -> Element:
+        """Return elements from a start, stacked; their number is known when traced."""
+        return self.gather(drawn, start + tf.range(size, dtype=tf.int64))
+
+    @override
+    def begin(self) -> Any:
+        drawn = self.draw(None)
+        return tf.zeros([], tf.int64), self.length(drawn), drawn
+
+    @override
+    def is_ready(self, state: Any) -> tf.Tensor:
+        index, length, _ = state
+        return index < length
+
+    @override
+    def advance(self, state: Any) -> Step:
+        index, length, drawn = state
+        element = shaped(self.element(drawn, index), self.specs)
+        return Step(None, (index + 1, length, drawn), element)
+
+
+class Laid(Indexed):
+    """The elements of a parameter, or of tensors, laid as `ColumnarSequence` are.
+
+    Args:
+        specs: of an element's components.
+        columns: rows and splits, i64[n + 1, 1], of each; without splits, row `i` is of
+            element `i`.
+        length: i64[].
+        num_elements: the same, where it is known when traced.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[tf.TensorSpec],
+        columns: Sequence[tuple[tf.Tensor, tf.Tensor | None]],
+        length: tf.Tensor,
+        num_elements: int | None = None,
+    ) -> None:
+        super().__init__(specs, Traits())
+        self._num_elements = num_elements
+        self.unrolled = False
+        self._columns = columns
+        self._length = length
+        self._is_stacked = all(splits is None for _, splits in columns)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return self._length
+
+    @override
+    def num_elements(self) -> int | None:
+        return self._num_elements
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        if self._num_elements is not None and self._is_stacked:
+            return [tf.gather(rows, index) for rows, _ in self._columns]
+        return [
+            rows[index] if splits is None else self._between(rows, splits, index)
+            for rows, splits in self._columns
+        ]
+
+    @staticmethod
+    def _between(rows: tf.Tensor, splits: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+        # Takes half of the ops that slicing with two scalars takes.
+        start, stop = tf.gather(splits, index), tf.gather(splits, index + 1)
+        return tf.strided_slice(rows, start, stop, [1])
+
+    @override
+    def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
+        if not self._is_stacked:
+            return super().gather(drawn, indices)
+        return [tf.gather(rows, indices) for rows, _ in self._columns]
+
+    @override
+    def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
+        if not self._is_stacked:
+            return super().span(drawn, start, stop)
+        return [rows[start:stop] for rows, _ in self._columns]
+
+    @override
+    def block(self, drawn: Drawn, start: tf.Tensor, size: int) -> Element:
+        if not self._is_stacked:
+            return super().block(drawn, start, size)
+        if size == self._num_elements:
+            return [tf.identity(rows) for rows, _ in self._columns]
+        return [
+            tf.slice(
+                rows, [start, *[0] * (len(rows.shape) - 1)], [size, *rows.shape[1:]]
+            )
+            for rows, _ in self._columns
+        ]
+
+
+class Counted(Indexed):
+    """The numbers of a range.
+
+    Args:
+        spec: of a number.
+        start: i64[].
+        stop: i64[], not reached.
+        step: i64[].
+    """
+
+    def __init__(
+        self, spec: tf.TensorSpec, start: tf.Tensor, stop: tf.Tensor, step: tf.Tensor
+    ) -> None:
+        super().__init__([spec], Traits())
+        self._start, self._step = start, step
+        rest = tf.math.floormod(stop - start, step)
+        self._length = tf.maximum(
+            (stop - start) // step + tf.cast(tf.not_equal(rest, 0), tf.int64), 0
+        )
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return self._length
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        return [tf.cast(self._start + index * self._step, self.specs[0].dtype)]
+
+    @override
+    def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
+        return self.element(drawn, indices)
+
+
+class Reindexed(Indexed, abc.ABC):
+    """Elements of another sequence.
+
+    Args:
+        inner: where the elements are.
+        traits: of this sequence.
+    """
+
+    def __init__(self, inner: Indexed, traits: Traits) -> None:
+        super().__init__(inner.specs, traits)
+        self._inner = inner
+
+    @abc.abstractmethod
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        """Return the index in `inner` of an index here, or of each of several."""
+
+    def _drawn_inside(self, drawn: Drawn) -> Drawn:
+        return drawn
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        return self._inner.draw(limit)
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        inside = self._drawn_inside(drawn)
+        return self._inner.element(inside, self._index(drawn, index))
+
+    @override
+    def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
+        inside = self._drawn_inside(drawn)
+        return self._inner.gather(inside, self._index(drawn, indices))
+
+
+class Taken(Reindexed):
+    """The first `count` elements; all where it is negative."""
+
+    def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
+        ends = (static(count) or 0) > 0 or static(count) == 0
+        traits = inner.traits
+        if ends:
+            traits = dataclasses.replace(traits, bounded=True)
+        super().__init__(inner, traits)
+        self._ends = ends
+        self._count = tf.where(count < 0, ENDLESS, count)
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        if not self._ends:
+            return self._inner.draw(limit)
+        taken = self._count if limit is None else tf.minimum(limit, self._count)
+        return self._inner.draw(taken)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return tf.minimum(self._count, self._inner.length(drawn))
+
+    @override
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        return index
+
+    @override
+    def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
+        return self._inner.span(drawn, start, stop)
+
+
+class Skipped(Reindexed):
+    """All but the first `count` elements; none where it is negative."""
+
+    def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
+        check_pure(inner, "skipped")
+        super().__init__(inner, inner.traits)
+        self._count = tf.where(count < 0, ENDLESS, count)
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        if limit is None:
+            return self._inner.draw(None)
+        # Without a sum that could overflow: a skip of all asks for nothing.
+        return self._inner.draw(limit + tf.minimum(self._count, ENDLESS - limit))
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        length = self._inner.length(drawn)
+        rest = tf.maximum(length - self._count, 0)
+        return tf.where(tf.equal(length, ENDLESS), length, rest)
+
+    @override
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        return index + self._count
+
+    @override
+    def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
+        return self._inner.span(drawn, start + self._count, stop + self._count)
+
+
+class Sharded(Reindexed):
+    """Every `num_shards`-th element, from the one at `shard` on."""
+
+    def __init__(self, inner: Indexed, num_shards: tf.Tensor, shard: tf.Tensor) -> None:
+        check_pure(inner, "sharded")
+        super().__init__(inner, inner.traits)
+        self._num_shards, self._shard = num_shards, shard
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        return self._inner.draw(None if limit is None else limit * self._num_shards)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        length = self._inner.length(drawn)
+        count = (length - self._shard - 1) // self._num_shards + 1
+        return tf.where(tf.equal(length, ENDLESS), length, tf.maximum(count, 0))
+
+    @override
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        return self._shard + index * self._num_shards
+
+
+class Repeated(Reindexed):
+    """A sequence `count` times over, in the same order; for ever where negative."""
+
+    def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
+        super().__init__(inner, repeated_traits(inner, count))
+        self._count = count
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        return self._inner.draw(None)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return repeated_length(self._inner.length(drawn), self._count)
+
+    @override
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        return tf.math.floormod(index, self._inner.length(drawn))
+
+
+class Filtered(Reindexed):
+    """The elements for which a predicate is true.
+
+    Args:
+        inner: the elements; the predicate sees them all when a pass begins.
+        predicate: of an element's components; without effects.
+    """
+
+    def __init__(self, inner: Indexed, predicate: Callable[[Element], Element]) -> None:
+        check_pure(inner, "filtered")
+        if not (inner.traits.repeatable and inner.traits.bounded):
+            raise CannotLower("a filter of random or endless elements")
+        steady = inner.traits.steady and not inner.traits.shuffled
+        super().__init__(inner, dataclasses.replace(inner.traits, steady=steady))
+        self._predicate = predicate
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        drawn = self._inner.draw(None)
+
+        @tf.autograph.experimental.do_not_convert
+        def is_kept(index: tf.Tensor) -> tf.Tensor:
+            return self._predicate(self._inner.element(drawn, index))[0]
+
+        mask: Any = tf.map_fn(
+            is_kept,
+            tf.range(self._inner.length(drawn)),
+            fn_output_signature=tf.TensorSpec([], tf.bool),
+        )
+        return drawn, tf.where(mask)[:, 0]
+
+    @override
+    def _drawn_inside(self, drawn: Drawn) -> Drawn:
+        return drawn[0]
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return tf.size(drawn[1], tf.int64)
+
+    @override
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        return tf.gather(drawn[1], index)
+
+
+def static(tensor: tf.Tensor) -> int | None:
+    """Return the number that a tensor always is, where that is known."""
+    value: Any = tf.get_static_value(tensor)
+    return None if value is None else int(value)
+
+
+def check_pure(inner: Indexed, what: str) -> None:
+    """Refuse elements with effects where not each is asked for, once and in order."""
+    if inner.traits.effects:
+        raise CannotLower(f"elements with effects, {what}")
+
+
+def repeated_traits(inner: Indexed, count: tf.Tensor) -> Traits:
+    """Return the traits of a sequence over and over."""
+    known = static(count)
+    bounded = inner.traits.bounded and known is not None and known >= 0
+    return dataclasses.replace(inner.traits, bounded=bounded)
+
+
+def repeated_length(length: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Return the length of a sequence over and over."""
+    is_endless = (length > 0) & ((count < 0) | tf.equal(length, ENDLESS) & (count > 0))
+    return tf.where(is_endless, ENDLESS, length * tf.maximum(count, 0))
+
+
+class Mapped(Indexed):
+    """The results of a function of elements.
+
+    Args:
+        inner: the elements.
+        function: from components to components.
+        specs: of the results.
+        traits: of the function.
+    """
+
+    def __init__(
+        self,
+        inner: Indexed,
+        function: Callable[[Element], Element],
+        specs: Sequence[tf.TensorSpec],
+        traits: Traits,
+    ) -> None:
+        super().__init__(specs, inner.traits & traits)
+        self._inner = inner
+        self.unrolled = inner.unrolled
+        self._function = function
+
+    @override
+    def num_elements(self) -> int | None:
+        return self._inner.num_elements()
+
+    @override
+    def alike(self) -> "Sequence[Stream]":
+        parts = [part for part in self._inner.alike() if isinstance(part, Indexed)]
+        return [Mapped(p, self._function, self.specs, self.traits) for p in parts]
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        return self._inner.draw(limit)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return self._inner.length(drawn)
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        inner = self._inner
+        return self._function(shaped(inner.element(drawn, index), inner.specs))
+
+
+class Selected(Indexed):
+    """Components of elements, by position, each any number of times.
+
+    Args:
+        inner: the elements.
+        positions: of the components to take.
+    """
+
+    def __init__(self, inner: Indexed, positions: Sequence[int]) -> None:
+        super().__init__([inner.specs[p] for p in positions], inner.traits)
+        self._inner = inner
+        self.unrolled = inner.unrolled
+        self._positions = positions
+
+    @override
+    def num_elements(self) -> int | None:
+        return self._inner.num_elements()
+
+    @override
+    def alike(self) -> "Sequence[Stream]":
+        parts = [part for part in self._inner.alike() if isinstance(part, Indexed)]
+        return [Selected(part, self._positions) for part in parts]
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        return self._inner.draw(limit)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return self._inner.length(drawn)
+
+    def _select(self, element: Element) -> Element:
+        return [element[position] for position in self._positions]
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        return self._select(self._inner.element(drawn, index))
+
+    @override
+    def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
+        return self._select(self._inner.gather(drawn, indices))
+
+    @override
+    def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
+        return self._select(self._inner.span(drawn, start, stop))
+
+    @override
+    def block(self, drawn: Drawn, start: tf.Tensor, size: int) -> Element:
+        return self._select(self._inner.block(drawn, start, size))
+
+
+class Batched(Indexed):
+    """Elements stacked, `size` at a time.
+
+    Args:
+        inner: the elements.
+        size: i64[], > 0.
+        drop_remainder: bool[], whether the last batch is left out where it is smaller.
+        specs: of a batch.
+    """
+
+    def __init__(
+        self,
+        inner: Indexed,
+        size: tf.Tensor,
+        drop_remainder: tf.Tensor,
+        specs: Sequence[tf.TensorSpec],
+    ) -> None:
+        super().__init__(specs, inner.traits)
+        self._inner = inner
+        self.unrolled = inner.unrolled
+        self._size = size
+        self._drop_remainder = drop_remainder
+
+    def _known(self) -> tuple[int, int] | None:
+        """Return the number of whole batches and what is left, where known."""
+        length, size = self._inner.num_elements(), static(self._size)
+        drops = static(self._drop_remainder)
+        if length is None or size is None or drops is None:
+            return None
+        return length // size, 0 if drops else length % size
+
+    @override
+    def num_elements(self) -> int | None:
+        known = self._known()
+        return None if known is None else known[0] + (known[1] > 0)
+
+    @override
+    def alike(self) -> "Sequence[Stream]":
+        known = self._known()
+        if known is None or known[1] == 0:
+            return [self]
+        whole, rest = known
+        last = Ending(
+            self._inner, whole * cast("int", static(self._size)), rest, self.specs
+        )
+        if not whole:
+            return [last]
+        dropping = tf.ones([], tf.bool)
+        return [Batched(self._inner, self._size, dropping, self.specs), last]
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        return self._inner.draw(None if limit is None else limit * self._size)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        length = self._inner.length(drawn)
+        rest = tf.math.floormod(length, self._size)
+        has_rest = tf.logical_and(rest > 0, tf.logical_not(self._drop_remainder))
+        return length // self._size + tf.cast(has_rest, tf.int64)
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        start = index * self._size
+        known = self._known()
+        if known is not None and known[1] == 0:
+            size = cast("int", static(self._size))
+            return self._inner.block(drawn, start, size)
+        stop = tf.minimum(start + self._size, self._inner.length(drawn))
+        return self._inner.span(drawn, start, stop)
+
+
+class Ending(Indexed):
+    """One batch, of the last elements.
+
+    Args:
+        inner: the elements.
+        start: index of the first.
+        size: how many.
+        specs: of the batch.
+    """
+
+    def __init__(
+        self, inner: Indexed, start: int, size: int, specs: Sequence[tf.TensorSpec]
+    ) -> None:
+        super().__init__(specs, inner.traits)
+        self._inner = inner
+        self._start, self._size = start, size
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        return self._inner.draw(None)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return tf.ones([], tf.int64)
+
+    @override
+    def num_elements(self) -> int | None:
+        return 1
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        start = tf.constant(self._start, tf.int64)
+        return self._inner.block(drawn, start, self._size)
+
+
+class Zipped(Indexed):
+    """Elements of several sequences side by side, as long as all have some."""
+
+    def __init__(self, inners: Sequence[Indexed]) -> None:
+        traits = inners[0].traits
+        for inner in inners[1:]:
+            traits = traits & inner.traits
+        # Ends with the shortest, so one that is known to end is enough.
+        bounded = any(inner.traits.bounded for inner in inners)
+        traits = dataclasses.replace(traits, bounded=bounded)
+        super().__init__([spec for inner in inners for spec in inner.specs], traits)
+        self._inners = inners
+
+    def _pairs(self, drawn: Drawn) -> list[tuple[Indexed, Drawn]]:
+        return list(zip(self._inners, drawn, strict=True))
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        return tuple(inner.draw(limit) for inner in self._inners)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return tf.reduce_min([inner.length(each) for inner, each in self._pairs(drawn)])
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        pairs = self._pairs(drawn)
+        return [t for inner, each in pairs for t in inner.element(each, index)]
+
+    @override
+    def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
+        pairs = self._pairs(drawn)
+        return [t for inner, each in pairs for t in inner.gather(each, indices)]
+
+    @override
+    def span(self, drawn: Drawn, start: tf.Tensor, stop: tf.Tensor) -> Element:
+        pairs = self._pairs(drawn)
+        return [t for inner, each in pairs for t in inner.span(each, start, stop)]
+
+
+def draw_order(length: tf.Tensor, buffer: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
+    """Return the first indices of a shuffle, i64[min(length, limit)].
+
+    Args:
+        length: number of elements, i64[].
+        buffer: number of elements to choose from, i64[]; negative: all.
+        limit: how many indices are asked for, i64[].
+    """
+    buffer = tf.minimum(tf.where(buffer < 0, length, buffer), length)
+    asked = tf.minimum(length, limit)
+    steps = tf.minimum(length - buffer, asked)
+    # An empty draw needs bounds in order, too.
+    top = tf.maximum(buffer, 1)
+    slots = tf.random.uniform(steps[tf.newaxis], 0, top, tf.int64)
+    by_slot: Any = tf.argsort(slots, stable=True)
+    sorted_slots = tf.gather(slots, by_slot)
+    arrivals = tf.cast(by_slot, tf.int64) + buffer  # what a step put into its slot
+    is_first = tf.concat(
+        [[True], tf.not_equal(sorted_slots[1:], sorted_slots[:-1])], 0
+    )[:steps]
+    before = tf.concat([[0], arrivals[:-1]], 0)[:steps]
+    given = tf.where(is_first, sorted_slots, before)
+    given = tf.gather(given, tf.math.invert_permutation(by_slot))
+    last: Any = tf.math.unsorted_segment_max(tf.range(steps) + buffer, slots, buffer)
+    left = tf.random.shuffle(tf.maximum(last, tf.range(buffer)))
+    return tf.concat([given, left[: asked - steps]], 0)
+
+
+class Shuffled(Reindexed):
+    """Elements in an order that each pass draws.
+
+    Args:
+        inner: the elements.
+        buffer: number of elements to choose from, i64[]; negative: all.
+    """
+
+    def __init__(self, inner: Indexed, buffer: tf.Tensor) -> None:
+        check_pure(inner, "shuffled")
+        if static(buffer) == 0:
+            raise CannotLower("a shuffle of no buffer")
+        super().__init__(inner, dataclasses.replace(inner.traits, shuffled=True))
+        self.inner = inner
+        self.buffer = buffer
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        if limit is None and not self.inner.traits.bounded:
+            raise CannotLower("an endless shuffle")
+        ahead = None
+        if limit is not None and (static(self.buffer) or 0) > 0:
+            ahead = limit + self.buffer
+        drawn = self.inner.draw(ahead)
+        length = self.inner.length(drawn)
+        order = draw_order(length, self.buffer, length if limit is None else limit)
+        return drawn, order
+
+    @override
+    def _drawn_inside(self, drawn: Drawn) -> Drawn:
+        return drawn[0]
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return self.inner.length(drawn[0])
+
+    @override
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        return tf.gather(drawn[1], index)
+
+
+class FixedOrder(Reindexed):
+    """Elements in an order that is drawn once, where the sequence is made."""
+
+    def __init__(self, inner: Indexed, buffer: tf.Tensor) -> None:
+        check_pure(inner, "shuffled")
+        if not inner.traits.bounded or inner.traits.shuffled or static(buffer) == 0:
+            raise CannotLower("a shuffle in one order of what has none")
+        super().__init__(inner, inner.traits)
+        length = inner.length(inner.draw(None))
+        self._order = draw_order(length, buffer, length)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return self._inner.length(drawn)
+
+    @override
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        return tf.gather(self._order, index)
+
+
+class _Epochs:
+    """How often a sequence is drawn for a pass over its repetitions."""
+
+    def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
+        self._is_endless = not repeated_traits(inner, count).bounded
+        self._count = count
+
+    def number(self, length: tf.Tensor, limit: tf.Tensor | None) -> tf.Tensor:
+        """Return how many times to draw, i64[], >= 1."""
+        if limit is None:
+            if self._is_endless:
+                raise CannotLower("an endless shuffle")
+            return tf.maximum(self._count, 1)
+        asked = tf.maximum((limit - 1) // tf.maximum(length, 1) + 1, 1)
+        return tf.where(self._count < 0, asked, tf.minimum(asked, self._count))
+
+
+def _joined(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    return tf.concat([first, second], 0)
+
+
+def _any_number(tensor: tf.Tensor) -> tf.TensorShape:
+    return tf.TensorShape([None]).concatenate(tensor.shape[1:])
+
+
+def _stacked(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor[tf.newaxis]
+
+
+def _concatenate(first: Any, number: tf.Tensor, draw: Any) -> Any:
+    """Return `number` draws one after the other, `first` being the first of them."""
+
+    @tf.autograph.experimental.do_not_convert
+    def goes_on(index: Any, drawn: Any) -> tf.Tensor:
+        del drawn
+        return index < number
+
+    @tf.autograph.experimental.do_not_convert
+    def body(index: Any, drawn: Any) -> Any:
+        longer = tf.nest.map_structure(_joined, drawn, draw())
+        return index + 1, longer
+
+    shapes = tf.nest.map_structure(_any_number, first)
+    _, drawn = tf.while_loop(
+        goes_on,
+        body,
+        (tf.ones([], tf.int64), first),
+        (tf.TensorShape([]), shapes),
+        parallel_iterations=1,
+    )
+    return drawn
+
+
+class ShuffledEpochs(Reindexed):
+    """A shuffled sequence over and over, each time in another order."""
+
+    def __init__(self, inner: Shuffled, count: tf.Tensor) -> None:
+        super().__init__(inner.inner, repeated_traits(inner, count))
+        self._buffer = inner.buffer
+        self._count = count
+        self._epochs = _Epochs(inner, count)
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        drawn = self._inner.draw(None)
+        length = self._inner.length(drawn)
+
+        def draw() -> tf.Tensor:
+            return draw_order(length, self._buffer, length)
+
+        number = self._epochs.number(length, limit)
+        return drawn, _concatenate(draw(), number, draw)
+
+    @override
+    def _drawn_inside(self, drawn: Drawn) -> Drawn:
+        return drawn[0]
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return repeated_length(self._inner.length(drawn[0]), self._count)
+
+    @override
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        return tf.gather(drawn[1], index)
+
+
+class DrawnEpochs(Indexed):
+    """What is made of a shuffled sequence, over and over, drawn anew each time."""
+
+    def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
+        if not (inner.traits.steady and inner.traits.bounded):
+            raise CannotLower("a repeated shuffle whose length may change")
+        super().__init__(inner.specs, repeated_traits(inner, count))
+        self._inner = inner
+        self._count = count
+        self._epochs = _Epochs(inner, count)
+
+    @override
+    def draw(self, limit: tf.Tensor | None) -> Drawn:
+        def draw() -> Drawn:
+            drawn = self._inner.draw(None)
+            return tf.nest.map_structure(_stacked, drawn)
+
+        first = draw()
+        length = self._inner.length(_at(first, 0))
+        return _concatenate(first, self._epochs.number(length, limit), draw)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return repeated_length(self._inner.length(_at(drawn, 0)), self._count)
+
+    @override
+    def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
+        length = self._inner.length(_at(drawn, 0))
+        return self._inner.element(
+            _at(drawn, index // length), tf.math.floormod(index, length)
+        )
+
+
+def _at(drawn: Drawn, epoch: Any) -> Drawn:
+    def at(tensor: tf.Tensor) -> tf.Tensor:
+        return tensor[epoch]
+
+    return tf.nest.map_structure(at, drawn)
+
+
+def repeat(inner: Indexed, count: tf.Tensor) -> Indexed:
+    """Return a sequence `count` times over; for ever where it is negative."""
+    if not inner.traits.shuffled:
+        return Repeated(inner, count)
+    if isinstance(inner, Shuffled) and not inner.inner.traits.shuffled:
+        return ShuffledEpochs(inner, count)
+    return DrawnEpochs(inner, count)
