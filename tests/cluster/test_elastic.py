@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 SCRIPT = pathlib.Path(__file__).with_name("elastic_script.py")
 
@@ -20,7 +20,7 @@ def _tell(story: str, scratch: pathlib.Path) -> dict[str, Any]:
         [sys.executable, str(SCRIPT), story],
         capture_output=True,
         text=True,
-        timeout=380,
+        timeout=880,
         check=False,
         env={**os.environ, "SCRATCH": str(scratch)},
     )
@@ -72,7 +72,7 @@ def test_no_room_is_an_error_within_the_configured_time(
 ) -> None:
     assert "Expected at least 1 workers (`workers.count`)" in come_and_go["error"]
     assert "`workers.wait_timeout_s`" in come_and_go["error"]
-    assert 12.0 <= come_and_go["error after"] < 30.0
+    assert 12.0 <= come_and_go["error after"] < 90.0
 
 
 def test_closed_context_leaves_no_worker(come_and_go: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ def execute_notebook(name: str, folder: pathlib.Path) -> Any:
     assert not any(cell.get("outputs") for cell in notebook.cells)
     client = nbclient.NotebookClient(
         notebook,
-        timeout=240,
+        timeout=600,
         kernel_name="python3",
         resources={"metadata": {"path": str(folder)}},
     )

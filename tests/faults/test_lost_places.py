@@ -30,7 +30,7 @@ def halves(clients: Any) -> Any:
 
 def call_for_seconds(context: Any) -> None:
     """Call again and again: a worker's process may outlive its node for seconds."""
-    for _ in range(100):
+    for _ in range(600):
         context.invoke(halves, CLIENTS)
         time.sleep(0.2)
 

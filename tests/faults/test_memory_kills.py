@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 POOL_BYTES = 2 * 2**30
 """What a pool and its tasks may use, and more."""
 
-HEADROOM = 0.12
+HEADROOM = 0.2
 """Of the machine's memory, how much more may be used before Ray ends processes."""
 
-MEAL = 0.3
+MEAL = 0.4
 """Of the machine's memory, what the client takes; and keeps, were it not ended."""
 
 MEAL_S = 60.0

@@ -98,5 +98,5 @@ def test_call_whose_ray_is_shut_down_ends_with_a_word(
         work.wait_for(0)
         ray.shutdown()
         with pytest.raises(errors.ContextStateError, match="was called"):
-            call.result(60)
+            call.result(120)
     assert not ray.is_initialized()
