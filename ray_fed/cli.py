@@ -46,7 +46,7 @@ class Backend(StrEnum):
 
 
 @app.command()
-def demo(  # noqa: PLR0913, PLR0917 (one parameter an option)
+def demo(
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds of federated averaging.")
     ] = 30,

@@ -194,9 +194,7 @@ class _Trace:
         self._fresh = fresh
         self.calls: list[tuple[str, Block]] = []
 
-    def evaluate(  # noqa: PLR0911 (one return a kind of block)
-        self, block: Block, names: Mapping[str, Any]
-    ) -> Any:
+    def evaluate(self, block: Block, names: Mapping[str, Any]) -> Any:
         """Return a building block without names to resolve, a closure, or elements."""
         match block:
             case flf.Reference():

@@ -466,7 +466,7 @@ class ClientData(ClientRows):
 
     @classmethod
     @tracebacks.shorten
-    def from_parquet(  # noqa: PLR0913 (keywords that say what a table's columns are)
+    def from_parquet(
         cls,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
@@ -530,7 +530,7 @@ class ClientData(ClientRows):
 
     @classmethod
     @tracebacks.shorten
-    def from_table(  # noqa: PLR0913 (as from_parquet)
+    def from_table(
         cls,
         table: Any,
         *,
@@ -568,7 +568,7 @@ class ClientData(ClientRows):
 
     @classmethod
     @tracebacks.shorten
-    def from_ray(  # noqa: PLR0913 (as from_parquet)
+    def from_ray(
         cls,
         dataset: Any,
         *,

@@ -143,7 +143,7 @@ class ReferenceResolvingExecutor(flf.Executor):
         selected = await self._target.create_selection(struct.reference, position)
         return ResolvedValue(selected, selected.type_signature)
 
-    async def _evaluate(  # noqa: PLR0911 (one return a kind of block)
+    async def _evaluate(
         self, block: flf.ComputationBuildingBlock, scope: Scope
     ) -> ResolvedValue:
         match block:

@@ -92,7 +92,7 @@ def _names_error(
     )
 
 
-def _container_items(  # noqa: PLR0911 (one return a kind of container)
+def _container_items(
     value: object, type_spec: fl.StructType, label: str
 ) -> tuple[list[Any], list[Any]]:
     match value:

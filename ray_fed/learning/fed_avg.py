@@ -66,7 +66,7 @@ from ray_fed.learning.server_update import build_server_update
 
 
 @tracebacks.shorten
-def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
+def build_fed_avg(
     model: Model,
     client_optimizer: keras.optimizers.Optimizer | str,
     server_optimizer: keras.optimizers.Optimizer | str | None = None,
@@ -118,7 +118,7 @@ def build_fed_avg(  # noqa: PLR0913 (keywords of one algorithm)
 
 
 @tracebacks.shorten
-def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
+def build_fed_prox(
     model: Model,
     client_optimizer: keras.optimizers.Optimizer | str,
     server_optimizer: keras.optimizers.Optimizer | str | None = None,
@@ -161,7 +161,7 @@ def build_fed_prox(  # noqa: PLR0913 (keywords of one algorithm)
     )
 
 
-def _build(  # noqa: PLR0913 (what both algorithms take)
+def _build(
     model: Model,
     client_optimizer: Any,
     server_optimizer: Any,

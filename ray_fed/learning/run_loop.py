@@ -510,7 +510,7 @@ class TrainingResult:
 
 
 @tracebacks.shorten
-def run(  # noqa: PLR0913 (keywords of one loop; none belongs to another)
+def run(
     process: LearningProcess,
     data: Sequence[Dataset],
     *,

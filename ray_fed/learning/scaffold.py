@@ -69,7 +69,7 @@ class ScaffoldUpdate(NamedTuple):
 
 
 @tracebacks.shorten
-def build_scaffold(  # noqa: PLR0913 (keywords of one algorithm)
+def build_scaffold(
     model: Model,
     client_learning_rate: float,
     *,

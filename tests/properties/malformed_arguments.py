@@ -100,9 +100,7 @@ MAKERS: tuple[Callable[[], Any], ...] = (
 """What makes each of the values that stand in another's place."""
 
 
-def _right_value(  # noqa: PLR0911 (one return a kind)
-    generator: random.Random, type_spec: Any
-) -> Any:
+def _right_value(generator: random.Random, type_spec: Any) -> Any:
     """Return a value that users write for a type."""
     match type_spec:
         case fl.StructType():
@@ -175,7 +173,7 @@ def _is_as_numpy(found: Any, value: Any, type_spec: fl.Type) -> bool:
         return False
 
 
-def _as_numpy(value: Any, type_spec: Any) -> Any:  # noqa: PLR0911 (as above)
+def _as_numpy(value: Any, type_spec: Any) -> Any:
     """Return what numpy makes of a value for whose kind the documents say nothing."""
     match type_spec:
         case fl.TensorType():

@@ -39,9 +39,7 @@ OPTIONAL = {"clients_per_leaf", "subrounds.timeout_s"}
 POSITIVE = {name for name in REAL_FROM if name.endswith("_s")}
 
 
-def _expected_setting(  # noqa: PLR0911 (one return a rule)
-    name: str, value: Any
-) -> Expected:
+def _expected_setting(name: str, value: Any) -> Expected:
     if value is None:
         return Right(None) if name in OPTIONAL else REFUSED
     if name in WHOLE_FROM:

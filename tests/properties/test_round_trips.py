@@ -84,9 +84,7 @@ def federated_types(depth: int = MAX_DEPTH) -> st.SearchStrategy[Any]:
     return placed | _structs(federated_types(depth - 1))
 
 
-def values_of(  # noqa: PLR0911 (one return a kind of type)
-    type_spec: fl.Type, num_clients: int
-) -> st.SearchStrategy[Any]:
+def values_of(type_spec: fl.Type, num_clients: int) -> st.SearchStrategy[Any]:
     """Values of a type, in the containers that results of the type have."""
     match type_spec:
         case fl.TensorType():

@@ -233,7 +233,7 @@ class LeafWorker:
         computed = self._run(value.compute())
         return plain_values.to_plain(computed, value.type_signature, "a result")
 
-    def place(  # noqa: PLR0913, PLR0917 (a remote verb)
+    def place(
         self,
         scope: str,
         key: int,

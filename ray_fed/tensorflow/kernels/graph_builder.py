@@ -432,9 +432,7 @@ class Interpreter:
         """
         return self._evaluate(function, {}, ()).run(argument, ())
 
-    def _evaluate(  # noqa: C901, PLR0911, PLR0912 (one branch a kind of block)
-        self, block: Block, names: Names, path: Path
-    ) -> Any:
+    def _evaluate(self, block: Block, names: Names, path: Path) -> Any:
         match block:
             case flf.Reference():
                 return names[block.name]()

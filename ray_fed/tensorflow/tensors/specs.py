@@ -148,7 +148,7 @@ def _without_tensorflow(obj: Any) -> Any:
             return _container_without_tensorflow(obj)
 
 
-def _container_without_tensorflow(obj: Any) -> Any:  # noqa: PLR0911 (one a kind)
+def _container_without_tensorflow(obj: Any) -> Any:
     match obj:
         case fl.Type() | Struct():
             return obj
