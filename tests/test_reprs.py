@@ -219,9 +219,8 @@ def test_text_says_where_it_writes(shown: Any, text: str) -> None:
 def test_trackers_show_their_run_and_no_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("mlflow_runs", "wandb_runs"):
-        path = f"ray_fed.learning.callbacks.{module}.import_extra"
-        monkeypatch.setattr(path, unittest.mock.MagicMock())
+    path = "ray_fed.learning.callbacks.trackers.import_extra"
+    monkeypatch.setattr(path, unittest.mock.MagicMock())
     mlflow = learning.callbacks.MLflow("a", tracking_uri="http://user:secret@host")
 
     assert repr(mlflow) == "MLflow('a', experiment='Default')"

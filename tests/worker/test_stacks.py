@@ -490,7 +490,7 @@ class TestLocalStack:
 
 def test_coordinators_never_import_tensorflow() -> None:
     script = (
-        "import sys; from ray_fed.worker import stacks, evaluation, thread_strategy;"
+        "import sys; from ray_fed.worker import stacks, evaluation;"
         " assert 'tensorflow' not in sys.modules"
     )
 
