@@ -19,17 +19,13 @@ graph of one client than in a loop over many. So the bits would depend on it, to
 import contextlib
 import functools
 import hashlib
-import itertools
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2  # no public names
-from tensorflow.python.eager import (
-    context,  # no public name
-    execute,  # no public names
-)
+from tensorflow.python.eager import context  # no public name
 
 import ray_fed.tensorflow.graphs.graph_message as graph_message
 from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
@@ -59,7 +55,10 @@ def used() -> Generator[None]:
 @functools.lru_cache(maxsize=16)
 def _in_order(serialised: bytes, executor_type: str | None) -> Any:
     config: Any = config_pb2.ConfigProto.FromString(serialised)
-    config.graph_options.rewrite_options.arithmetic_optimization = _OFF
+    rewrites = config.graph_options.rewrite_options
+    rewrites.arithmetic_optimization = _OFF
+    rewrites.memory_optimization = rewriter_config_pb2.RewriterConfig.NO_MEM_OPT
+    rewrites.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
     return context.FunctionCallOptions(executor_type, config)
 
 
@@ -179,13 +178,13 @@ def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -
 
     names = [function.signature.name for function in graph_def.library.function]
     wrapped = tf.compat.v1.wrap_function(load, [])
-    _free_at_end(wrapped, names)
+    free_at_end(wrapped, names)
     graph = wrapped.graph
     pruned = wrapped.prune(
         [graph.as_graph_element(name) for name in feeds],
         [graph.as_graph_element(name) for name in fetches],
     )
-    _free_at_end(pruned, names)
+    free_at_end(pruned, names)
 
     def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if not fetches:
@@ -196,51 +195,7 @@ def import_function(graph_def: GraphDef, feeds: list[str], fetches: list[str]) -
     return run
 
 
-def import_graph(
-    graph_def: GraphDef,
-    feeds: Sequence[str],
-    fetches: Sequence[str],
-    signature: Sequence[tf.TensorSpec],
-) -> Any:
-    """Return a graph whose feeds are placeholders as a function to fetches.
-
-    It takes half the time of `import_function`, which copies the graph once more. A
-    call, which is to be eager, goes to the runtime at once, past what is done for
-    gradients and for errors in words: 50 of 110 us of CPU for four sums (2026).
-
-    Args:
-        graph_def: with names of its own.
-        feeds: names of the tensors to pass, in order.
-        fetches: names of the tensors to return, in order.
-        signature: of the feeds.
-
-    Returns:
-        A callable that takes a list of tensors and returns a list of tensors.
-    """
-
-    def load(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        fed = dict(zip(feeds, tensors, strict=True))
-        return tf.graph_util.import_graph_def(
-            graph_def, input_map=fed, return_elements=list(fetches), name=""
-        )
-
-    wrapped = tf.compat.v1.wrap_function(load, list(signature))
-    eager: Any = context.context()
-    # Once more: the runtime counts, and keeps it when Python's objects of its nodes go,
-    # which take more memory than it.
-    eager.add_function_def(wrapped.function_def)
-    name, num_outputs = wrapped.name.decode(), len(wrapped.outputs)
-    attributes = tuple(itertools.chain(*current().as_attrs().items()))
-
-    def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        return execute.execute(name, num_outputs, tensors, attributes, eager)
-
-    names = [function.signature.name for function in graph_def.library.function]
-    _free_at_end(run, [name, *names])
-    return run
-
-
-def _free_at_end(wrapped: Any, names: list[str]) -> None:
+def free_at_end(wrapped: Any, names: list[str]) -> None:
     """Free functions of the runtime with what calls them: of a graph, its library.
 
     TensorFlow adds the library to the process for each such function, counts by name,

@@ -195,6 +195,8 @@ _SHAPED: Mapping[str, tuple[str, str, str]] = {
 parameter's dtype. A stateless op takes the shape of its result, these that of what
 each element of the parameter gives."""
 
+_COMPOSED = frozenset({"Multinomial", "RandomShuffle"})
+
 _UNKEYED = frozenset(
     {"AllCandidateSampler", "FixedUnigramCandidateSampler", "FractionalAvgPool",
      "FractionalMaxPool", "LearnedUnigramCandidateSampler",
@@ -204,6 +206,12 @@ _UNKEYED = frozenset(
      "ThreadUnsafeUnigramCandidateSampler", "UniformCandidateSampler"}
 )  # fmt: skip
 """Random ops that are left as they are, and draw anew on every attempt."""
+
+
+def draws(op: str) -> bool:
+    """Return whether an op is random, and one that `key_random_ops` looks at."""
+    is_rewritten = op in _TWINS or op in _SEEDED or op in _SHAPED or op in _COMPOSED
+    return is_rewritten or op in _UNKEYED
 
 
 def key_random_ops(graph_def: GraphDef) -> RandomStates:

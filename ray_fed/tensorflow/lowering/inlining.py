@@ -143,7 +143,7 @@ def of_function(function: FunctionDef) -> Body:
     arguments = [argument.name for argument in function.signature.input_arg]
     flat = {name: f"{name}:0" for name in arguments}
     for node in function.node_def:
-        for index, name in enumerate(_output_names(node)):
+        for index, name in enumerate(output_names(node)):
             flat[f"{node.name}:{name}"] = f"{node.name}:{index}"
     nodes: dict[str, NodeDef] = {}
     for node in function.node_def:
@@ -163,7 +163,28 @@ def of_function(function: FunctionDef) -> Body:
     )
 
 
-def _output_names(node: NodeDef) -> Iterator[str]:
+def _call_of(function: FunctionDef) -> Body:
+    """Return a body that calls a function."""
+    signature = function.signature
+    node = tf.compat.v1.NodeDef(name=signature.name)
+    last = (node.name,) if is_stateful(function) else ()
+    node.op = "StatefulPartitionedCall" if last else "PartitionedCall"
+    node.attr["f"].func.name = signature.name
+    node.attr["Tin"].list.type.extend(taken.type for taken in signature.input_arg)
+    node.attr["Tout"].list.type.extend(given.type for given in signature.output_arg)
+    arguments = tuple(f"{taken.name}:0" for taken in signature.input_arg)
+    node.input.extend(arguments)
+    results = tuple(f"{node.name}:{i}" for i in range(len(signature.output_arg)))
+    return Body({node.name: node}, arguments, results, last)
+
+
+def is_stateful(function: FunctionDef) -> bool:
+    """Return whether an op of a function has state or effects, or may call what has."""
+    return any(definition_of(node).is_stateful for node in function.node_def)
+
+
+def output_names(node: NodeDef) -> Iterator[str]:
+    """Yield what a FunctionDef calls the outputs of a node, after the node's name."""
     definition = definition_of(node)
     for output in definition.output_arg:
         count = 1
@@ -265,13 +286,7 @@ def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> An
     functions |= {f.signature.name: f for f in graph_def.library.function}
     built = tf.compat.v1.GraphDef(versions=graph_def.versions)
     built.node.extend(node for node in graph_def.node if node.name in names)
-    called: dict[str, None] = {}
-    pending = collections.deque(built.node)
-    while pending:
-        for name in _called(pending.popleft(), functions):
-            if name not in called:
-                called[name] = None
-                pending.extend(functions[name].node_def)
+    called = called_functions(built.node, functions)
     built.library.function.extend(functions[name] for name in called)
     built.library.gradient.extend(
         gradient
@@ -282,8 +297,18 @@ def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> An
     return built
 
 
-def _called(node: NodeDef, functions: dict[str, FunctionDef]) -> list[str]:
-    return [name for name in functions_of(node) if name in functions]
+def called_functions(
+    nodes: Iterable[NodeDef], functions: Mapping[str, FunctionDef]
+) -> list[str]:
+    """Return the names of the functions that nodes call, and that these call."""
+    called: dict[str, None] = {}
+    pending = collections.deque(nodes)
+    while pending:
+        for name in functions_of(pending.popleft()):
+            if name in functions and name not in called:
+                called[name] = None
+                pending.extend(functions[name].node_def)
+    return list(called)
 
 
 def _rename(graph_def: GraphDef, prefix: str) -> None:
@@ -298,6 +323,10 @@ def _rename(graph_def: GraphDef, prefix: str) -> None:
 Value: TypeAlias = "tf.Tensor | Symbol"
 Anchors: TypeAlias = "list[tf.Tensor | tf.Operation]"
 """What to wait for, in order to run after something; empty: it has no effects."""
+
+LARGE = 300
+"""Nodes of a function that is called rather than copied: each copy is made by Python,
+thrice, and TensorFlow puts what is called in the place of the call by itself."""
 
 _AROUND, _ENTRY = "^ray_fed_around", "^ray_fed_entry"
 """Control inputs of copied nodes: what all wait for, and what those with effects do."""
@@ -335,6 +364,7 @@ class Inliner:
         functions: by name, as FunctionDefs.
         data_rules: for ops that are always symbolic.
         flow_rules: for ops that are where their inputs or functions are.
+        copies_all: whether also what is large is copied, for static shapes inside.
     """
 
     def __init__(
@@ -342,15 +372,34 @@ class Inliner:
         functions: Mapping[str, FunctionDef],
         data_rules: Mapping[str, Rule],
         flow_rules: Mapping[str, Rule],
+        *,
+        copies_all: bool = False,
     ) -> None:
         self._functions = functions
         self._data_rules = data_rules
         self._rules = {**data_rules, **flow_rules}
+        self._copies_all = copies_all
         self._body = functools.cache(self._parse)
+        self._draws = functools.cache(self._search_draws)
         self.touches_data = functools.cache(self._search)
 
     def _parse(self, name: str) -> Body:
         return of_function(self.function(name))
+
+    def _is_large(self, name: str) -> bool:
+        return (
+            not self._copies_all
+            and len(self.function(name).node_def) >= LARGE
+            and not self.touches_data(name)
+            and not self._draws(name)  # draws are numbered in the order of nodes
+        )
+
+    def _search_draws(self, name: str) -> bool:
+        nodes = self.function(name).node_def
+        return any(
+            randomness.draws(node.op) or any(map(self._draws, functions_of(node)))
+            for node in nodes
+        )
 
     def function(self, name: str) -> Any:
         """Return the FunctionDef of a name."""
@@ -383,6 +432,7 @@ class Inliner:
         inputs: "Sequence[Any]",
         entry: "Sequence[Any]" = (),
         done: "Anchors | None" = None,
+        shapes: Sequence[tf.TensorShape] | None = None,
     ) -> "list[Any]":
         """Run a function of the library in the current graph.
 
@@ -391,8 +441,16 @@ class Inliner:
             inputs: its arguments.
             entry: what its effects wait for.
             done: receives what to wait for in order to run after its effects.
+            shapes: of its results, where known: then it may be called where it is
+                large, and not be copied.
         """
-        results, anchors = self.run(self._body(name), inputs, entry)
+        takes_symbol = any(isinstance(value, Symbol) for value in inputs)
+        is_called = not takes_symbol and shapes is not None and self._is_large(name)
+        body = _call_of(self.function(name)) if is_called else self._body(name)
+        results, anchors = self.run(body, inputs, entry)
+        for result, shape in zip(results, shapes or (), strict=False):
+            if is_called:
+                result.set_shape(shape)
         if done is not None:
             done.extend(anchors)
         return results

@@ -81,7 +81,7 @@ def rewrite(
             sequence = value.sequence if isinstance(value, Serialised) else value
             if isinstance(sequence, Laid):
                 sequence.unrolled = True
-        results, last = _run(written, message, arguments)
+        results, last = _run(written, message, arguments, copies_all=any(sizes or ()))
         fetches = [tf.identity(result).name for result in results]
     initialize_op = last[0].name if last else None
     graph_def = lowered.as_graph_def()
@@ -91,11 +91,17 @@ def rewrite(
     )
 
 
-def _run(written: Any, message: TensorFlowMessage, arguments: Mapping[str, Any]) -> Any:
+def _run(
+    written: Any,
+    message: TensorFlowMessage,
+    arguments: Mapping[str, Any],
+    *,
+    copies_all: bool,
+) -> Any:
     """Run the graph as it was written; return results and what initialises."""
     functions = {f.signature.name: f for f in written.library.function}
     data_rules = {**rules.PIPELINES, **passes.ITERATORS}
-    inliner = Inliner(functions, data_rules, rules.CONTROL_FLOW)
+    inliner = Inliner(functions, data_rules, rules.CONTROL_FLOW, copies_all=copies_all)
     last = [message.initialize_op] if message.initialize_op else []
     names = graph_message.bound_names(message.result)
     body = inlining.of_graph(written, list(arguments), names, last)

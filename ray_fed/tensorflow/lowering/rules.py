@@ -54,16 +54,31 @@ def specs_of(node: NodeDef) -> list[tf.TensorSpec]:
 
 
 def inlined(
-    site: Site, attribute: str, captured: Sequence[Any], *, in_order: bool
+    site: Site,
+    attribute: str,
+    captured: Sequence[Any],
+    *,
+    in_order: bool,
+    of_results: bool = False,
 ) -> Function:
-    """Return the function of an attribute; `in_order`: after effects of its inputs."""
+    """Return the function of an attribute.
+
+    Args:
+        site: of a node.
+        attribute: of the node.
+        captured: what the function takes beside elements.
+        in_order: whether it runs after effects of its inputs.
+        of_results: whether the node gives what the function does.
+    """
     name = site.node.attr[attribute].func.name
+    shapes = [spec.shape for spec in specs_of(site.node)] if of_results else None
     if any(isinstance(value, Symbol) and value.moves for value in captured):
         raise CannotLower(f"{site.node.op} that takes from an iterator")
 
     def run(inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         entry = inputs if in_order else ()
-        results = site.inliner.call(name, [*inputs, *captured], entry)
+        given = [*inputs, *captured]
+        results = site.inliner.call(name, given, entry, shapes=shapes)
         if any(isinstance(result, Symbol) for result in results):
             raise CannotLower(f"{site.node.op} of datasets")
         return results
@@ -244,7 +259,8 @@ def _reduce(site: Site) -> list[Any]:
     stream = _stream(site)
     count = len(site.node.attr["Tstate"].list.type)
     initial, captured = site.inputs[1 : 1 + count], site.inputs[1 + count :]
-    function = inlined(site, "f", captured, in_order=stream.has_effects)
+    in_order = stream.has_effects
+    function = inlined(site, "f", captured, in_order=in_order, of_results=True)
     shapes = [spec.shape for spec in specs_of(site.node)]
     return passes.reduce(stream, initial, function, shapes)
 

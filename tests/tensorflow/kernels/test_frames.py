@@ -81,12 +81,24 @@ def passed_on(base: Any, count: Any) -> list[Any]:
     return [index, kept + 1.0]
 
 
+def calling(_: Any, count: Any) -> list[Any]:
+    @tf.function
+    def tripled(value: Any) -> Any:
+        return value * tf.constant(3.0)
+
+    def step(index: Any, total: Any) -> list[Any]:
+        return [index + 1, total + tripled(total)]
+
+    return repeated(count, step, [0, tf.ones([])])
+
+
 CASES: dict[str, tuple[Function, list[Any], list[Any]]] = {
     "a loop": (power, [3, 8.0], [0, 1.0]),
     "nested loops": (powers_summed, [3, 7.0], [0, 0.0]),
     "variables that swap": (swapped, [3, -2.0, 2.0], [0, 2.0, -2.0]),
     "a variable set to a constant": (replaced, [3, 2.0], [0, 0.0]),
     "branches": (branching, [3, 8.0], [0, 1.0]),
+    "a function with a constant": (calling, [3, 64.0], [0, 1.0]),
     "a variable passed on": (passed_on, [3, 3.0], [0, 3.0]),
 }
 

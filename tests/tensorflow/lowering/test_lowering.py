@@ -16,6 +16,7 @@ import tensorflow as tf
 import ray_fed.tensorflow.graphs.graph_message as graph_message
 import ray_fed.tensorflow.graphs.loader as loader
 import ray_fed.tensorflow.lowering as lowering
+import ray_fed.tensorflow.lowering.inlining as inlining
 import ray_fed.tensorflow.tensors.datasets as datasets
 import ray_fed.values.plain_values as plain_values
 from ray_fed import tensorflow as rtf
@@ -675,11 +676,39 @@ def written(request: pytest.FixtureRequest) -> Written:
     return Written(comp, arg, run_written(comp, arg))
 
 
-def test_results_are_the_same_bit_for_bit(written: Written) -> None:
+@pytest.mark.parametrize("large", [inlining.LARGE, 1], ids=["copied", "called"])
+def test_results_are_the_same_bit_for_bit(
+    written: Written, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr(inlining, "LARGE", large)
+
     found = run_lowered(written.comp, written.arg)
 
     for value, wanted in zip(found, written.results, strict=True):
         np.testing.assert_array_equal(value, wanted)
+
+
+def _reduced_by(add: Any, ds: Any) -> Any:
+    return ds.reduce(0.0, add)
+
+
+def test_large_function_is_called_and_one_that_draws_is_copied() -> None:
+    def summed(draws: bool) -> Callable[[Any, Any], Any]:
+        def add(total: Any, x: Any) -> Any:
+            for _ in range(inlining.LARGE):
+                x = x * 0.5 + 1.0
+            return total + x + (tf.random.uniform([]) if draws else 0.0)
+
+        return add
+
+    calls: list[bool] = []
+    for draws in (False, True):
+        reduce = functools.partial(_reduced_by, summed(draws))
+        comp = rtf.computation(reduce, F32)
+        lowered = lower(comp)
+        calls.append("PartitionedCall" in ops_of(lowered.graph_def))
+
+    assert calls == [True, False]
 
 
 @pytest.mark.parametrize("unrolled", [False, True], ids=["loops", "unrolled"])
