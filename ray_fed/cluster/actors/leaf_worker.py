@@ -2,11 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import gc
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import ray
 from typing_extensions import override
@@ -14,17 +15,18 @@ from typing_extensions import override
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 import ray_fed.executors.loops as loops
-import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
 import ray_fed.worker.stacks as stacks
 from ray_fed.cluster import garbage
 from ray_fed.cluster.actors.value_scopes import ValueScopes
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.store.stored_kernels import FetchedKernels
+from ray_fed.cluster.store.stored_sources import fetch
 from ray_fed.language import blocks, structs
 from ray_fed.plan import diagnostics, random_keys
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import Versions, WorkerDescription
+from ray_fed.plan.outcomes import Evaluated
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.values import components, read_limits
 from ray_fed.worker import evaluation
@@ -311,35 +313,58 @@ class LeafWorker:
         self._scopes.drop(scope, keys)
 
     def evaluate(
-        self, scope: str, work: bytes, num_sources: int, *held: Any
+        self,
+        scope: str,
+        work: bytes,
+        computation: bytes | list[Any] | None,
+        num_sources: int,
+        *held: Any,
     ) -> list[Any]:
-        """Run all of a plan in one call and a scope of its own.
+        """Evaluate all of a plan in one call and a scope of its own.
+
+        What no graph can do is interpreted here, as it is on a thread.
 
         Args:
             scope: open while that runs; freeing it ends the run.
-            work: see `object_store.Packed`; a subround in it has a kernel.
+            work: see `object_store.Packed`.
+            computation: see `Work`.
             num_sources: how many short lists of `Packed.sources` come first.
             *held: these, and what the other references name.
 
         Returns:
-            What it came to, or why the kernel has none; see `object_store.pack_result`.
+            What it came to; see `object_store.pack_result`.
         """
         self.begin(scope)
         sources = object_store.gathered(held[:num_sources])
-        comp, taken = object_store.unpack_resolved(work, held[num_sources:], sources)
+        comp, arg = object_store.unpack_resolved(work, held[num_sources:], sources)
         comp = self._kernels.in_plan(comp)
-        executors = Executors.of_device(self._executor, comp.clients_per_leaf)
+        # Leaf after leaf: a process that dies has begun as few clients as can be.
+        size = comp.clients_per_leaf
+        executors = Executors.of_device(self._executor, size, loops.run_in_order)
         with random_keys.using(comp.draw), diagnostics.noting() as noted:
-            folds = isinstance(comp, plans.Subround)
-            run = evaluation.fold if folds else evaluation.evaluate_plan
-            ran: Any = self._run(run(comp, taken, executors), scope)
+            evaluated = self._run(_evaluate(comp, arg, computation, executors), scope)
         self._scopes.end(scope)
         gc.collect(_YOUNG)
-        return object_store.pack_result(ran, list(noted))
+        return object_store.pack_result(evaluated, list(noted))
 
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""
         return [self._fetch(member) for member in self._scopes.values(scope)[key]]
+
+
+# No method: Ray runs the calls of a class that has a coroutine among its methods on an
+# event loop of its own.
+async def _evaluate(
+    comp: Any, arg: Any, computation: bytes | list[Any] | None, executors: Executors
+) -> Evaluated:
+    if computation is not None:
+        ran = await evaluation.fold(comp, arg, executors)
+        if isinstance(ran, Evaluated):
+            return ran
+        if isinstance(computation, list):
+            computation = cast("bytes", fetch(computation[0]))
+        comp = dataclasses.replace(comp, kernel=ran, computation=computation)
+    return await evaluation.evaluate_plan(comp, arg, executors)
 
 
 def _gpus(fraction: float) -> str:

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias, cast
 
 import ray
 
-import ray_fed.plan.plans as plans
 from ray_fed.cluster.store.stored_kernels import StoredKernel
 from ray_fed.cluster.store.stored_sources import StoredSource, store_run
 from ray_fed.plan.diagnostics import Note
@@ -43,28 +42,17 @@ def decode(held: Any) -> Any:
     return found.members() if isinstance(found, StackedMembers) else found
 
 
-def pack_result(ran: Evaluated | plans.NoKernel, noted: Sequence[Note]) -> list[Any]:
-    """Return what a plan came to, to travel: a list, which Ray takes apart itself.
-
-    Args:
-        ran: or why a kernel has no result.
-        noted: on the way; of no interest where there is none.
-    """
-    if isinstance(ran, plans.NoKernel):
-        return [pickle.dumps((ran, []))]
-    head = dataclasses.replace(ran, values=[])
-    return [pickle.dumps((head, noted)), *map(encode, ran.values)]
+def pack_result(evaluated: Evaluated, noted: Sequence[Note]) -> list[Any]:
+    """Return what a plan came to, to travel: a list, which Ray takes apart itself."""
+    head = dataclasses.replace(evaluated, values=[])
+    return [pickle.dumps((head, noted)), *map(encode, evaluated.values)]
 
 
-def unpack_result(
-    packed: Sequence[Any],
-) -> tuple[Evaluated | plans.NoKernel, Sequence[Note]]:
+def unpack_result(packed: Sequence[Any]) -> tuple[Evaluated, Sequence[Note]]:
     """Return what `pack_result` packed; values stay encoded."""
     head, *encoded = packed
-    ran, noted = pickle.loads(head)
-    if isinstance(ran, plans.NoKernel):
-        return ran, noted
-    return dataclasses.replace(ran, values=encoded), noted
+    evaluated, noted = pickle.loads(head)
+    return dataclasses.replace(evaluated, values=encoded), noted
 
 
 def store(value: Any) -> tuple[Any, int]:

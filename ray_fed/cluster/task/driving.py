@@ -2,25 +2,22 @@
 
     drive_plan --lease--> first worker, and further ones that are idle
         |
-        +-- one worker: all of the plan in one call
-        +-- several: each has some chunks of the subround, in one call each
-        +-- several, and a computation that is not cut: a strategy over all of them
+        +-- a finish: one call of a worker
+        +-- a subround: a strategy deals its chunks to the workers, one call each
+        +-- a computation that is not cut, and several workers: verb by verb, its
+            clients on all of them
 
 It runs in a Ray task for a subround, and in the driver for a finish that is wanted
 there.
 """
 
 import dataclasses
-import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import federated_language as fl
-
 import ray_fed.errors as errors
-import ray_fed.plan.plans as plans
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task import leases
 from ray_fed.cluster.task.connection import LostWorkerError, Worker, WorkerConnection
@@ -29,8 +26,8 @@ from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
 from ray_fed.cluster.task.remote_executor import RemoteExecutor
 from ray_fed.cluster.task.work import Work
 from ray_fed.executors.loops import gather_by_index
-from ray_fed.language import blocks, type_checks
-from ray_fed.plan import diagnostics, merge_tree, outcomes
+from ray_fed.language import type_checks
+from ray_fed.plan import diagnostics, outcomes
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import stored
 from ray_fed.worker import evaluation
@@ -134,11 +131,9 @@ async def _attempt(
 
 async def _evaluate(team: Sequence[Worker], work: Work) -> Evaluated:
     """Return what a plan came to on some workers, its values encoded."""
-    if len(team) > 1:
-        comp, arg = work.unpack()
-        if comp.chunks:
-            return await _evaluate_chunks(team, work, comp, arg)
     executors = [RemoteExecutor(WorkerConnection(_OneWorker(w))) for w in team]
+    if work.num_clients is None:
+        return await executors[0].evaluate(work)
 
     def stack_for(num_clients: int) -> FederatedStack:
         return FederatedStack(
@@ -148,76 +143,31 @@ async def _evaluate(team: Sequence[Worker], work: Work) -> Evaluated:
             executors[0],
         )
 
-    ran: Evaluated | plans.NoKernel | None = None
-    if work.num_clients is None:
-        ran = await executors[0].evaluate(work.packed)
-    elif work.computation is not None:
-        ran = await stack_for(work.num_clients).fold(work.packed)
-    if isinstance(ran, Evaluated):
-        return ran
-    comp, arg = work.unpack()
-    if ran is not None:
-        comp = dataclasses.replace(comp, kernel=ran)
-    await gather_by_index(worker.call("begin") for worker in team)
-    found = await evaluation.evaluate_plan(
-        comp, arg, evaluation.Executors(stack_for, executors[0])
-    )
-    # What comes next may have the same scopes.
-    await gather_by_index(worker.call("end") for worker in team)
-    encoded = list(map(object_store.encode, found.values))
-    return dataclasses.replace(found, values=encoded)
+    if len(team) > 1 and work.is_whole:
+        return await _evaluate_whole(team, work, stack_for, executors[0])
+    evaluated = await stack_for(work.num_clients).fold(work)
+    return type_checks.narrow(evaluated, Evaluated, "RayFederatingStrategy")
 
 
-async def _evaluate_chunks(
-    team: Sequence[Worker], work: Work, subround: plans.Subround, arg: Any
+async def _evaluate_whole(
+    team: Sequence[Worker],
+    work: Work,
+    stack_for: Callable[[int], FederatedStack],
+    unplaced: RemoteExecutor,
 ) -> Evaluated:
-    """Return what a subround came to, whose chunks are dealt out, in order."""
-    chunks, parameter = subround.chunks, _parameter_of(subround.computation)
-    dealt = [
-        range(chunks[run.start].start, chunks[run.stop - 1].stop)
-        for run in merge_tree.cut_runs(len(chunks), len(team))
-    ]
-    parts = [subround.of_leaves(leaves) for leaves in dealt]
-    first = subround.leaves[0].start
+    """Interpret a computation that no worker can evaluate alone, verb by verb.
 
-    def pack(part: plans.Subround) -> Work:
-        inside = range(part.leaves[0].start - first, part.leaves[-1].stop - first)
-        given = stored.slice_clients(arg, parameter, inside)
-        return Work.of(work.name, work.terms, part, given)
-
-    ran = await gather_by_index(
-        _evaluate([worker], pack(part))
-        for worker, part in zip(team, parts, strict=False)
-    )
-    return _join(ran, subround.num_kept)
-
-
-def _join(parts: Sequence[Evaluated], num_kept: int) -> Evaluated:
-    """Return what a subround came to from what parts of it did, in order.
-
-    Args:
-        parts: values encoded: those of leaves or subtrees, then those that are kept.
-        num_kept: how many of these there are, each with a value for each client.
+    It is not cut, so that its leaf holds clients of several workers.
     """
-    others = [v for part in parts for v in part.values[: len(part.values) - num_kept]]
-    kept = [
-        [member for held in column for member in object_store.decode(held)]
-        for column in zip(
-            *(part.values[len(part.values) - num_kept :] for part in parts), strict=True
-        )
-    ]
-    return Evaluated(
-        [*others, *map(object_store.encode, kept)],
-        sum(part.kernel_leaves for part in parts),
-        next((part.no_kernel for part in parts if part.no_kernel is not None), None),
+    comp, arg = work.unpack()
+    await gather_by_index(worker.call("begin") for worker in team)
+    evaluated = await evaluation.evaluate_plan(
+        comp, arg, evaluation.Executors(stack_for, unplaced)
     )
-
-
-@functools.lru_cache(maxsize=16)
-def _parameter_of(computation: bytes) -> fl.Type | None:
-    """Return the type of what a serialised computation takes."""
-    block = blocks.parse_block(computation)
-    return type_checks.function_type(block.type_signature).parameter
+    # The next attempt may use the same scopes.
+    await gather_by_index(worker.call("end") for worker in team)
+    encoded = list(map(object_store.encode, evaluated.values))
+    return dataclasses.replace(evaluated, values=encoded)
 
 
 class _OneWorker:

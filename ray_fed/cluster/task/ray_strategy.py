@@ -13,11 +13,11 @@ from typing import Any
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task.connection import Worker
 from ray_fed.cluster.task.remote_executor import RemoteExecutor, RemoteValue
+from ray_fed.cluster.task.work import Work
 from ray_fed.executors.loops import gather_by_index
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.language import blocks, structs, type_checks
@@ -177,13 +177,19 @@ class RayFederatingStrategy(FederatingStrategy):
         return await merge_values(self._unplaced, function, merged, nodes)
 
     @override
-    async def fold(
-        self, subround: object_store.Packed, arg: Plain = None
-    ) -> Evaluated | plans.NoKernel:
-        """Have the worker fold the clients of a packed subround in one call."""
+    async def fold(self, subround: Work, arg: Plain = None) -> Evaluated:
+        """Have workers evaluate a packed subround: some of its chunks each, at once.
+
+        A worker interprets what no graph can do in its own process, so that there
+        always is a result.
+        """
         del arg  # packed, too
-        (worker,) = self._workers
-        return await worker.evaluate(subround)
+        parts, num_kept = subround.deal(len(self._workers))
+        evaluated = await gather_by_index(
+            worker.evaluate(part)
+            for worker, part in zip(self._workers, parts, strict=False)
+        )
+        return evaluated[0] if len(parts) == 1 else _join(evaluated, num_kept)
 
     async def _to_unplaced(self, partial: RemoteValue) -> flf.ExecutorValue:
         if isinstance(self._unplaced, RemoteExecutor) and self._unplaced.holds(partial):
@@ -194,6 +200,27 @@ class RayFederatingStrategy(FederatingStrategy):
     @override
     def close(self) -> None:
         self._workers.clear()
+
+
+def _join(parts: Sequence[Evaluated], num_kept: int) -> Evaluated:
+    """Return what a subround came to from what parts of it did, in order.
+
+    Args:
+        parts: values encoded: those of leaves or subtrees, then those that are kept.
+        num_kept: how many of these there are, each with a value for each client.
+    """
+    others = [v for part in parts for v in part.values[: len(part.values) - num_kept]]
+    kept = [
+        [member for values in column for member in object_store.decode(values)]
+        for column in zip(
+            *(part.values[len(part.values) - num_kept :] for part in parts), strict=True
+        )
+    ]
+    return Evaluated(
+        [*others, *map(object_store.encode, kept)],
+        sum(part.kernel_leaves for part in parts),
+        next((part.no_kernel for part in parts if part.no_kernel is not None), None),
+    )
 
 
 def _place_members(

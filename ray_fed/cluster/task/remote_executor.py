@@ -14,10 +14,10 @@ import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.errors as errors
-import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
 from ray_fed.cluster.store import object_store
 from ray_fed.cluster.task.connection import Worker, WorkerConnection, has_failed
+from ray_fed.cluster.task.work import Work
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.plan import diagnostics, random_keys
@@ -218,22 +218,20 @@ class RemoteExecutor(flf.Executor):
         """Return the value that is shared under a name; build it if there is none."""
         return await self._shared.get(name, build).ready()
 
-    async def evaluate(self, packed: object_store.Packed) -> Evaluated | plans.NoKernel:
-        """Have the worker run all of a plan in one call, which can end between clients.
+    async def evaluate(self, work: Work) -> Evaluated:
+        """Have the worker evaluate all of a plan in one call; values are encoded.
 
-        Returns:
-            Its values, encoded; or why there is no graph that folds its clients.
+        The call ends between clients where nobody waits for it.
         """
-        sources = object_store.short_lists(packed.sources)
-        given = packed.work, len(sources), *sources, *packed.values
+        arguments = work.for_worker()
 
         async def call(worker: Worker) -> Any:
-            return await worker.call("evaluate", *given)
+            return await worker.call("evaluate", *arguments)
 
-        found = await self._connection.run(call)
-        ran, noted = object_store.unpack_result(found)
+        answer = await self._connection.run(call)
+        evaluated, noted = object_store.unpack_result(answer)
         diagnostics.note(noted)
-        return ran
+        return evaluated
 
     def _own(self, value: object) -> RemoteValue:
         found = type_checks.narrow(value, RemoteValue, _NAME)

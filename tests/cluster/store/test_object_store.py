@@ -9,7 +9,6 @@ import pytest
 from ray_fed.cluster.store import object_store
 from ray_fed.plan.diagnostics import Unshaped
 from ray_fed.plan.outcomes import Evaluated
-from ray_fed.plan.plans import NoKernel
 from ray_fed.values.stacked_members import StackedMembers
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
 
@@ -129,17 +128,7 @@ def test_result_of_a_plan_comes_back_with_encoded_values() -> None:
 
     found, noted = object_store.unpack_result(object_store.pack_result(ran, [note]))
 
-    assert isinstance(found, Evaluated)
     assert found.kernel_leaves == 2
     assert list(noted) == [note]
     assert object_store.decode(found.values[0]) == 1
     assert found.values[1] is ran.values[1]
-
-
-def test_reason_for_no_kernel_comes_back() -> None:
-    refused = NoKernel("a reason", leaf=1)
-
-    assert object_store.unpack_result(object_store.pack_result(refused, [])) == (
-        refused,
-        [],
-    )
