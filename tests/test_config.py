@@ -532,7 +532,6 @@ NO_YAML = {
 }
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", NO_YAML)
 def test_bytes_that_are_no_settings_are_refused(
     tmp_path: pathlib.Path, name: str
@@ -557,14 +556,12 @@ def test_variable_that_is_no_setting_is_named(
         Config.load()
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("path", ["a\0b", "\ud800", 3, b"a", "", "/dev/zero", "."])
 def test_path_that_names_no_file_is_refused(path: Any) -> None:
     with pytest.raises(errors.ConfigError, match="Expected a YAML file at"):
         Config.load(path)
 
 
-@pytest.mark.timeout(20)
 def test_settings_from_a_fifo_are_refused(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "settings")
 

@@ -39,7 +39,6 @@ def load_weights(path: pathlib.Path) -> list[Any]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_local_and_ray_end_with_the_same_bits(tmp_path: pathlib.Path) -> None:
     local, remote = tmp_path / "local.keras", tmp_path / "ray.keras"
@@ -95,7 +94,6 @@ def processes_with(mark: str) -> list[str]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_interrupted_demo_leaves_nothing_behind() -> None:
     mark = uuid.uuid4().hex

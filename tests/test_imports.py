@@ -155,7 +155,6 @@ def test_tensorflow_itself_is_imported_without_a_word(script: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.timeout(250)
 @pytest.mark.parametrize("backend", ["local", "ray"])
 def test_a_run_writes_nothing_but_its_own_lines(backend: str) -> None:
     address = "" if backend == "local" else "local"

@@ -13,7 +13,6 @@ from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 
 flf = fl.framework
-pytestmark = pytest.mark.timeout(60)  # each takes one to four seconds alone
 
 ContextFactory = Callable[..., ExecutionContext]
 INT = fl.TensorType(np.int32)

@@ -220,7 +220,6 @@ def return_odd(client: int) -> Any:
     return [Odd()]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("load", "error", "found"),
     [

@@ -482,7 +482,6 @@ NOT_WHOLE = [
 ]
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("put", NOT_WHOLE)
 def test_whatever_is_no_whole_state_is_passed_over_for_the_one_before(
     tmp_path: pathlib.Path,

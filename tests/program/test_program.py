@@ -145,7 +145,6 @@ def read_sizes() -> Generator[list[int]]:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_state_stays_in_the_store_through_twenty_invocations(
     ray_contexts: Any, local_contexts: Any, tmp_path: pathlib.Path, ray_memory: Any
 ) -> None:
@@ -190,7 +189,6 @@ def test_state_stays_in_the_store_through_twenty_invocations(
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_worker_that_dies_costs_no_state(
     ray_contexts: Any, local_contexts: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -240,7 +238,6 @@ def start_script(backend: str, folder: pathlib.Path) -> "subprocess.Popen[str]":
 @pytest.mark.parametrize(
     "backend", ["local", pytest.param("ray", marks=pytest.mark.ray)]
 )
-@pytest.mark.timeout(240)
 def test_killed_program_ends_with_the_bits_of_one_that_lived(
     local_contexts: Any, tmp_path: pathlib.Path, backend: str
 ) -> None:

@@ -112,7 +112,6 @@ def test_nothing_that_listens_is_no_ray(use: Use, address: str) -> None:
         use(address)
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.usefixtures("unconnected")
 @pytest.mark.parametrize(
     "address",

@@ -310,7 +310,6 @@ def _put_loop(path: pathlib.Path) -> None:
     path.symlink_to(path)
 
 
-@pytest.mark.timeout(20)
 @FORMATS
 @pytest.mark.parametrize(
     ("put", "found"),
