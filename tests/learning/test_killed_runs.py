@@ -77,7 +77,6 @@ def wait_for(script: "subprocess.Popen[str]", line: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "backend", ["local", pytest.param("ray", marks=pytest.mark.faults)]
 )
@@ -138,7 +137,6 @@ def test_run_of_forty_rounds_survives_kills_of_program_ray_and_folder(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_signal_saves_and_leaves(
     tmp_path: pathlib.Path, whole: tuple[str, pathlib.Path]
 ) -> None:
@@ -156,7 +154,6 @@ def test_signal_saves_and_leaves(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_second_signal_leaves_at_once(tmp_path: pathlib.Path) -> None:
     with start("local", tmp_path / "told", pause_s=PAUSE_S) as script:
         wait_for(script, "round 0\n")

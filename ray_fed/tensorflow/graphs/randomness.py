@@ -195,8 +195,6 @@ _SHAPED: Mapping[str, tuple[str, str, str]] = {
 parameter's dtype. A stateless op takes the shape of its result, these that of what
 each element of the parameter gives."""
 
-_COMPOSED = frozenset({"Multinomial", "RandomShuffle"})
-
 _UNKEYED = frozenset(
     {"AllCandidateSampler", "FixedUnigramCandidateSampler", "FractionalAvgPool",
      "FractionalMaxPool", "LearnedUnigramCandidateSampler",
@@ -210,8 +208,7 @@ _UNKEYED = frozenset(
 
 def draws(op: str) -> bool:
     """Return whether an op is random, and one that `key_random_ops` looks at."""
-    is_rewritten = op in _TWINS or op in _SEEDED or op in _SHAPED or op in _COMPOSED
-    return is_rewritten or op in _UNKEYED
+    return op in _RULES or op in _UNKEYED
 
 
 def key_random_ops(graph_def: GraphDef) -> RandomStates:
@@ -239,17 +236,10 @@ class _Rewriter:
         self._in_function = in_function
 
     def run(self) -> None:
-        rules: dict[str, Callable[[Any], None]] = {
-            **dict.fromkeys(_TWINS, self._replace_by_twin),
-            **dict.fromkeys(_SEEDED, self._seed),
-            **dict.fromkeys(_SHAPED, self._key_shaped),
-            "Multinomial": self._key_multinomial,
-            "RandomShuffle": self._sort_by_draws,
-        }
         for node in list(self._nodes):
             shown = f"{node.name} ({node.op})"
-            if node.op in rules:
-                rules[node.op](node)
+            if node.op in _RULES:
+                _RULES[node.op](self, node)
                 if self._in_function:
                     self._states.in_functions.append(shown)
             elif node.op in _UNKEYED:
@@ -281,7 +271,7 @@ class _Rewriter:
         algorithm = self._constant(like, f"philox{suffix}", _PHILOX, tf.int64)
         return [self._output(handle, "resource"), algorithm]
 
-    def _replace_by_twin(self, node: NodeDef) -> None:
+    def replace_by_twin(self, node: NodeDef) -> None:
         twin, dtype, shape_dtype = _TWINS[node.op]
         types = node.attr[dtype].type, node.attr[shape_dtype].type
         inputs = [*self._state_inputs(node), *node.input]
@@ -301,14 +291,14 @@ class _Rewriter:
         drawn.attr["shape_dtype"].type = tf.int32.as_datatype_enum
         return self._output(drawn)
 
-    def _key_multinomial(self, node: NodeDef) -> None:
+    def key_multinomial(self, node: NodeDef) -> None:
         seeds = self._draw_integers(node, "", [2])
         node.op = "StatelessMultinomial"
         node.input.insert(2, seeds)
         node.attr["Tseed"].type = tf.int64.as_datatype_enum
         del node.attr["seed"], node.attr["seed2"]
 
-    def _key_shaped(self, node: NodeDef) -> None:
+    def key_shaped(self, node: NodeDef) -> None:
         shape, parameter = node.input[:2]
         op, parameter_dtype, stateless_dtype = _SHAPED[node.op]
         dtype, shape_dtype = node.attr[parameter_dtype].type, node.attr["S"].type
@@ -334,13 +324,13 @@ class _Rewriter:
         node.attr[stateless_dtype].type = dtype
         node.attr["dtype"].type = result
 
-    def _seed(self, node: NodeDef) -> None:
+    def seed(self, node: NodeDef) -> None:
         """Draw the two seeds that a shuffle, or what seeds one, takes as inputs."""
         position = _SEEDED[node.op]
         for offset in range(2):
             node.input[position + offset] = self._draw_integers(node, str(offset), [])
 
-    def _sort_by_draws(self, node: NodeDef) -> None:
+    def sort_by_draws(self, node: NodeDef) -> None:
         """Shuffle rows by sorting one uniform draw for each."""
         value, *waits = node.input
         dtype = node.attr["T"].type
@@ -372,3 +362,13 @@ class _Rewriter:
         node.attr["Tparams"].type = dtype
         for attribute in ("Tindices", "Taxis"):
             node.attr[attribute].type = tf.int32.as_datatype_enum
+
+
+_RULES: Mapping[str, Callable[[_Rewriter, Any], None]] = {
+    **dict.fromkeys(_TWINS, _Rewriter.replace_by_twin),
+    **dict.fromkeys(_SEEDED, _Rewriter.seed),
+    **dict.fromkeys(_SHAPED, _Rewriter.key_shaped),
+    "Multinomial": _Rewriter.key_multinomial,
+    "RandomShuffle": _Rewriter.sort_by_draws,
+}
+"""By op: what keys it."""

@@ -241,18 +241,19 @@ class _Frame:
             node.attr.pop("_class", None)  # colocated with what may be elsewhere
             sources = [_placed(source, renamed, prefix) for source in node.input]
             del node.input[:]
-            waiting = self._waiting(sources, pivot)
-            if waiting is sources and any(inlining.functions_of(node)):
-                # TensorFlow puts the function here: its constants enter by this wait.
-                waiting = [*sources, f"^{inlining.node_of(pivot)}"]
-            node.input.extend(waiting)
+            # TensorFlow puts a function that is called here: its constants enter so.
+            calls = any(inlining.functions_of(node))
+            node.input.extend(self._waiting(sources, pivot, always=calls))
             self.nodes.append(node)
         results = [_placed(result, renamed, prefix) for result in body.results]
         return results, [f"^{prefix}/{name}" for name in body.last]
 
-    def _waiting(self, sources: list[str], pivot: str) -> list[str]:
+    def _waiting(
+        self, sources: list[str], pivot: str, *, always: bool = False
+    ) -> list[str]:
         """Return a node's inputs, and a wait where all of them come from outside."""
-        if any(s not in self._outer and not s.startswith("^") for s in sources):
+        is_inside = any(s not in self._outer and not s.startswith("^") for s in sources)
+        if is_inside and not always:
             return sources
         return [*sources, f"^{inlining.node_of(pivot)}"]
 

@@ -445,11 +445,11 @@ class Inliner:
                 large, and not be copied.
         """
         takes_symbol = any(isinstance(value, Symbol) for value in inputs)
-        is_called = not takes_symbol and shapes is not None and self._is_large(name)
-        body = _call_of(self.function(name)) if is_called else self._body(name)
-        results, anchors = self.run(body, inputs, entry)
-        for result, shape in zip(results, shapes or (), strict=False):
-            if is_called:
+        if shapes is None or takes_symbol or not self._is_large(name):
+            results, anchors = self.run(self._body(name), inputs, entry)
+        else:
+            results, anchors = self.run(_call_of(self.function(name)), inputs, entry)
+            for result, shape in zip(results, shapes, strict=True):
                 result.set_shape(shape)
         if done is not None:
             done.extend(anchors)

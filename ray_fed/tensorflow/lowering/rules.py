@@ -59,7 +59,7 @@ def inlined(
     captured: Sequence[Any],
     *,
     in_order: bool,
-    of_results: bool = False,
+    shapes: Sequence[tf.TensorShape] | None = None,
 ) -> Function:
     """Return the function of an attribute.
 
@@ -68,10 +68,9 @@ def inlined(
         attribute: of the node.
         captured: what the function takes beside elements.
         in_order: whether it runs after effects of its inputs.
-        of_results: whether the node gives what the function does.
+        shapes: of the function's results, where known.
     """
     name = site.node.attr[attribute].func.name
-    shapes = [spec.shape for spec in specs_of(site.node)] if of_results else None
     if any(isinstance(value, Symbol) and value.moves for value in captured):
         raise CannotLower(f"{site.node.op} that takes from an iterator")
 
@@ -259,9 +258,9 @@ def _reduce(site: Site) -> list[Any]:
     stream = _stream(site)
     count = len(site.node.attr["Tstate"].list.type)
     initial, captured = site.inputs[1 : 1 + count], site.inputs[1 + count :]
-    in_order = stream.has_effects
-    function = inlined(site, "f", captured, in_order=in_order, of_results=True)
     shapes = [spec.shape for spec in specs_of(site.node)]
+    in_order = stream.has_effects
+    function = inlined(site, "f", captured, in_order=in_order, shapes=shapes)
     return passes.reduce(stream, initial, function, shapes)
 
 
