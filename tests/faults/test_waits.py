@@ -21,7 +21,7 @@ ROUND_S = 8 * CLIENT_S
 """What the clients of a round take on two workers, as do those of one subround."""
 
 MOST_S = 2.0
-"""Of the median: a new worker takes three times that at least, after every kill."""
+"""Of all kills but one, for a busy machine; a new worker takes three times that."""
 
 
 def sleep(value: Any) -> Any:
@@ -110,5 +110,5 @@ def test_round_waits_for_no_replacement_while_a_worker_lives(
     )
     slow_s = max(0.0, *calm)  # what the machine takes for all but the clients
     assert bits == {expected}
-    assert statistics.median(waits) <= slow_s + MOST_S, (waits, calm)
-    assert statistics.median(rounds) <= slow_s + MOST_S, (rounds, calm)
+    assert sorted(waits)[-2] <= slow_s + MOST_S, (waits, calm)
+    assert sorted(rounds)[-2] <= slow_s + MOST_S, (rounds, calm)
