@@ -58,7 +58,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--data",
         choices=("placed", "lists"),
         default="placed",
-        help="kept by ray_fed's workers between rounds, or sent in each",
+        help="placed on ray_fed's workers, or the same lists in each round",
     )
     parser.add_argument(
         "--jit",

@@ -1,8 +1,13 @@
-"""Client work of three sizes, its synthetic data, and a round of it as users write it.
+"""Client work of some sizes, its synthetic data, and a round of it as users write it.
 
-tiny   softmax 784-10                         20 examples,   1 step
-mlp    784-200-200-10                        100 examples,   5 steps of 20
-cnn    conv32-conv64-pool-dense128-10        100 examples,   5 steps of 20
+tiny      softmax 784-10                         20 examples,   1 step
+mlp       784-200-200-10                        100 examples,   5 steps of 20
+cnn       conv32-conv64-pool-dense128-10        100 examples,   5 steps of 20
+cifar10   the same on 32x32x3                    50 examples,   5 steps of 10
+femnist   the same on 28x28, 62 classes         227 examples in the mean, steps of 20
+
+`cifar10` has the shape of pfl's published benchmark: 1,000 clients, 50 a round;
+`femnist` that of FLUTE's: ten a round, of sizes that differ.
 """
 
 import dataclasses
@@ -19,8 +24,6 @@ from benchmarks.networks import LOGITS
 from ray_fed import tensorflow as rtf
 from ray_fed.program import ClientData
 
-NUM_PIXELS, NUM_CLASSES = 784, 10
-BATCH_SIZE = 20
 LEARNING_RATE = 0.1
 
 Array = NDArray[Any]
@@ -33,18 +36,31 @@ class Workload:
 
     Attributes:
         shapes: of the weights.
-        logits: from weights and f32[n, 784] to f32[n, 10].
-        num_examples: of each client, a multiple of `BATCH_SIZE`.
+        logits: from weights and f32[n, pixels] to f32[n, classes].
+        num_examples: of each client, in the mean.
+        batch_size: of a step.
+        num_pixels: of an example.
+        sigma: of the logarithms of clients' sizes; 0: all are of one, a multiple of
+            `batch_size`.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     logits: Callable[[Tensors, Any], Any]
     num_examples: int
+    batch_size: int = 20
+    num_pixels: int = 784
+    sigma: float = 0.0
 
     @property
     def num_steps(self) -> int:
-        """Batches of a client."""
-        return self.num_examples // BATCH_SIZE
+        """Batches of a client, where all are of one size."""
+        return self.num_examples // self.batch_size
+
+    @property
+    def dataset(self) -> fl.SequenceType:
+        """What a client has: batches."""
+        x = fl.TensorType(np.float32, [None, self.num_pixels])
+        return fl.SequenceType([("x", x), ("y", fl.TensorType(np.int32, [None]))])
 
     def initial(self) -> tuple[Array, ...]:
         """Return the weights that every round starts with."""
@@ -56,11 +72,34 @@ class Workload:
         return tuple(weights.astype(np.float32) for weights in scaled)
 
     def client(self, index: int) -> tuple[Array, Array]:
-        """Return a client's f32[num_steps, 20, 784] and i32[num_steps, 20]."""
+        """Return a client's f32[steps, batch, pixels] and i32[steps, batch].
+
+        All clients are of one size.
+        """
         generator = np.random.default_rng([1, index])
-        shape = (self.num_steps, BATCH_SIZE)
-        pixels = generator.random((*shape, NUM_PIXELS), np.float32)
-        return pixels, generator.integers(0, NUM_CLASSES, shape).astype(np.int32)
+        shape = (self.num_steps, self.batch_size)
+        pixels = generator.random((*shape, self.num_pixels), np.float32)
+        labels = generator.integers(0, self.shapes[-1][0], shape).astype(np.int32)
+        return pixels, labels
+
+    def count_examples(self, index: int) -> int:
+        """Return how many examples a client has."""
+        if not self.sigma:
+            return self.num_examples
+        normal = np.random.default_rng([2, index]).normal()
+        share = np.exp(self.sigma * normal - self.sigma**2 / 2)
+        return max(1, round(self.num_examples * share))
+
+    def batches(self, index: int) -> list[dict[str, Array]]:
+        """Return a client's batches, the last of which may be smaller."""
+        count = self.count_examples(index)
+        size = self.batch_size
+        whole = dataclasses.replace(self, num_examples=-(-count // size) * size)
+        x, y = (
+            rows.reshape(-1, *rows.shape[2:])[:count] for rows in whole.client(index)
+        )
+        starts = range(0, count, size)
+        return [{"x": x[i : i + size], "y": y[i : i + size]} for i in starts]
 
     def step(self, weights: Tensors, x: Any, y: Any) -> tuple[Any, ...]:
         """Return the weights after one step of gradient descent, in a graph."""
@@ -81,24 +120,18 @@ def _dense(*sizes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(shape for a, b in layers for shape in ((a, b), (b,)))
 
 
+def _cnn(side: int, channels: int, classes: int) -> tuple[tuple[int, ...], ...]:
+    dense = _dense(((side - 4) // 2) ** 2 * 64, 128, classes)
+    return ((3, 3, channels, 32), (32,), (3, 3, 32, 64), (64,), *dense)
+
+
 WORKLOADS = {
     "tiny": Workload(_dense(784, 10), LOGITS["tiny"], 20),
     "mlp": Workload(_dense(784, 200, 200, 10), LOGITS["mlp"], 100),
-    "cnn": Workload(
-        ((3, 3, 1, 32), (32,), (3, 3, 32, 64), (64,), *_dense(12 * 12 * 64, 128, 10)),
-        LOGITS["cnn"],
-        100,
-    ),
+    "cnn": Workload(_cnn(28, 1, 10), LOGITS["cnn"], 100),
+    "cifar10": Workload(_cnn(32, 3, 10), LOGITS["cifar10"], 50, 10, 32 * 32 * 3),
+    "femnist": Workload(_cnn(28, 1, 62), LOGITS["cnn"], 227, sigma=0.38),
 }
-
-
-DATASET = fl.SequenceType(
-    [
-        ("x", fl.TensorType(np.float32, [None, NUM_PIXELS])),
-        ("y", fl.TensorType(np.int32, [None])),
-    ]
-)
-"""What a client has: batches."""
 
 
 def build_round(workload: Workload) -> Any:
@@ -107,7 +140,7 @@ def build_round(workload: Workload) -> Any:
         [fl.TensorType(np.float32, shape) for shape in workload.shapes]
     )
 
-    @rtf.computation(weights_type, DATASET)
+    @rtf.computation(weights_type, workload.dataset)
     def train(weights: Any, batches: Any) -> Any:
         def step(state: Any, batch: Any) -> Any:
             trained, count = state
@@ -118,7 +151,7 @@ def build_round(workload: Workload) -> Any:
 
     @fl.federated_computation(
         fl.FederatedType(weights_type, fl.SERVER),
-        fl.FederatedType(DATASET, fl.CLIENTS),
+        fl.FederatedType(workload.dataset, fl.CLIENTS),
     )
     def average(weights: Any, data: Any) -> Any:
         trained = fl.federated_map(train, (fl.federated_broadcast(weights), data))
@@ -136,13 +169,10 @@ def make_datasets(
         workload: whose data these are.
         num_clients: of the cohort.
         num_distinct: those whose data are made.
-        data: "placed", on workers that keep them; "lists", sent in each round.
+        data: "placed", on workers that keep them; "lists", the same in each round.
     """
-    distinct = [
-        [{"x": x, "y": y} for x, y in zip(*workload.client(index), strict=True)]
-        for index in range(min(num_clients, num_distinct))
-    ]
+    distinct = [workload.batches(i) for i in range(min(num_clients, num_distinct))]
     clients = [index % len(distinct) for index in range(num_clients)]
     if data == "placed":
-        return ClientData.from_values(distinct, DATASET).select(clients)
+        return ClientData.from_values(distinct, workload.dataset).select(clients)
     return [distinct[client] for client in clients]

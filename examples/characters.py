@@ -16,7 +16,7 @@ from typing import Any
 
 import ray_fed
 from ray_fed import learning
-from ray_fed.program import ClientData
+from ray_fed.data import ClientData
 
 import federated_language as fl
 import keras

@@ -15,7 +15,7 @@ import tempfile
 
 import ray_fed
 from ray_fed import learning
-from ray_fed.program import ClientData
+from ray_fed.data import ClientData
 
 import keras
 import numpy as np

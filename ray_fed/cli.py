@@ -1,4 +1,4 @@
-"""The command line: `ray-fed demo`, `doctor`, `status` and `config check`.
+"""The command line: `ray-fed demo`, `doctor`, `status`, `runs` and `config check`.
 
 Nothing heavy is imported before a command needs it, so that help comes at once. What a
 user can mend is one line on standard error and exit code 2.
@@ -83,7 +83,7 @@ def demo(
     Starts a Ray of its own, unless an address is given, and stops it at the end.
     """
     from ray_fed.demo import DemoOptions, run_demo
-    from ray_fed.observability.display import RoundProgress
+    from ray_fed.observability.progress import RoundProgress
 
     options = DemoOptions(
         rounds=rounds,
@@ -127,13 +127,26 @@ def doctor(address: Address = None) -> None:
 @app.command()
 def status(address: Address = None) -> None:
     """Print the nodes of a running Ray, and what they have."""
-    from ray_fed.cluster.driver.inventory import read_inventory
+    from ray_fed.cluster.inventory import read_inventory
 
     inventory = read_inventory(address)
     for node, amounts in inventory.nodes:
         _print_fact(node, str(amounts))
     _print_fact("all", str(inventory.total))
     _print_fact("free", str(inventory.free))
+
+
+@app.command()
+def runs(
+    path: Annotated[
+        str, typer.Argument(help="A storage_path, or a folder of these; or a URI.")
+    ],
+) -> None:
+    """List the runs that are saved at a place: rounds, metrics, size."""
+    from ray_fed.learning.checkpoints import list_runs
+
+    for place, facts in list_runs(path).items():
+        _print_fact(place, facts)
 
 
 @config_app.command()
@@ -172,7 +185,7 @@ def _print_tensorflow() -> None:
 
 
 def _describe_ray(address: str | None) -> str:
-    from ray_fed.cluster.driver import inventory, joining
+    from ray_fed.cluster import inventory, joining
 
     try:
         found = joining.find(address)

@@ -1,8 +1,15 @@
 """`ray-fed demo`: federated averaging on handwritten digits, start to finish.
 
-options --> init --> learning.digits --> learning.run --> result, picture, model
-             |                              |
-             +---- events, numbers ---------+--> RoundProgress
+options --> init --> clients, model, process --> learning.run --> result, picture, model
+             |                                      |
+             +---- events, numbers -----------------+--> RoundProgress
+
+The 1,797 images of 8 x 8 pixels come with scikit-learn; a fifth is the test set.
+TensorFlow is imported once `init` has begun to start the workers.
+
+Source of the data:
+    E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI Machine
+    Learning Repository, 1998, https://doi.org/10.24432/C50P49.
 """
 
 import dataclasses
@@ -13,14 +20,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed.config import Config
-from ray_fed.observability.display import RoundProgress
+from ray_fed.observability.progress import RoundProgress
 
 _COHORT_SHARE = 2 / 3
+_TEST_SHARE = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,13 +152,12 @@ def _config(options: DemoOptions) -> Config:
 def _train(options: DemoOptions, progress: RoundProgress) -> Any:
     progress.say("importing TensorFlow")
     from ray_fed import learning
-    from ray_fed.learning import digits
     from ray_fed.learning.run_loop import show_metrics
 
     progress.say("building the model")
-    clients, test = digits.load_clients(options.clients, options.seed)
-    model = digits.build_model(options.seed)
-    process = digits.build_process(model)
+    clients, test = load_clients(options.clients, options.seed)
+    model = build_model(options.seed)
+    process = build_process(model)
     evaluation = learning.build_fed_eval(model, process)
     progress.say("")
 
@@ -177,4 +186,88 @@ def _clients_per_second(records: Sequence[Any]) -> float:
     warm = records[1:] or records
     return sum(len(record.clients) for record in warm) / sum(
         record.seconds for record in warm
+    )
+
+
+def load_clients(
+    num_clients: int, seed: int, *, alpha: float = 1.0, batch_size: int = 8
+) -> tuple[list[list[Any]], list[Any]]:
+    """Return the training images of each client, and the test images, in batches.
+
+    Args:
+        num_clients: 1 to 1,437, the number of training images.
+        seed: of both splits.
+        alpha: of `split_by_label`; at 1 a client has mainly one to three digits.
+        batch_size: of the clients; the test set is one batch.
+
+    Returns:
+        The batches of each client, and those of the test set: x f32[n, 8, 8] from 0
+        to 1, y i32[n] from 0 to 9.
+
+    Raises:
+        ConfigError: an argument is out of its range.
+        ImportError: scikit-learn is not installed.
+    """
+    import sklearn.datasets
+    import sklearn.model_selection
+
+    from ray_fed.learning import split_by_label
+
+    digits: Any = sklearn.datasets.load_digits()
+    images = (digits.images / 16).astype(np.float32)
+    labels = digits.target.astype(np.int32)
+    split: Any = sklearn.model_selection.train_test_split
+    train, test = split(
+        np.arange(len(labels)),
+        test_size=_TEST_SHARE,
+        random_state=seed,
+        stratify=labels,
+    )
+    parts = split_by_label(labels[train], num_clients, alpha, seed)
+    clients = [_batch(images, labels, train[part], batch_size) for part in parts]
+    return clients, _batch(images, labels, test, len(test))
+
+
+def _batch(
+    images: NDArray[Any], labels: NDArray[Any], chosen: NDArray[Any], batch_size: int
+) -> list[Any]:
+    starts = range(0, len(chosen), batch_size)
+    batches = [chosen[start : start + batch_size] for start in starts]
+    return [{"x": images[batch], "y": labels[batch]} for batch in batches]
+
+
+def build_model(seed: int) -> Any:
+    """Return a `Model`: one hidden layer, its weights drawn by the seed."""
+    import keras
+
+    from ray_fed.learning import Model
+
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    return Model.from_keras(
+        keras.Sequential(
+            [
+                keras.Input((8, 8)),
+                layers.Flatten(),
+                layers.Dense(128, activation="relu"),
+                layers.Dense(10),
+            ]
+        ),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
+    )
+
+
+def build_process(model: Any) -> Any:
+    """Return federated averaging with a rate and a momentum that suit the digits.
+
+    Over the seeds 0 to 7, 20 of 30 clients a round came to a test accuracy of at least
+    0.95 after 30 rounds (simulated in 2026-11).
+    """
+    import keras
+
+    from ray_fed.learning import build_fed_avg
+
+    return build_fed_avg(
+        model, keras.optimizers.SGD(0.4), keras.optimizers.SGD(1.0, momentum=0.8)
     )

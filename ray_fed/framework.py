@@ -1,7 +1,7 @@
 """The documented names, for those who extend ray_fed; imports TensorFlow and Ray."""
 
-from ray_fed.cluster.driver.direct import RayExecutorFactory
-from ray_fed.cluster.task.ray_strategy import RayFederatingStrategy
+from ray_fed.cluster.direct import RayExecutorFactory
+from ray_fed.cluster.ray_strategy import RayFederatingStrategy
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.compiler.split import compile_to_mergeable_comp_form
 from ray_fed.contexts.mergeable import MergeableCompExecutionContext

@@ -213,3 +213,26 @@ def import_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], A
         return getattr(module, name)
 
     return get
+
+
+def import_extra(module: str, extra: str, purpose: str) -> Any:
+    """Return a module of an extra of ray_fed.
+
+    Args:
+        module: its name.
+        extra: that installs it.
+        purpose: what needs it, as the user calls it.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    import ray_fed.errors as errors  # this module is loaded by itself, too
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise errors.UserError(
+            f"Expected the package `{package}`, which {purpose} needs, found it"
+            f' missing: pip install "ray-fed[{extra}]".'
+        ) from error

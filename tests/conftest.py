@@ -1,9 +1,15 @@
 """What pytest does before and after the tests; their fixtures are in `fixtures`."""
 
+import functools
 import gc
+import pathlib
+import re
+import signal
+from typing import Any
 
 import hypothesis
 import pytest
+from typing_extensions import override
 
 gc.disable()  # until pytest_collection_finish below
 
@@ -16,9 +22,34 @@ def pytest_configure(config: pytest.Config) -> None:
     """Load fixtures, and with them TensorFlow and Ray, where tests run.
 
     That is not in the process that only hands tests to others, which begin after it.
+    Tests send SIGINT, also to processes that they start; a shell's `&` has it ignored.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.import_plugin("tests.fixtures")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have one process run all that use the session's Ray, and file by file the rest.
+
+    Ray, and pools of workers that each import TensorFlow, are started once then.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class RayInOneProcess(LoadFileScheduling):
+        @override
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "ray" if _uses_ray(config.rootpath / file) else file
+
+    return RayInOneProcess(config, log)
+
+
+@functools.cache
+def _uses_ray(file: pathlib.Path) -> bool:
+    fixtures = r"\bray_(cluster|contexts|executors|memory)\b"
+    return re.search(fixtures, file.read_text(encoding="utf-8")) is not None
 
 
 def pytest_collection_finish() -> None:

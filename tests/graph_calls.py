@@ -1,11 +1,12 @@
 """Tells of the graphs that TensorFlow runs: by an `EagerTFExecutor`, or outside of one.
 
-Also of each fold that a `FederatingExecutor` drives. It is told in lines of a file, so
-that a test reads what other processes did.
+Also of each subround that a worker or a strategy evaluates. It is told in lines of a
+file, so that a test reads what other processes did.
 """
 
 import contextvars
 import functools
+import inspect
 import os
 import pathlib
 from collections.abc import Callable
@@ -23,6 +24,18 @@ def tell(line: str) -> None:
 
 
 def _marked(verb: Callable[..., Any]) -> Callable[..., Any]:
+    if not inspect.iscoroutinefunction(verb):
+
+        @functools.wraps(verb)
+        def run_now(*args: Any, **options: Any) -> Any:
+            token = _inside.set(True)
+            try:
+                return verb(*args, **options)
+            finally:
+                _inside.reset(token)
+
+        return run_now
+
     @functools.wraps(verb)
     async def run(*args: Any, **options: Any) -> Any:
         token = _inside.set(True)
@@ -45,17 +58,27 @@ def _told(owner: Any, name: str, line: str) -> None:
     setattr(owner, name, run)
 
 
-def tell_of_folds() -> None:
-    """Tell of each fold that a `FederatingExecutor` drives in this process."""
-    from ray_fed.executors.federating import FederatingExecutor
+def tell_of_subrounds() -> None:
+    """Tell of each subround that is evaluated in this process."""
+    from ray_fed.plan import plans
+    from ray_fed.worker import evaluation
 
-    _told(FederatingExecutor, "fold", "fold")
+    evaluate = evaluation.evaluate_plan
+
+    @functools.wraps(evaluate)
+    async def run(comp: Any, *args: Any) -> Any:
+        if isinstance(comp, plans.Subround):
+            tell("subround")
+        return await evaluate(comp, *args)
+
+    evaluation.evaluate_plan = run
 
 
 def tell_of_graphs() -> None:
     """Tell of each graph that runs in this process."""
 
     from ray_fed.executors.eager_tf import EagerTFExecutor
+    from ray_fed.tensorflow.kernels.server_kernels import Kernels
 
     from tensorflow.python.eager import context, execute  # isort: skip
 
@@ -68,18 +91,22 @@ def tell_of_graphs() -> None:
         return run(name, *args, **options)
 
     execute.execute = count
-    for name in ("create_value", "create_call"):
+    for name in ("create_value", "create_call", "run_kernel"):
         setattr(EagerTFExecutor, name, _marked(getattr(EagerTFExecutor, name)))
+    Kernels._get = _marked(Kernels._get)  # pyright: ignore[reportPrivateUsage]
 
 
 def in_ray_process() -> None:
     """Tell of what a process of Ray does; workers alone load TensorFlow."""
-    tell_of_folds()
+    from ray_fed.cluster.ray_strategy import RayFederatingStrategy
+
+    tell_of_subrounds()
+    _told(RayFederatingStrategy, "evaluate", "subround")
     _told_of_workers()
 
 
 def _told_of_workers() -> None:
-    from ray_fed.cluster.actors.leaf_worker import LeafWorker
+    from ray_fed.cluster.worker_actor import LeafWorker
 
     load = LeafWorker.load_now
 

@@ -1,7 +1,7 @@
 """Contexts on a session that outlives them, for tests that hold its pool."""
 
 import ray_fed
-from ray_fed.cluster.driver.session import Session
+from ray_fed.cluster.session import Session
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.execution_context import ExecutionContext
 

@@ -728,6 +728,13 @@ ALGORITHMS: Mapping[str, Callable[[], learning.LearningProcess]] = {
     "fed sgd": lambda: learning.build_fed_sgd(model(), _sgd()),
     "mime lite": lambda: learning.build_mime_lite(model(), _sgd()),
     "scaffold": lambda: learning.build_scaffold(model(), 0.05, num_clients=7),
+    "fed nova": lambda: learning.build_fed_nova(model(), _sgd(), epochs=2),
+    "fed dyn": lambda: learning.build_fed_dyn(
+        model(), _sgd(), alpha=0.1, num_clients=7
+    ),
+    "q fed avg": lambda: learning.build_q_fed_avg(model(), 0.05, q=0.5),
+    "ditto": lambda: learning.build_ditto(model(), _sgd(), proximal=0.1),
+    "fed per": lambda: learning.build_fed_per(model(), _sgd(), personal=["bias"]),
     "clipped mean": lambda: _averaging(
         aggregators.clipped(aggregators.AdaptiveNorm(), aggregators.mean())
     ),

@@ -1,6 +1,6 @@
 import importlib.util
-import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,8 +10,9 @@ import pytest
 import ray
 import tensorflow as tf
 
-from ray_fed import cli, demo, errors
-from ray_fed.cluster.driver import joining
+from ray_fed import cli, demo, errors, learning
+from ray_fed.cluster import joining
+from tests.learning.counting import CLIENTS, build_tally
 
 NOBODY = "127.0.0.1:1"
 """An address at which nothing listens."""
@@ -54,7 +55,7 @@ def test_help_names_all_commands(run: Run) -> None:
     code, out, _ = run("--help")
 
     assert code == 0
-    assert all(name in out for name in ("demo", "doctor", "status", "config"))
+    assert all(name in out for name in ("demo", "doctor", "status", "runs", "config"))
 
 
 def test_config_check_prints_what_settings_come_to(
@@ -119,6 +120,38 @@ def test_status_shows_the_nodes_of_a_cluster(ray_cluster: None) -> None:
     assert all("CPUs, 0 GPUs" in line for line in lines)
 
 
+@pytest.mark.parametrize("place", ["", "digits"], ids=["folder", "run"])
+def test_runs_are_listed_with_rounds_metrics_and_size(
+    run: Run, tmp_path: pathlib.Path, place: str
+) -> None:
+    arguments: dict[str, Any] = {"num_rounds": 3, "checkpoint_every": 1}
+    learning.run(build_tally(), CLIENTS, storage_path=tmp_path / "digits", **arguments)
+    learning.run(build_tally(), CLIENTS, storage_path=tmp_path / "cut", **arguments)
+    (tmp_path / "none").mkdir()
+    for path in (tmp_path / "cut").glob("round_*"):
+        path.write_bytes(b"cut")
+
+    code, out, _ = run("runs", str(tmp_path / place))
+
+    found = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert code == 0
+    assert list(found) == [
+        *([str(tmp_path / "cut")] if not place else []),
+        str(tmp_path / "digits"),
+    ]
+    pattern = r"3 rounds, training.loss -976\.1, [\d.]+ kB, states after 1, 2, 3"
+    assert re.fullmatch(pattern, found[str(tmp_path / "digits")])
+    if not place:
+        assert "cannot be read: Expected whole" in found[str(tmp_path / "cut")]
+
+
+def test_place_without_runs_is_told(run: Run, tmp_path: pathlib.Path) -> None:
+    code, _, err = run("runs", str(tmp_path))
+
+    assert code == cli.USER_ERROR
+    assert "Expected runs that `learning.run` saved" in err
+
+
 def test_doctor_works_without_a_cluster(run: Run) -> None:
     code, out, _ = run("doctor", "--address", NOBODY)
 
@@ -144,21 +177,6 @@ def test_doctor_says_whether_tensorflow_is_compiled(
     folder = pathlib.Path(tf.__file__).parent.parent
     assert ("compiled" in told.split()) == is_there
     assert (f"`python -m compileall -q {folder}`" in told) != is_there
-
-
-@pytest.mark.slow
-def test_doctor_sees_that_python_may_not_write_bytecode(tmp_path: pathlib.Path) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", COMMAND, "doctor", "--address", NOBODY],
-        env=os.environ
-        | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=110,
-    )
-
-    assert "bytecode               missing: each process compiles" in found.stdout
 
 
 @pytest.mark.parametrize(

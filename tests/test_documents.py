@@ -39,15 +39,21 @@ _ROW = re.compile(r"^\| `([\w.]+)` \| `([^`]+)` \| ([^|]*) \| `(\w+)` \| ([^|]*)
 NOT_RUN: dict[str, str] = {}
 """Each block that no test runs, by its page, with the reason that the page gives."""
 
-_KERAS_SAVES = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation:DeprecationWarning"
+_MODELS_SAVED = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning",
+    r"ignore:\s*Warning. tf.lite.Interpreter is deprecated:UserWarning",
 )
 
 ON_RAY = ("README.md",)
 """Pages whose code runs on a real Ray."""
 
-SLOW = ("docs/learning.md", "docs/runs.md")
-"""Pages whose code trains for more than five seconds."""
+SLOW = (
+    "docs/export.md",
+    "docs/learning.md",
+    "docs/runs.md",
+    "docs/write-an-algorithm.md",
+)
+"""Pages whose code takes more than five seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +178,7 @@ def _run_page(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
         assert _matches(line, comment), f"`{line}` is not `{comment}`"
 
 
-@_KERAS_SAVES
+@_MODELS_SAVED
 @pytest.mark.usefixtures("_shut_down")
 @pytest.mark.parametrize(
     "page",
@@ -189,6 +195,7 @@ def test_code_runs_and_prints_what_it_says(
     _run_page(page, capsys)
 
 
+@_MODELS_SAVED
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster", "_shut_down")
 @pytest.mark.parametrize("name", ON_RAY)
@@ -207,26 +214,26 @@ def test_code_that_does_not_run_is_known() -> None:
     assert found == NOT_RUN
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page: Page) -> None:
-    for link in _LINK.findall(page.text):
+def test_links_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in _LINK.findall(page.text)]
+
+    for page, link in links:
         if "://" in link:
             continue
         path, _, anchor = link.partition("#")
         target = (page.path.parent / path).resolve() if path else page.path
-        assert target.exists(), link
+        assert target.exists(), (page.name, link)
         if anchor:
-            assert anchor in _anchors(Page(target)), link
+            assert anchor in _anchors(Page(target)), (page.name, link)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_files_and_modules_exist(page: Page) -> None:
-    modules = (name.replace(".", "/") for name in _MODULE.findall(page.text))
-    named = [*_FILE.findall(page.text), *modules]
+def test_files_and_modules_exist() -> None:
+    text = "\n".join(page.text for page in PAGES)
+    modules = (name.replace(".", "/") for name in _MODULE.findall(text))
 
     missing = [
         path
-        for path in named
+        for path in [*_FILE.findall(text), *modules]
         if not (_ROOT / path).exists() and not (_ROOT / f"{path}.py").exists()
     ]
     assert missing == []
@@ -310,15 +317,18 @@ def test_table_has_every_name(page: str, names: list[str]) -> None:
     assert [name for name in names if name not in listed] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_reports_have_what_pages_name(page: Page) -> None:
-    named = set(re.findall(r"last_report\.(\w+)", page.text))
+def test_reports_have_what_pages_name() -> None:
+    named = {
+        name for page in PAGES for name in re.findall(r"last_report\.(\w+)", page.text)
+    }
 
     assert [name for name in sorted(named) if name not in _REPORTED] == []
 
 
 def test_figures_are_those_of_the_benchmarks() -> None:
     _, _, figures = Page(_ROOT / "docs/performance.md").text.partition("## Figures")
+    _, _, speed = Page(_ROOT / "README.md").text.partition("## Speed")
+    figures += speed.partition("\n## ")[0]
     taken = set(_NUMBER.findall(Page(_ROOT / "benchmarks/README.md").text))
 
     found = _NUMBER.findall(figures)

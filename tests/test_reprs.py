@@ -70,14 +70,15 @@ MAKE: dict[str, Callable[[], Any]] = {
     "ClientDataSource": lambda: SOURCE,
     "ClientReference": lambda: CLIENTS[0],
     "ClientStates": lambda: learning.ClientStates([np.zeros(99)]),
-    "CohortSampler": lambda: learning.CohortSampler(9, 3, 0),
     "Config": lambda: ray_fed.Config(backend="local", workers=2),
+    "Delta": lambda: learning.Delta((), ()),
     "EarlyStopping": lambda: learning.EarlyStopping("loss"),
     "FileProgramStateManager": lambda: program.FileProgramStateManager("a" * 999),
     "Guards": learning.Guards,
     "History": lambda: learning.History([RECORD] * 99),
     "JSONLines": lambda: learning.callbacks.JSONLines("rounds.jsonl"),
     "LearningProcess": build_process,
+    "LocalTraining": lambda: learning.LocalTraining(MODEL, "sgd", epochs=2),
     "Model": lambda: MODEL,
     "ModelCheckpoint": lambda: learning.callbacks.ModelCheckpoint("a.keras", MODEL),
     "ModelWeights": lambda: build_state().weights,
@@ -93,6 +94,7 @@ MAKE: dict[str, Callable[[], Any]] = {
         seconds=2.0,
     ),
     "ServerState": build_state,
+    "ServerView": lambda: learning.ServerView(build_state().weights, (), 4),
     "Subrounds": lambda: ray_fed.Subrounds(count=3),
     "TensorBoard": lambda: learning.callbacks.TensorBoard("logs"),
     "TrainingResult": lambda: learning.TrainingResult(
@@ -219,7 +221,7 @@ def test_text_says_where_it_writes(shown: Any, text: str) -> None:
 def test_trackers_show_their_run_and_no_password(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = "ray_fed.learning.callbacks.trackers.import_extra"
+    path = "ray_fed.learning.callbacks.import_extra"
     monkeypatch.setattr(path, unittest.mock.MagicMock())
     mlflow = learning.callbacks.MLflow("a", tracking_uri="http://user:secret@host")
 

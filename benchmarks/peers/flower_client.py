@@ -19,7 +19,7 @@ from benchmarks.peers import torch_models
 
 @functools.cache
 def _open(folder: str, workload: str, num_threads: int) -> tuple[Any, Any, Any, Any]:
-    """Return data, model and optimiser of this process, made once."""
+    """Return data, model and optimizer of this process, made once."""
     torch.set_num_threads(num_threads)
     x, y = (np.load(pathlib.Path(folder) / f"{name}.npy", "r") for name in "xy")
     model = torch_models.build(workload)

@@ -17,6 +17,7 @@ from ray_fed.compiler.form import function_type_of
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.values import read_limits
+from ray_fed.values.client_references import ListCache
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -38,7 +39,7 @@ class _Bound:
 
 
 def read_invocation(
-    comp: Any, arg: Any, limits: read_limits.Limits
+    comp: Any, arg: Any, limits: read_limits.Limits, lists: ListCache | None = None
 ) -> tuple[Any, Plain]:
     """Return a computation that takes no functions, and its argument as a plain value.
 
@@ -46,6 +47,7 @@ def read_invocation(
         comp: a computation, or a `MergeableCompForm`.
         arg: its argument; where the parameter's type has functions, computations.
         limits: of what is read of the argument.
+        lists: keeps lists of clients that come again; None: nobody does.
 
     Raises:
         TypeError: the argument is not of its type, or `comp` is no computation.
@@ -56,7 +58,7 @@ def read_invocation(
         parameter = comp.type_signature.parameter
         if parameter is None:
             return comp, None
-        return comp, plain_values.to_plain(arg, parameter, "the argument")
+        return comp, plain_values.to_plain(arg, parameter, "the argument", lists)
 
 
 def bind_functions(comp: Any, arg: Any) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ The types of the functions are checked by `form`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import federated_language as fl
@@ -95,11 +96,13 @@ def check_after_merge(after_merge: flf.ConcreteComputation) -> None:
 def _refuse(
     block: Block, is_refused: Callable[[Block], bool], expected: str, advice: str
 ) -> None:
-    found = find_blocks(block, is_refused)
-    if not found:
+    refused = find_blocks(block, is_refused)
+    if not refused:
         return
-    named = [part for part in found if isinstance(part, flf.Intrinsic)]
-    shown = f"the intrinsic `{named[0].uri}`" if named else blocks.show_block(found[0])
+    named = [part for part in refused if isinstance(part, flf.Intrinsic)]
+    shown = (
+        f"the intrinsic `{named[0].uri}`" if named else blocks.show_block(refused[0])
+    )
     raise errors.CompileError(f"Expected {expected}, found {shown}: {advice}")
 
 
@@ -180,23 +183,28 @@ class Stage:
     merge: flf.ConcreteComputation
     keeping: "KeepingStage | None" = None
 
+    @functools.cached_property
+    def partial_type(self) -> fl.Type:
+        """The type of what `up_to_merge` returns, and of what is merged."""
+        return type_checks.member_type(self.up_to_merge.type_signature.result)
+
 
 @dataclasses.dataclass(frozen=True)
 class KeepingStage:
     """A stage, or what makes a result, that takes values which earlier stages kept.
 
     Attributes:
-        computation: takes what the stage takes; where `takes` is not empty also, last,
-            a struct of those values, placed at clients. Where `emits` is not empty it
+        computation: takes what the stage takes; where `loads` is not empty also, last,
+            a struct of those values, placed at clients. Where `saves` is not empty it
             returns a struct: the stage's result, then those values, placed at clients.
-        takes: names of values that earlier stages emitted.
-        emits: names of values that it evaluates for later stages.
-        member_bytes: bytes that it emits for each client.
+        loads: names of values that earlier stages saved.
+        saves: names of values that it evaluates for later stages.
+        member_bytes: bytes that it saves for each client.
     """
 
     computation: flf.ConcreteComputation
-    takes: tuple[str, ...]
-    emits: tuple[str, ...]
+    loads: tuple[str, ...]
+    saves: tuple[str, ...]
     member_bytes: int
 
 
@@ -204,7 +212,7 @@ class KeepingStage:
 class ResultParts:
     """The parts of a result that differ by client, apart from the others.
 
-    Both computations take what `after_merge` takes. `partition.join_parts` undoes the
+    Both computations take what `after_merge` takes. `client_cuts.join_parts` undoes the
     division.
 
     Attributes:
@@ -248,12 +256,12 @@ class MergeableCompChain:
         """Return a form as a chain of one stage."""
         return cls([Stage(form.up_to_merge, form.merge)], form.after_merge)
 
-    @property
+    @functools.cached_property
     def parameter(self) -> fl.Type | None:
         """The type of the argument; None where the computation takes none."""
         return self.stages[0].up_to_merge.type_signature.parameter
 
-    @property
+    @functools.cached_property
     def kept_member_bytes(self) -> int:
         """Bytes for each client of all that stages keep."""
         return sum(stage.keeping.member_bytes for stage in self.stages if stage.keeping)

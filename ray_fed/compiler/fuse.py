@@ -49,10 +49,6 @@ Block = flf.ComputationBuildingBlock
 OTHER_FORM = "not of the form that the compiler writes"
 
 
-class UnfusedError(Exception):
-    """Ends a fusion; the message is the reason, in a few words."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Aggregate:
     """What a federated_aggregate without a report takes."""
@@ -84,7 +80,7 @@ def read_aggregates(block: Block) -> Aggregates:
     """Take an `up_to_merge` apart.
 
     Raises:
-        UnfusedError: it is not of the form that is read here.
+        Fallback: it is not of the form that is read here.
     """
     match block:
         case flf.Lambda(result=flf.Block() as body):
@@ -92,14 +88,14 @@ def read_aggregates(block: Block) -> Aggregates:
             if block.parameter_name is not None and block.parameter_type is not None:
                 parameter = flf.Reference(block.parameter_name, block.parameter_type)
         case _:
-            raise UnfusedError(OTHER_FORM)
+            raise plans.Fallback(OTHER_FORM)
     names = [name for name, _ in body.locals]
     locals_ = _without_aliases(body.locals, parameter)
     result, *kept = _results(body.result)
     zipped = _zipped(result)
     aggregates = dict(_aggregate(part, locals_) for part in zipped)
     if len(set(names)) != len(names) or len(aggregates) != len(zipped):
-        raise UnfusedError(OTHER_FORM)
+        raise plans.Fallback(OTHER_FORM)
     return Aggregates(parameter, locals_, aggregates, kept)
 
 
@@ -142,16 +138,16 @@ def _zipped(result: Block) -> Sequence[Block]:
     ):
         return []  # nothing is aggregated, clients' values are kept
     if uri != flf.FEDERATED_ZIP_AT_SERVER.uri or not isinstance(argument, flf.Struct):
-        raise UnfusedError(OTHER_FORM)
+        raise plans.Fallback(OTHER_FORM)
     return [element for _, element in argument.items()]
 
 
 def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggregate]:
     if not isinstance(block, flf.Reference):
-        raise UnfusedError(OTHER_FORM)
+        raise plans.Fallback(OTHER_FORM)
     uri, argument = intrinsic_call(locals_.get(block.name, block))
     if uri != flf.FEDERATED_AGGREGATE.uri:
-        raise UnfusedError(OTHER_FORM)
+        raise plans.Fallback(OTHER_FORM)
     *parts, report = (select(argument, index) for index in range(5))
     match report:
         case flf.Lambda(result=flf.Reference(name=name)) if (
@@ -159,14 +155,14 @@ def _aggregate(block: Block, locals_: Mapping[str, Block]) -> tuple[str, Aggrega
         ):
             return block.name, Aggregate(*parts)
         case _:
-            raise UnfusedError("a report before the merge")
+            raise plans.Fallback("a report before the merge")
 
 
 def intrinsic_call(block: Block) -> tuple[str, Block]:
     """Return the uri and the argument of a call of an intrinsic.
 
     Raises:
-        UnfusedError: the block is none.
+        Fallback: the block is none.
     """
     match block:
         case flf.Call(
@@ -175,7 +171,7 @@ def intrinsic_call(block: Block) -> tuple[str, Block]:
         ):
             return uri, argument
         case _:
-            raise UnfusedError(OTHER_FORM)
+            raise plans.Fallback(OTHER_FORM)
 
 
 _SELECTED = "selected"
@@ -256,8 +252,8 @@ class Chosen:
         whole = fl.StructType([of_constants, fl.TensorType(np.int32)])
         parameter = flf.Reference(_SELECTED, whole)
         function = type_checks.function_type(self.function.type_signature)
-        taken = type_checks.struct_type(cast("fl.Type", function.parameter))
-        names = (name for name, _ in taken.items())
+        pair_type = type_checks.struct_type(cast("fl.Type", function.parameter))
+        names = (name for name, _ in pair_type.items())
         pair = zip(names, [self.state, select(parameter, 1)], strict=True)
         call = flf.Call(self.function, flf.Struct(list(pair)))
         closed = close_over(parameter, bind(parameter, 0, constants), call)
@@ -300,7 +296,7 @@ def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals
         locals_: of an `up_to_merge`, by name; each refers to earlier ones alone.
 
     Raises:
-        UnfusedError: what would be handed on has too many bytes, or nobody knows how
+        Fallback: what would be handed on has too many bytes, or nobody knows how
             many.
     """
     at_clients = {
@@ -324,14 +320,14 @@ def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals
 
 
 def _check_sizes(num_bytes: Sequence[int]) -> None:
-    found = f"{sum(num_bytes):,}"
+    total = f"{sum(num_bytes):,}"
     if not all(num_bytes):
-        found = "an unknown number of"  # strings, sequences, shapes of any size
+        total = "an unknown number of"  # strings, sequences, shapes of any size
     elif sum(num_bytes) <= _MOST_HANDED_BYTES:
         return
-    raise UnfusedError(
+    raise plans.Fallback(
         "`federated_select` of keys that clients compute, with values beside them or"
-        f" behind them of {found} bytes, where at most {_MOST_HANDED_BYTES:,} are kept"
+        f" behind them of {total} bytes, where at most {_MOST_HANDED_BYTES:,} are kept"
     )
 
 
@@ -348,11 +344,11 @@ def _uri(block: Block) -> str:
 _CLIENT, _STEP, _SERVER = "client", "step", "server"
 _CONSTANT, _DATA, _HANDED = "constant", "data", "handed"
 
-_OF_TENSORS = fl.TensorType, fl.StructType
+_TENSOR_TYPES = fl.TensorType, fl.StructType
 _NAMES = (_CLIENT, _STEP, _SERVER, _CONSTANT, _DATA, _HANDED, _SELECTED)
 
 
-def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.NoKernel:
+def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.Fallback:
     """Return the kernel of the `up_to_merge` of a stage, or why it has none.
 
     Args:
@@ -360,11 +356,11 @@ def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.NoKernel:
     """
     block = Block.from_proto(up_to_merge.to_proto())
     if any(name.startswith(_NAMES) for name in bound_names(block)):
-        return plans.NoKernel(OTHER_FORM)
+        return plans.Fallback(OTHER_FORM)
     try:
         return _Fusion(read_aggregates(block)).run()
-    except UnfusedError as error:
-        return plans.NoKernel(str(error))
+    except plans.Fallback as fallback:
+        return plans.Fallback(fallback.reason)
 
 
 class _Fusion:
@@ -398,6 +394,7 @@ class _Fusion:
         work = self._work([*members, *kept])
         accumulate = self._accumulate(members, accumulates)
         zeros = [aggregate.zero for aggregate in aggregates]
+        # Last: what clients' work needs of the server is known only now.
         server = self._server([*zeros, *(b for b, _ in self._constants.values())])
         return plans.Kernel(
             server=blocks.serialise(server),
@@ -444,7 +441,7 @@ class _Fusion:
                 self._members[name] = self._selected(argument)
                 return
             case _:
-                raise UnfusedError(f"`{uri}` at clients")
+                raise plans.Fallback(f"`{uri}` at clients")
         self._client_locals.append((name, member))
         self._members[name] = flf.Reference(name, member.type_signature)
 
@@ -461,7 +458,7 @@ class _Fusion:
             return self._members[block.name]
         path = self._path(block)
         if path is None:
-            raise UnfusedError("a value at clients that no intrinsic made")
+            raise plans.Fallback("a value at clients that no intrinsic made")
         if type_checks.differs_by_client(type_spec):
             return self._datum(path, type_checks.member_type(type_spec))
         return self._constant(block)
@@ -488,9 +485,9 @@ class _Fusion:
         if source is None and isinstance(keys, flf.Reference):
             source = [*self._handed].index(keys.name)
         if source is None:
-            raise UnfusedError("`federated_select` of keys in a struct of clients")
-        limit, held = self._constant(max_key), self._constant(state)
-        chosen = Chosen(self._close(function), source, limit, held)
+            raise plans.Fallback("`federated_select` of keys in a struct of clients")
+        limit, constant = self._constant(max_key), self._constant(state)
+        chosen = Chosen(self._close(function), source, limit, constant)
         name = f"{_SELECTED}{len(self._selections)}"
         self._selections.append(chosen)
         return flf.Reference(name, chosen.elements)
@@ -500,8 +497,8 @@ class _Fusion:
         member = block.type_signature
         if isinstance(member, fl.FederatedType):
             member = member.member
-        if flf.type_contains(member, lambda t: not isinstance(t, _OF_TENSORS)):
-            raise UnfusedError(f"a value of type `{member}` for all clients")
+        if flf.type_contains(member, lambda t: not isinstance(t, _TENSOR_TYPES)):
+            raise plans.Fallback(f"a value of type `{member}` for all clients")
         key = blocks.serialise(block)
         if key not in self._constants:
             name = f"{_CONSTANT}{len(self._constants)}"
@@ -512,7 +509,7 @@ class _Fusion:
         """Return a function whose captured values are constants."""
         for uri in sorted(called_uris(function)):
             if uri.startswith("sequence_"):
-                raise UnfusedError(f"`{uri}` at clients")
+                raise plans.Fallback(f"`{uri}` at clients")
         return replace_free(function, self._constant)
 
     def _work(self, members: list[Block]) -> Block:
@@ -564,8 +561,8 @@ class _Fusion:
             if path is None:
                 return None
             index = list(self._parts).index(path)
-            taken = flf.Selection(cast("Block", parameter), index=index)
-            return functools.reduce(select, rest, cast("Block", taken))
+            element = flf.Selection(cast("Block", parameter), index=index)
+            return functools.reduce(select, rest, cast("Block", element))
 
         def replaced(block: Block) -> Block:
             return replace_free(block, replace)
@@ -581,7 +578,7 @@ class _Fusion:
                 type_checks.is_at_clients(block.type_signature)
                 or name in self._aggregates
             ):
-                raise UnfusedError("work at the server that needs clients' values")
+                raise plans.Fallback("work at the server that needs clients' values")
 
     def _note_part(self, free: Block) -> None:
         part, _ = as_passed(free)
@@ -590,7 +587,7 @@ class _Fusion:
             return
         type_spec = part.type_signature
         if type_checks.holds_clients(type_spec):
-            raise UnfusedError("work at the server that takes clients' values")
+            raise plans.Fallback("work at the server that takes clients' values")
         if type_checks.is_at_clients(type_spec):
             type_spec = fl.FederatedType(type_checks.member_type(type_spec), fl.SERVER)
         self._parts.setdefault(path, type_spec)

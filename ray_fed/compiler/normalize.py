@@ -85,30 +85,30 @@ def root_name(block: Block) -> str | None:
 
 def bound_names(block: Block) -> set[str]:
     """Return the names of all parameters and locals in a building block."""
-    return _found(block, _names)
+    return _names_in(block, _names)
 
 
 def called_uris(block: Block) -> set[str]:
     """Return the uris of all intrinsics in a building block."""
-    return _found(
+    return _names_in(
         block, lambda part: [part.uri] if isinstance(part, flf.Intrinsic) else []
     )
 
 
 def find_blocks(block: Block, is_wanted: Callable[[Block], bool]) -> list[Block]:
     """Return the blocks in a building block, itself included, that a test accepts."""
-    found: list[Block] = []
+    accepted: list[Block] = []
 
     def note(part: Block) -> tuple[Block, bool]:
         if is_wanted(part):
-            found.append(part)
+            accepted.append(part)
         return part, False
 
     flf.transform_postorder(block, note)
-    return found
+    return accepted
 
 
-def _found(block: Block, of: Callable[[Block], Iterable[str]]) -> set[str]:
+def _names_in(block: Block, of: Callable[[Block], Iterable[str]]) -> set[str]:
     parts = find_blocks(block, lambda _: True)
     return {name for part in parts for name in of(part)}
 
@@ -260,8 +260,8 @@ class _Trace:
         Applying a lambda may have left it the narrower type of an argument: with other
         names, or all equal where the lambda's parameter need not be.
         """
-        found = value.type_signature
-        if found == declared:
+        own_type = value.type_signature
+        if own_type == declared:
             return value
         match declared:
             case fl.StructType():
@@ -270,14 +270,14 @@ class _Trace:
                     for index, (name, element) in enumerate(declared.items())
                 ]
                 return flf.Struct(elements, declared.python_container)
-            case fl.FederatedType() if str(found) != str(declared):
+            case fl.FederatedType() if str(own_type) != str(declared):
                 return self._retype_members(value, declared)
             case _:
                 return value
 
     def _retype_members(self, value: Block, declared: fl.FederatedType) -> Block:
-        found = cast("fl.FederatedType", value.type_signature)
-        member = flf.Reference(next(self._fresh), found.member)
+        own_type = cast("fl.FederatedType", value.type_signature)
+        member = flf.Reference(next(self._fresh), own_type.member)
         inner = _Trace(self._fresh)
         result = inner.retype(member, declared.member)
         fn = flf.Lambda(member.name, member.type_signature, result)
@@ -347,8 +347,8 @@ def free_references(block: Block) -> frozenset[str]:
                 bound.add(name)
             return frozenset(free | (free_references(block.result) - bound))
         case _:
-            found = [free_references(child) for child in block.children()]
-            return frozenset[str]().union(*found)
+            by_child = [free_references(child) for child in block.children()]
+            return frozenset[str]().union(*by_child)
 
 
 def needed_names(

@@ -24,8 +24,8 @@ Decides which clients' values a stage keeps for later stages: names alone.
     stage 0   update = map(train, ...), norm = map(length, update), aggregate norm
     stage 1   clipped = map(clip, <update, bound>), aggregate clipped
 
-Stage 1 takes `update`, which stage 0 emits; without that it would train once more. A
-name that is taken stands for the same value as in the stage that evaluated it first,
+Stage 1 loads `update`, which stage 0 saves; without that it would train once more. A
+name that is loaded stands for the same value as in the stage that evaluated it first,
 random numbers included: these follow from the names of locals, which stay.
 
 What clients have in the result is kept, too, by the first stage that can evaluate it:
@@ -247,14 +247,14 @@ class StageInput:
 def stage_input(
     graph: CallGraph,
     stages: Sequence[Sequence[PartialAggregation]],
-    taken: Sequence[str] = (),
+    loaded: Sequence[str] = (),
 ) -> StageInput:
     """Return the input of the stage that comes after some merged stages.
 
     Args:
         graph: of the whole computation.
         stages: the merged ones, in order.
-        taken: names of clients' values that those stages kept.
+        loaded: names of clients' values that those stages kept.
     """
     merged = [
         flf.Reference(f"merged_{index}" if index else "merged", _merged_type(stage))
@@ -268,12 +268,12 @@ def stage_input(
     calls = dict(graph.calls) | reports
     parts = [] if graph.parameter is None else [graph.parameter]
     parts += merged
-    if taken:
-        types = [calls[name].type_signature for name in taken]
+    if loaded:
+        types = [calls[name].type_signature for name in loaded]
         parts.append(flf.Reference(_KEPT, fl.StructType(types)))
         calls |= {
             name: flf.Selection(parts[-1], index=index)
-            for index, name in enumerate(taken)
+            for index, name in enumerate(loaded)
         }
     if len(parts) < 2:  # noqa: PLR2004 (nothing to take apart)
         return StageInput(parts[0] if parts else None, (), calls)
@@ -324,12 +324,12 @@ class KeptNames:
     """The names of kept values that a stage, or the end of a computation, uses.
 
     Attributes:
-        takes: names of values that earlier stages emitted.
-        emits: names of values that it evaluates for later stages.
+        loads: names of values that earlier stages saved.
+        saves: names of values that it evaluates for later stages.
     """
 
-    takes: tuple[str, ...] = ()
-    emits: tuple[str, ...] = ()
+    loads: tuple[str, ...] = ()
+    saves: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,16 +346,16 @@ class StageCalls:
 
 
 def divide(stages: Sequence[StageCalls]) -> list[KeptNames]:
-    """Return the names that each stage takes and emits, in the order of the stages."""
+    """Return the names that each stage loads and saves, in the order of the stages."""
     first: dict[str, int] = {}  # name to the stage that evaluates it first
-    taken: list[list[str]] = []
+    loads: list[list[str]] = []
     for index, stage in enumerate(stages):
         working = _working(stage.calls)
-        found = needed_names(stage.roots, stage.calls, first)
-        taken.append([name for name in stage.calls if name in found & first.keys()])
-        for name in found & working - first.keys():
+        needed = needed_names(stage.roots, stage.calls, first)
+        loads.append([name for name in stage.calls if name in needed & first.keys()])
+        for name in needed & working - first.keys():
             first[name] = index
-    wanted = {name for names in taken for name in names}
+    wanted = {name for names in loads for name in names}
     return [
         KeptNames(
             tuple(names),
@@ -365,7 +365,7 @@ def divide(stages: Sequence[StageCalls]) -> list[KeptNames]:
                 if name in wanted and first[name] == index
             ),
         )
-        for index, names in enumerate(taken)
+        for index, names in enumerate(loads)
     ]
 
 
@@ -404,28 +404,28 @@ def count_member_bytes(call: Block) -> int:
 def _working(calls: Mapping[str, Block]) -> set[str]:
     """Return the names of clients' values that work made and that may be kept."""
     worked: set[str] = set()  # made with the help of a function of the user's
-    found: set[str] = set()
+    keepable: set[str] = set()
     for name, call in calls.items():  # each refers to earlier ones only
         if not type_checks.is_at_clients(call.type_signature):
             continue
         if worked & free_references(call) or _is_work(call):
             worked.add(name)
             if _uri_of(call) in _WORK and _may_be_kept(call.type_signature):
-                found.add(name)
-    return found
+                keepable.add(name)
+    return keepable
 
 
 def _is_work(call: Block) -> bool:
     """Return whether a call runs more than selections."""
-    found: list[Block] = []
+    graphs: list[Block] = []
 
     def note(part: Block) -> tuple[Block, bool]:
         if isinstance(part, flf.CompiledComputation):
-            found.append(part)
+            graphs.append(part)
         return part, False
 
     flf.transform_postorder(call, note)
-    return bool(found)
+    return bool(graphs)
 
 
 def _may_be_kept(type_spec: fl.Type) -> bool:
@@ -516,7 +516,7 @@ def compile_to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain:
 def _keep(
     graph: CallGraph, stages: Sequence[Sequence["PartialAggregation"]]
 ) -> list[KeptNames]:
-    """Return what each stage, and then the end, takes and emits."""
+    """Return what each stage, and then the end, loads and saves."""
     calls_of_stages: list[StageCalls] = []
     clients_part = struct(at_clients(graph.result))
     wanted = free_references(clients_part)
@@ -546,7 +546,7 @@ def _divide_result(
     server_part = _after_merge(graph, stages, struct(of_server))
     clients_part = struct(of_clients)
     names = [p.name for p in of_clients if isinstance(p, flf.Reference)]
-    is_kept = len(names) == len(of_clients) and set(names) <= set(kept.takes)
+    is_kept = len(names) == len(of_clients) and set(names) <= set(kept.loads)
     return ResultParts(
         _compute(server_part) if of_server else None,
         _compute(_after_merge(graph, stages, clients_part)),
@@ -556,11 +556,11 @@ def _divide_result(
 
 
 def _keeping(graph: CallGraph, kept: KeptNames, block: Block) -> KeepingStage | None:
-    if not kept.takes and not kept.emits:
+    if not kept.loads and not kept.saves:
         return None
     calls = dict(graph.calls)
-    num_bytes = sum(count_member_bytes(calls[name]) for name in kept.emits)
-    return KeepingStage(_compute(block), kept.takes, kept.emits, num_bytes)
+    num_bytes = sum(count_member_bytes(calls[name]) for name in kept.saves)
+    return KeepingStage(_compute(block), kept.loads, kept.saves, num_bytes)
 
 
 def _group(graph: CallGraph) -> list[list[PartialAggregation]]:
@@ -599,17 +599,17 @@ def _up_to_merge(
     aggregations: Sequence[PartialAggregation],
     kept: KeptNames = _NOTHING,
 ) -> Block:
-    if not aggregations and not kept.emits:
+    if not aggregations and not kept.saves:
         return _lambda(graph.parameter, zip_at_server([]))
-    given = stage_input(graph, before, kept.takes)
-    locals_ = given.locals_for(_roots(given.calls, aggregations) | {*kept.emits})
+    inputs = stage_input(graph, before, kept.loads)
+    locals_ = inputs.locals_for(_roots(inputs.calls, aggregations) | {*kept.saves})
     for aggregation in aggregations:
         locals_ += [*aggregation.before, (aggregation.name, aggregation.call)]
     result = zip_at_server([_reference(a.name, a.call) for a in aggregations])
-    if kept.emits:
-        emitted = [_reference(name, given.calls[name]) for name in kept.emits]
-        result = flf.Struct([result, *emitted])
-    return _lambda(given.parameter, flf.Block(locals_, result))
+    if kept.saves:
+        saved = [_reference(name, inputs.calls[name]) for name in kept.saves]
+        result = flf.Struct([result, *saved])
+    return _lambda(inputs.parameter, flf.Block(locals_, result))
 
 
 def _reference(name: str, block: Block) -> flf.Reference:
@@ -638,6 +638,7 @@ def _merge(graph: CallGraph, aggregations: Sequence[PartialAggregation]) -> Bloc
             [select(select(pair, 0), index), select(select(pair, 1), index)]
         )
         merges.append((aggregation.name, flf.Call(aggregation.merge, sides)))
+    # Partials merge in any process, so what a merge captures depends on none.
     free = frozenset[str]().union(*(free_references(call) for _, call in merges))
     free -= {PAIR}
     calls = dict(graph.calls)
@@ -665,7 +666,7 @@ def _after_merge(
     kept: KeptNames = _NOTHING,
 ) -> Block:
     """Return what evaluates a result, or a part of it, of what the stages merged."""
-    given = stage_input(graph, stages, kept.takes)
-    locals_ = given.locals_for(free_references(result))
+    inputs = stage_input(graph, stages, kept.loads)
+    locals_ = inputs.locals_for(free_references(result))
     body = flf.Block(locals_, result) if locals_ else result
-    return _lambda(given.parameter, body)
+    return _lambda(inputs.parameter, body)

@@ -1,14 +1,7 @@
-"""The tree of settings, frozen, with their defaults.
+"""The tree of settings: its defaults, how they are read, and where they come from.
 
-Mappings and lists in settings: equal to plain ones, and never changed.
-
-Types of settings: each reads a value strictly, and says what it expects.
-
-Where settings come from: a YAML file, variables, and errors that name them.
-
-What all settings are: frozen, strict about names, and brief when they are shown.
-
-Settings that a caller gave in Python: a `Config`, or nothing.
+All are frozen and strict about names, mappings and lists in them, too. They come from
+Python, from variables and from a YAML file; an error names which of them.
 """
 
 import contextlib
@@ -381,9 +374,10 @@ class Workers(Frozen):
         resources: further Ray resources of each actor.
         start_timeout_s: seconds within which an actor must be ready.
         client_bytes: of `program.ClientData`, and of rows in local files, that each
-            actor keeps between rounds; also of one sequence that it reads from a
-            dataset, a generator or another iterable. With 0 it keeps nothing, and reads
-            as much as `data` says.
+            actor keeps between rounds; of lists of clients that come again, which this
+            process copies; also of one sequence that it reads from a dataset, a
+            generator or another iterable. With 0 it keeps nothing, and reads as much as
+            `data` says.
         wait_timeout_s: seconds that a round waits for room for as many actors as it
             needs (min, or one); for nodes, that is, which have yet to come.
         allow_mixed: whether actors may differ from the driver in versions, and from
@@ -433,7 +427,7 @@ class Subrounds(Frozen):
     Attributes:
         count: subrounds a round; None: one a worker. The bits of a result do not
             depend on it.
-        timeout_s: seconds that a worker may take for a subround, from its lease: one
+        timeout_s: seconds that a worker may take for a subround, from its start: one
             that takes longer is ended and replaced, and the subround runs again, within
             `retry.hang`. The wait for a worker does not count: it ends when those
             before end, and `workers.start_timeout_s` bounds that for one to start.

@@ -4,7 +4,7 @@ import concurrent.futures
 import dataclasses
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
 
 import federated_language as fl
@@ -19,17 +19,17 @@ from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.closed import ClosedContext
-from ray_fed.contexts.first_calls import ComputationChecks, FirstCalls
-from ray_fed.contexts.slow_ways import SlowWays
-from ray_fed.executors.loops import CallingThread, LoopThread, wait_for
+from ray_fed.contexts.first_calls import ComputationChecks, StartupProgress
+from ray_fed.contexts.slow_ways import SlowPathWarnings
+from ray_fed.executors.loops import CallingThread, LoopThread
 from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.observability import events, reprs
 from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.plan import merge_tree
-from ray_fed.rounds.client_cuts import CallSpec, RoundPolicy
+from ray_fed.rounds.client_cuts import RoundPolicy, RoundRequest
 from ray_fed.rounds.execution import ComputationCache, Rounds
-from ray_fed.values import read_limits
+from ray_fed.values.client_references import ListCache
 from ray_fed.values.components import Components
 from ray_fed.values.stored import ArgumentPart
 
@@ -48,6 +48,10 @@ class ExecutionContext(flf.SyncContext):
         config: settings.
         backend: runs subrounds; owned: `close` closes it.
         sinks: receive the events of all rounds, before sinks that subscribe later.
+
+    Attributes:
+        lists: of clients that come again, kept for as long as this is open.
+        read_limits: what may be read of arguments, in this process.
     """
 
     def __init__(
@@ -59,30 +63,37 @@ class ExecutionContext(flf.SyncContext):
         self._config = config
         self._backend = backend
         self._report = ReportBuilder()
-        self._sinks = events.Sinks([self._report, SlowWays(), *backend.sinks, *sinks])
-        self._first_calls = FirstCalls(self._sinks.on_event, backend.await_ready)
+        self._sinks = events.Sinks(
+            [self._report, SlowPathWarnings(), *backend.sinks, *sinks]
+        )
+        self._startup = StartupProgress(self._sinks.on_event, backend.await_ready)
         self._checks = ComputationChecks(in_process=config.backend == "local")
         self._chains = ComputationCache(_to_chain)
+        num_workers = backend.num_workers
         self._rounds = Rounds(
             backend.runners,
             RoundPolicy(
                 cut_leaves=lambda n: merge_tree.cut_leaves(n, config.clients_per_leaf),
                 num_subrounds=config.subrounds.count,
-                count_workers=_count_workers(backend),
+                num_workers=num_workers if isinstance(num_workers, int) else 1,
+                count_workers=None if isinstance(num_workers, int) else num_workers,
                 spreads_subrounds=backend.spreads_subrounds,
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
                 store=backend.store,
                 fetch=backend.fetch,
-                sinks=(self._sinks,),
+                emit=self._sinks.on_event,
                 call_s=_call_s(config),
                 jit=config.kernels.jit,
                 vectorised_clients=config.kernels.vectorised_clients,
                 leaves_out_clients=True,
+                finishes_in_subrounds=True,
                 kept_bytes=config.kept_bytes,
                 max_dropped_clients=config.max_dropped_clients,
             ),
         )
+        self.lists = ListCache(config.workers.client_bytes)
+        self.read_limits = config.driver_limits
         self._pid = os.getpid()
         self._thread: LoopThread | CallingThread | None = (
             CallingThread() if config.debug else LoopThread("ray_fed rounds")
@@ -105,11 +116,6 @@ class ExecutionContext(flf.SyncContext):
     def config(self) -> Config:
         """The settings that the context was built with."""
         return self._config
-
-    @property
-    def read_limits(self) -> read_limits.Limits:
-        """What may be read of arguments, in this process."""
-        return self._config.driver_limits
 
     @property
     def last_report(self) -> RoundReport | None:
@@ -171,9 +177,9 @@ class ExecutionContext(flf.SyncContext):
         """
         started = time.monotonic()  # it may take longer to read an argument than to run
         thread = self._open_thread()
-        comp, argument = read_invocation(comp, arg, self.read_limits)
+        comp, argument = read_invocation(comp, arg, self.read_limits, self.lists)
         spec = self._rounds.new_call(started=started, number=number)
-        result = _wait_for(thread, self._invoke(comp, argument, spec))
+        result = thread.wait_for(self._invoke(comp, argument, spec))
         return plain_values.from_plain(result, comp.type_signature.result)
 
     def start(
@@ -237,21 +243,15 @@ class ExecutionContext(flf.SyncContext):
         self._backend.check()
         return self._thread
 
-    async def _invoke(self, comp: Any, arg: Plain, spec: CallSpec) -> Plain:
+    async def _invoke(self, comp: Any, arg: Plain, spec: RoundRequest) -> Plain:
         called = comp.up_to_merge if isinstance(comp, MergeableCompForm) else comp
-        if self._first_calls.has_returned(called):
-            return await self._run(comp, arg, spec)
-        async with self._first_calls.telling(called):
-            return await self._run(comp, arg, spec)
-
-    async def _run(self, comp: Any, arg: Plain, spec: CallSpec) -> Plain:
-        self._checks.check(comp)
-        if isinstance(comp, MergeableCompForm):
-            return await self._rounds.run_chain(MergeableCompChain.of(comp), arg, spec)
-        chain = self._chains.get(comp)
-        if chain is None:
-            return await self._rounds.run_whole(comp, arg, spec)
-        return await self._rounds.run_chain(chain, arg, spec)
+        async with self._startup.telling(called):
+            self._checks.check(comp)
+            if isinstance(comp, MergeableCompForm):
+                chain = MergeableCompChain.of(comp)
+            elif (chain := self._chains.get(comp)) is None:
+                return await self._rounds.run_whole(comp, arg, spec)
+            return await self._rounds.run_chain(chain, arg, spec)
 
     def _facts(self) -> dict[str, Any]:
         counted = self._config.workers.count or self._backend.num_workers
@@ -277,6 +277,7 @@ class ExecutionContext(flf.SyncContext):
         thread, self._thread = self._thread, None
         if thread is None:
             return
+        self.lists.clear()
         if self._pid == os.getpid():  # threads and workers are those of that process
             thread.close()
             self._backend.close()
@@ -297,27 +298,6 @@ def _to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain | None:
             return compile_to_chain(comp)
     except errors.CompileError:
         return None
-
-
-def _wait_for(
-    thread: LoopThread | CallingThread, coroutine: Coroutine[Any, Any, Plain]
-) -> Plain:
-    if isinstance(thread, CallingThread):
-        return thread.run(coroutine)
-    return wait_for(thread, coroutine)
-
-
-def _count_workers(backend: Backend) -> Callable[[], Awaitable[int]]:
-    """Return the function that counts the workers of a round as it begins.
-
-    Counting them also resizes the pool.
-    """
-    num_workers = backend.num_workers
-
-    async def count() -> int:
-        return num_workers if isinstance(num_workers, int) else await num_workers()
-
-    return count
 
 
 def _call_s(config: Config) -> float | None:

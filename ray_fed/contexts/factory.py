@@ -11,7 +11,7 @@ from ray_fed.config import Config
 from ray_fed.contexts.backend import Backend
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.runners import LocalRunner
-from ray_fed.observability.display import WaitLine
+from ray_fed.observability.progress import WaitLine
 from ray_fed.plan.fingerprint import Fingerprint
 
 _MAX_THREADS = 1024
@@ -42,8 +42,8 @@ def build_context(address: str | None, config: Config) -> ExecutionContext:
 def _ray_backend(
     address: str | None, config: Config, say: Callable[[str], None]
 ) -> Backend:
-    from ray_fed.cluster.driver.session import Session
     from ray_fed.cluster.metrics import RoundMetrics
+    from ray_fed.cluster.session import Session
 
     session = Session(address, config, say)
     return Backend(
@@ -86,9 +86,9 @@ def _local_backend(
     num_leaves = 1 if config.debug else _count_threads(config)
     devices.set_threads(max(1, int(config.workers.num_cpus)), num_leaves)
     parts = devices.split_cpu(num_leaves)
-    found = devices.read_fingerprint(parts[0])
+    fingerprint = devices.read_fingerprint(parts[0])
     make_runners = _debugging_runners if config.debug else _threaded_runners
-    runners = make_runners(config, found, parts)
+    runners = make_runners(config, fingerprint, parts)
 
     def close() -> None:
         for runner in runners:

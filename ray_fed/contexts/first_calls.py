@@ -1,6 +1,4 @@
-"""Tells what the first call of a computation waits for: workers, then compiling.
-
-Looks at computations before their first call: refuses what cannot run, and warns.
+"""Before a computation's first call: refuses what cannot run, says what is awaited.
 
 TensorFlow is imported only for a computation that seems to have Python functions.
 """
@@ -110,7 +108,7 @@ class _Calls:
     has_returned: bool = False
 
 
-class FirstCalls:
+class StartupProgress:
     """Sends `events.Waiting` while a computation has not returned once.
 
     Args:
@@ -125,17 +123,20 @@ class FirstCalls:
         self._await_ready = await_ready
         self._calls = ComputationCache(_Calls)
 
-    def has_returned(self, comp: Computation) -> bool:
-        """Return whether a call of the computation has returned before."""
-        return self._calls.get(comp).has_returned
-
     @contextlib.asynccontextmanager
     async def telling(self, comp: Computation) -> AsyncGenerator[None]:
-        """Send events while the call of the computation in the `with` block runs."""
+        """Send events while the first call of a computation, the `with` block, runs.
+
+        Later calls have nothing to wait for that is worth a word.
+        """
+        calls = self._calls.get(comp)
+        if calls.has_returned:
+            yield
+            return
         task = asyncio.ensure_future(self._tell())
         try:
             yield
-            self._calls.get(comp).has_returned = True
+            calls.has_returned = True
         finally:
             task.cancel()
             await asyncio.wait([task])
@@ -154,10 +155,10 @@ class FirstCalls:
             self._emit(events.Waiting(""))
 
     async def _tell_of_workers(self, await_ready: AwaitReady) -> None:
-        found = await await_ready(None)
-        while found[0] < max(1, found[1]):
-            self._emit(events.Waiting(_describe(*found)))
-            found = await await_ready(found)
+        progress = await await_ready(None)
+        while progress[0] < max(1, progress[1]):
+            self._emit(events.Waiting(_describe(*progress)))
+            progress = await await_ready(progress)
 
 
 def _describe(num_ready: int, num_workers: int, needed: str) -> str:

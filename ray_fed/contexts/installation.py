@@ -28,12 +28,12 @@ class _Installation:
         with self._lock:
             context = self._context
             if context is not None and context.is_open:
-                found = {"address": address, **config.model_dump()}
+                asked = {"address": address, **config.model_dump()}
                 installed = {"address": self._address, **context.config.model_dump()}
-                if found != installed:
+                if asked != installed:
                     raise errors.ContextStateError(
                         "Expected the address and settings of the context that is"
-                        f" installed, found other ones: {_differing(installed, found)}."
+                        f" installed, found other ones: {_differing(installed, asked)}."
                         " Call ray_fed.shutdown() first, or `init` with those."
                     )
                 flf.set_default_context(context)
@@ -54,12 +54,12 @@ class _Installation:
         self._lock = threading.Lock()
 
 
-def _differing(installed: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def _differing(installed: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """Return the settings that differ, by name, with both values.
 
     Without those of `runtime_env`, which may hold secrets.
     """
-    before, after = dict(_flat(installed)), dict(_flat(found))
+    before, after = dict(_flat(installed)), dict(_flat(asked))
     names = [n for n in {**before, **after} if before.get(n) != after.get(n)]
     return ", ".join(
         f"`{name}`"

@@ -16,7 +16,7 @@ from ray_fed.compiler.form import (
     function_type_of,
 )
 from ray_fed.contexts.runners import SequentialRunner
-from ray_fed.executors.loops import LoopThread, wait_for
+from ray_fed.executors.loops import LoopThread
 from ray_fed.language import structs, type_checks
 from ray_fed.plan import merge_tree
 from ray_fed.rounds.execution import ComputationCache, RoundPolicy, Rounds
@@ -38,7 +38,7 @@ class MergeableCompExecutionContext(flf.SyncContext):
     Args:
         async_contexts: run the computations of a form; their `invoke` is a coroutine
             function. Not owned.
-        compiler_fn: makes a form of a `ConcreteComputation`, once for each computation;
+        compiler_fn: makes a form of a computation, of whichever kind, once for each;
             None: only forms are executed.
         transform_args: applied to the argument of a call, first; to None where the
             call has no argument.
@@ -56,8 +56,7 @@ class MergeableCompExecutionContext(flf.SyncContext):
     def __init__(
         self,
         async_contexts: Sequence[flf.AsyncContext],
-        compiler_fn: Callable[[flf.ConcreteComputation], MergeableCompForm]
-        | None = None,
+        compiler_fn: Callable[[Any], MergeableCompForm] | None = None,
         transform_args: Callable[[object], object] | None = None,
         transform_result: Callable[[object], object] | None = None,
         num_subrounds: int | None = None,
@@ -108,11 +107,13 @@ class MergeableCompExecutionContext(flf.SyncContext):
             UnsupportedError: `comp` is a computation and there is no compiler.
             CardinalityError: client values in the argument differ in number.
         """
-        type_spec = function_type_of(comp)
+        is_any = self._forms is not None and isinstance(comp, flf.Computation)
+        function = comp.type_signature if is_any else function_type_of(comp)
+        type_spec = type_checks.function_type(function)
         if self._transform_args is not None:
             arg = self._transform_args(arg)
         type_checks.check_no_argument(type_spec, arg)
-        result = wait_for(self._thread, self._invoke(comp, arg))
+        result = self._thread.wait_for(self._invoke(comp, arg))
         if self._transform_result is not None:
             result = self._transform_result(result)
         return result
@@ -161,8 +162,7 @@ def _check_callable(name: str, function: object) -> None:
 
 
 def _compile(
-    compiler_fn: Callable[[flf.ConcreteComputation], object],
-    comp: flf.ConcreteComputation,
+    compiler_fn: Callable[[Any], object], comp: flf.Computation
 ) -> MergeableCompForm:
     form = compiler_fn(comp)
     if not isinstance(form, MergeableCompForm):

@@ -18,8 +18,8 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 import ray_fed.values.plain_values as plain_values
-from ray_fed.cluster.driver.session import Session
 from ray_fed.cluster.metrics import RoundMetrics
+from ray_fed.cluster.session import Session
 from ray_fed.compiler.binding import read_invocation
 from ray_fed.config import Config, check_config
 from ray_fed.contexts.first_calls import ComputationChecks
@@ -28,7 +28,7 @@ from ray_fed.language import type_checks
 from ray_fed.observability import events
 from ray_fed.observability.report import ReportBuilder, RoundReport
 from ray_fed.plan import merge_tree
-from ray_fed.rounds.client_cuts import CallSpec, RoundPolicy
+from ray_fed.rounds.client_cuts import RoundPolicy, RoundRequest
 from ray_fed.rounds.execution import Rounds
 
 flf = fl.framework
@@ -111,7 +111,7 @@ class RayExecutionContext(flf.AsyncContext):
                 seed=config.seed,
                 store=session.store,
                 fetch=session.fetch,
-                sinks=(self._sinks,),
+                emit=self._sinks.on_event,
             ),
         )
         self._is_closed = False
@@ -148,7 +148,7 @@ class RayExecutionContext(flf.AsyncContext):
         pool, started = self._open_pool, time.monotonic()
         comp, argument = read_invocation(comp, arg, pool.config.driver_limits)
         pool.checks.check(comp)
-        spec = CallSpec(next(pool.numbers), started)
+        spec = RoundRequest(next(pool.numbers), started)
         work = self._rounds.run_whole(comp, argument, spec)
         return plain_values.from_plain(
             await pool.thread.run(work), comp.type_signature.result

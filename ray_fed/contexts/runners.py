@@ -2,7 +2,7 @@
 
     SequentialRunner    any AsyncContext of federated_language, leaf after leaf
     LocalRunner         the stack of a device, on a thread of this process
-    RayRunner           a Ray task over an actor of the pool (cluster.runner)
+    RayRunner           a Ray task over an actor of the pool (cluster.session)
 
 `invoke(Subround, argument)`, with the values of its clients, and
 `invoke(Finish, (partials, before))` return an `Outcome`.
@@ -14,6 +14,7 @@ import inspect
 import os
 import platform
 import threading
+import time
 from typing import Any
 
 import federated_language as fl
@@ -49,6 +50,7 @@ class SequentialRunner(flf.AsyncContext):
 
     @override
     async def invoke(self, comp: Any, arg: Plain) -> outcomes.Outcome:
+        begun = time.monotonic()
         match comp:
             case plans.Subround():
                 results = await self._run(comp, arg)
@@ -56,7 +58,8 @@ class SequentialRunner(flf.AsyncContext):
                 results = [await self._finish(comp, *arg)]
         pid = os.getpid()
         return outcomes.Outcome(
-            tuple(results), 1, self._name, pid, pid, platform.node()
+            *(tuple(results), 1, self._name, pid, pid, platform.node()),
+            busy_s=time.monotonic() - begun,
         )
 
     async def _run(self, subround: plans.Subround, arg: Plain) -> list[Plain]:
@@ -123,22 +126,6 @@ def _on_calling_thread() -> contextlib.AbstractContextManager[None]:
     return callbacks.on_calling_thread()
 
 
-class _Waiting:
-    """Tells a thread whether the caller still waits for its work."""
-
-    def __init__(self) -> None:
-        self._is_over = threading.Event()
-
-    def end(self) -> None:
-        """Let the next `check` of the work end it."""
-        self._is_over.set()
-
-    def check(self) -> None:
-        """Raise if the caller waits no longer."""
-        if self._is_over.is_set():
-            raise read_limits.AbandonedError("Expected a caller who waits, found none.")
-
-
 class LocalRunner(flf.AsyncContext):
     """Runs plans on the stack of a device, in this process, on one thread.
 
@@ -177,13 +164,19 @@ class LocalRunner(flf.AsyncContext):
         inner = stack.stack if isinstance(stack, ThreadedStack) else stack
         size = comp.clients_per_leaf
         executors = Executors.of_device(inner, size, self._gather)
-        waiting = _Waiting()
+        is_over = threading.Event()  # the thread of the stack sees it
+
+        def check() -> None:
+            if is_over.is_set():
+                raise read_limits.AbandonedError(
+                    "Expected a caller who waits, found none."
+                )
+
         try:
             with (
                 self._callbacks(),
                 diagnostics.noting() as noted,
-                read_limits.limited(self._limits),
-                read_limits.checked(waiting.check),
+                read_limits.limited(self._limits, check),
             ):
                 work = evaluation.evaluate_plan(comp, arg, executors)
                 # All of it there: a verb at a time, threads would wait for each other.
@@ -192,7 +185,7 @@ class LocalRunner(flf.AsyncContext):
         except errors.RayFedError:
             raise
         except asyncio.CancelledError:
-            waiting.end()
+            is_over.set()
             raise
         except Exception as error:
             raise stacks.describe_failure(error, None) from error
@@ -208,4 +201,5 @@ class LocalRunner(flf.AsyncContext):
             evaluated.kernel_leaves,
             evaluated.no_kernel,
             fingerprint=self._fingerprint,
+            busy_s=evaluated.busy_s,
         )

@@ -19,32 +19,32 @@ _QUICK = (
 """What is quick, by a part of the reason."""
 
 
-class SlowWays:
+class SlowPathWarnings:
     """Logs a warning, once for each reason, where a round of a second took a slow way.
 
     It is a sink of events.
     """
 
     def __init__(self) -> None:
-        self._found: dict[str, None] = {}
-        self._told: set[str] = set()
+        self._remarks: dict[str, None] = {}
+        self._logged: set[str] = set()
 
     def on_event(self, event: events.Event) -> None:
         """Take note of a slow way; warn when its round is over."""
         match event:
             case events.RoundStarted():
-                self._found.clear()
+                self._remarks.clear()
             case events.SubroundFinished(no_kernel=str(reason)):
-                told = f"clients are interpreted, call by call, as of {reason}"
-                self._found[f"{told}: {_quick_way(reason)}"] = None
+                interpreted = f"clients are interpreted, call by call, as of {reason}"
+                self._remarks[f"{interpreted}: {_quick_way(reason)}"] = None
             case events.ComputationUnlowered():
-                self._found[
+                self._remarks[
                     f"{event.computation} reads through tf.data, which is set up anew"
                     f" for each client, as of {event.reason}: loop by"
                     " `dataset.reduce`, and let `ClientData` batch and shuffle"
                 ] = None
             case events.WorkInterpreted():
-                self._found[
+                self._remarks[
                     f"{event.work} is done step by step, as its graph raised"
                     f" {event.reason}"
                 ] = None
@@ -54,12 +54,14 @@ class SlowWays:
                 pass
 
     def _tell(self, seconds: float) -> None:
-        for told in self._found:
-            if told not in self._told:
-                self._told.add(told)
-                _logger.warning("A slow way, in a round of %.1f s: %s.", seconds, told)
+        for remark in self._remarks:
+            if remark not in self._logged:
+                self._logged.add(remark)
+                _logger.warning(
+                    "A slow way, in a round of %.1f s: %s.", seconds, remark
+                )
 
 
 def _quick_way(reason: str) -> str:
-    found = (quick for part, quick in _QUICK if part in reason)
-    return next(found, "docs/performance.md says what to try")
+    advice = (quick for part, quick in _QUICK if part in reason)
+    return next(advice, "docs/performance.md says what to try")

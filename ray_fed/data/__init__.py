@@ -1,1 +1,6 @@
 """Where clients' values come from."""
+
+from ray_fed.data.client_data import ClientData as ClientData
+from ray_fed.values.client_references import ClientReference as ClientReference
+
+__all__ = ["ClientData", "ClientReference"]

@@ -81,19 +81,6 @@ def check_number(given: Any, name: str, least: int = 0) -> None:
         )
 
 
-def check_place(given: object) -> None:
-    """Raise unless an index is that of one client.
-
-    Raises:
-        ValueMismatchError: it is none.
-    """
-    if not isinstance(given, int | np.integer):
-        raise errors.ValueMismatchError(
-            f"Expected the place of a client, or a slice, found"
-            f" {errors.describe(given)}: `select` takes ids."
-        )
-
-
 def check_ids(ids: Sequence[Any]) -> None:
     """Raise unless each client has an id of its own.
 

@@ -177,6 +177,7 @@ class ArrangedSource(ClientSource):
         arrangement: Arrangement,
     ) -> None:
         self.token = uuid.uuid4().hex
+        self._types = flatten_type(row)
         self.base: ClientSource | None = base
         self.rows = base
         self.ids = ids
@@ -216,10 +217,9 @@ class ArrangedSource(ClientSource):
         splits, whole = self._batches(length, epochs)
         if whole is not None:
             order = np.arange(length)[whole] if order is None else order[whole]
-        types = flatten_type(self.row)
         columns = [
             self._batched(column, order, splits, tensor, client)
-            for column, tensor in zip(rows.columns, types, strict=True)
+            for column, tensor in zip(rows.columns, self._types, strict=True)
         ]
         return ColumnarSequence(tuple(columns), len(splits) - 1)
 
@@ -279,6 +279,8 @@ class ArrangedSource(ClientSource):
         """
         declared = self.arrangement
         size, rows = declared.batch_size or 1, length // epochs
+        if epochs == 1 and not declared.drop_remainder:
+            return np.minimum(np.arange(0, rows + size, size), rows), None
         if declared.drop_remainder:
             whole = rows - rows % size
             kept = np.arange(length) % max(1, rows) < whole

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, Self, TypeAlias, TypedDict, Unpack
 
 import federated_language as fl
 import numpy as np
@@ -19,12 +19,10 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 import ray_fed.values.plain_values as plain_values
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.data.arguments import (
     check_callable,
     check_ids,
     check_number,
-    check_place,
     read_ids,
     read_member_type,
     read_weights,
@@ -37,27 +35,29 @@ from ray_fed.data.arrangement import (
     draw_held_out,
 )
 from ray_fed.data.sources import (
-    LaidSource,
+    FunctionSource,
     MappedSource,
+    SortedSource,
     SqliteSource,
     TableSource,
-    count_clients,
     hold_clients,
-    index_clients,
+    join,
     map_rows,
 )
-from ray_fed.files.arrow_rows import ArrowRows
 from ray_fed.files.features import ColumnNames, Features, Missing, columns_of
-from ray_fed.files.laying import ClientTable
-from ray_fed.files.parquet import ParquetRows
+from ray_fed.files.parquet import Format, RowGroups, TableFiles
+from ray_fed.files.sorted_rows import SortedRows
 from ray_fed.files.sqlite_rows import SqliteRows
-from ray_fed.files.table_rows import TableRows
+from ray_fed.files.table_rows import TABLE, index_clients, to_arrow
 from ray_fed.language.structs import Plain
 from ray_fed.observability import reprs
-from ray_fed.values import read_limits
-from ray_fed.values.client_references import ClientReference, ClientRun, ClientSource
-from ray_fed.values.client_sources import FunctionSource, HeldSource
-from ray_fed.values.columnar_sequence import ColumnarSequence
+from ray_fed.values import read_limits, stored
+from ray_fed.values.client_references import (
+    ClientReference,
+    ClientRun,
+    ClientSource,
+    HeldSource,
+)
 
 
 def hold_values(
@@ -87,24 +87,8 @@ def _installed_limits() -> read_limits.Limits:
     """Return what may be read, by the context that is installed in this thread."""
     context: Any = fl.framework.get_context_stack().current
     context = getattr(context, "execution_context", context)  # of a federated context
-    if isinstance(context, ExecutionContext):
-        return context.read_limits
-    return read_limits.limits()
-
-
-def weigh_values(held: Sequence[Plain]) -> list[float] | None:
-    """Return how many elements each client's sequences have; None: one has none."""
-    counts = [_count_elements(value) for value in held]
-    return None if None in counts else cast("list[float]", counts)
-
-
-def _count_elements(value: Any) -> float | None:
-    if isinstance(value, ColumnarSequence):
-        return float(max([value.length, *(len(c.rows) for c in value.columns)]))
-    if not isinstance(value, tuple):
-        return None
-    counts = [_count_elements(member) for member in cast("tuple[Any, ...]", value)]
-    return sum(known) if (known := [c for c in counts if c is not None]) else None
+    limits = getattr(context, "read_limits", None)
+    return limits if isinstance(limits, read_limits.Limits) else read_limits.limits()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +105,48 @@ class TableFacts:
     drops: bool = False
 
 
+COPY_BYTES = 4 * 2**30
+"""The most bytes of disk that a machine sorts a table's rows in, unless told."""
+
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A file or a folder, or several; URIs that fsspec knows."""
+
+
+class TableOptions(TypedDict, total=False):
+    """Options of tables in files.
+
+    Attributes:
+        y: the labels, in the ways of `x`; None, the default: there are none.
+        batch_size: rows of a batch; None, the default: each row is an element.
+        dtypes: what columns are cast to, by name; else nothing is cast.
+        missing: what becomes of rows with a null or NaN: "refuse", the default, raises,
+            naming column and client; "drop" leaves them out; "keep" lets NaN through.
+        copy_bytes: the most bytes of disk that a machine sorts rows in, 4 GiB by
+            default; 0: none.
+    """
+
+    y: ColumnNames | None
+    batch_size: int | None
+    dtypes: Mapping[str, Any] | None
+    missing: Missing
+    copy_bytes: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class ClientRows(ClientRun):
-    """Clients by reference, whose rows are arranged where their work is.
+class ClientData(ClientRun):
+    """What clients have, by reference: an argument placed at clients that stays put.
+
+        data = ClientData.from_function(ids, read_file, dataset_type)
+        state = training.next(state, data.select(["anna", "bert"]))
+
+    A sequence of `ClientReference`s. It, a slice, a selection, or a list of its
+    elements may stand wherever a value placed at clients is expected. Nothing of it is
+    read on the way: each worker reads the clients that it is given, lays them out once,
+    and keeps them between rounds, up to `Config.workers.client_bytes`.
+
+    Made by one of its `from_` functions. Rows that are sequences are arranged by
+    `take`, `shuffle`, `epochs` and `batch`, in this order whatever the order of the
+    calls, on the worker.
 
     Attributes:
         ids: one a client, in order.
@@ -174,7 +197,8 @@ class ClientRows(ClientRun):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.pick(range(len(self))[index])
-        check_place(index)
+        if not isinstance(index, int | np.integer):
+            (index,) = self._places([index])
         weight = None if self.weights is None else float(self.weights[index])
         return ClientReference(
             self.source,
@@ -188,16 +212,83 @@ class ClientRows(ClientRun):
     def select(self, ids: Iterable[Any]) -> Self:
         """Return the clients of these ids, in this order; an id may stand there twice.
 
+        `data[id]` is one client; but a whole number is its place.
+
         Raises:
             ConfigError: there is no client of an id.
         """
-        indices, wanted = self._indices, list(ids)
-        unknown = [client for client in wanted if client not in indices]
+        return self.pick(self._places(list(ids)))
+
+    def _places(self, ids: Sequence[Any]) -> list[int]:
+        unknown = [client for client in ids if client not in self._indices]
         if unknown:
             raise errors.ConfigError(
                 f"Expected ids of these {len(self)} clients, found {unknown[:5]}."
             )
-        return self.pick([indices[client] for client in wanted])
+        return [self._indices[client] for client in ids]
+
+    @tracebacks.shorten
+    def filter(self, *, min_rows: int) -> Self:
+        """Return the clients that have at least so many rows.
+
+        Rows count as `take` and `hold_out_rows` leave them, in one epoch. Of a table in
+        files, those that `missing="drop"` leaves out count, too.
+
+        Raises:
+            ConfigError: it is below 0, or nobody knows how many rows clients have.
+        """
+        check_number(min_rows, "min_rows")
+        rows = self._row_weights()
+        if rows is None:
+            raise errors.ConfigError(
+                "Expected clients whose numbers of rows are known, to filter, found"
+                " none: pass them as `weights`."
+            )
+        left = dataclasses.replace(self._rows()[2], epochs=1).weigh(rows)
+        return self.pick(np.flatnonzero(left >= min_rows).tolist())
+
+    @tracebacks.shorten
+    def concat(self, *others: "ClientData") -> Self:
+        """Return these clients and those of others, in this order.
+
+        Raises:
+            ConfigError: two clients have one id.
+            ValueMismatchError: clients have values of several types, or rows that are
+                arranged in several ways.
+        """
+        parts = [self, *others]
+        bases = [part._base() for part in parts]  # noqa: SLF001 (of this class)
+        types = {str(part.type_signature): None for part in parts}
+        if len(types) > 1:
+            raise errors.ValueMismatchError(
+                "Expected clients that have values of one type, found"
+                f" {' and '.join(f'`{one}`' for one in types)}."
+            )
+        _, member, arrangement = bases[0]
+        if any(other != arrangement for _, _, other in bases):
+            raise errors.ValueMismatchError(
+                "Expected clients whose rows are arranged in one way, found several:"
+                " call `take`, `shuffle`, `epochs` and `batch` of what `concat` gives."
+            )
+        ids = [client for part in parts for client in part.ids]
+        counts = [part._row_weights() for part in parts]  # noqa: SLF001 (of this class)
+        known = [count for count in counts if count is not None]
+        weights = np.concatenate(known) if len(known) == len(counts) else None
+        source = join(
+            [(base, p.positions) for (base, _, _), p in zip(bases, parts, strict=True)]
+        )
+        table = self.table if all(part.table for part in parts) else None
+        made = self._of(source, member, ids, weights, table)
+        if not isinstance(member, fl.SequenceType):
+            return made
+        return made._over(source, member.element, arrangement)  # noqa: SLF001
+
+    def _base(self) -> tuple[ClientSource, fl.Type, Arrangement]:
+        """Return what has the values, the type of one, and how rows are arranged."""
+        if not isinstance(self.source, ArrangedSource):
+            return self.source, self.type_signature, Arrangement()
+        base, row, arrangement = self._rows()
+        return base, fl.SequenceType(row), arrangement
 
     @tracebacks.shorten
     def take(self, count: int) -> Self:
@@ -380,28 +471,6 @@ class ClientRows(ClientRun):
             found[position] = value
         return found
 
-
-COPY_BYTES = 4 * 2**30
-"""The most bytes of disk that a machine lays a table's rows in, unless told."""
-
-
-class ClientData(ClientRows):
-    """What clients have, by reference: an argument placed at clients that stays put.
-
-        data = ClientData.from_function(ids, read_file, dataset_type)
-        state = training.next(state, data.select(["anna", "bert"]))
-
-    A sequence of `ClientReference`s. It, a slice, a selection, or a list of its
-    elements may stand wherever a value placed at clients is expected. Nothing of it is
-    read on the way: each worker reads the clients that it is given, lays them out once,
-    and keeps them between rounds, up to `Config.workers.client_bytes`.
-
-    Made by one of its `from_` functions. Rows that are sequences are arranged by
-    `take`, `shuffle`, `epochs` and `batch`, in this order whatever the order of the
-    calls, on the worker.
-
-    """
-
     @classmethod
     @tracebacks.shorten
     def from_values(
@@ -432,7 +501,8 @@ class ClientData(ClientRows):
             ids, given = list(range(len(clients))), list(clients)
         member = read_member_type(type_spec)
         held = hold_values(ids, given, member)
-        weights = weigh_values(held) if weights is None else weights
+        if weights is None:
+            weights = stored.count_rows_of_each(held)
         return cls._of(HeldSource(held), member, ids, weights)
 
     @classmethod
@@ -468,23 +538,19 @@ class ClientData(ClientRows):
     @tracebacks.shorten
     def from_parquet(
         cls,
-        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        path: Paths,
         *,
         client: str,
         x: ColumnNames,
-        y: ColumnNames | None = None,
-        batch_size: int | None = None,
-        dtypes: Mapping[str, Any] | None = None,
-        missing: Missing = "refuse",
-        copy_bytes: int = COPY_BYTES,
+        **options: Unpack[TableOptions],
     ) -> Self:
         """Return the clients of a table in parquet files, by the column that has them.
 
         The column of clients is read now, once. The first worker of a machine that is
-        given clients lays the columns of all rows by client, in files of its temporary
-        folder that vanish with the last process that has them open; from then on a
+        given clients sorts all rows by client, once, into an Arrow file of its
+        temporary folder, which the processes of the machine share; from then on a
         client is read there, and nothing else is. A table of more than `copy_bytes` is
-        not laid: a client's rows are read by the row groups that have them, so that a
+        not sorted: a client's rows are read by the row groups that have them, so that a
         table that is sorted by client, with row groups of a few clients, costs least.
 
         Args:
@@ -493,12 +559,8 @@ class ClientData(ClientRows):
             client: the column of ids, whole numbers or strings.
             x: the inputs: a column; a list of columns of one dtype, to be stacked; or
                 a dictionary of these, for named inputs.
-            y: the labels, in the same ways; None: there are none.
-            batch_size: rows of a batch; None: each row is an element.
-            dtypes: what columns are cast to, by name; else nothing is cast.
-            missing: what becomes of rows with a null or NaN: "refuse" raises, naming
-                column and client; "drop" leaves them out; "keep" lets NaN through.
-            copy_bytes: the most bytes of disk that a machine lays rows in; 0: none.
+            **options: `y`, `batch_size`, `dtypes`, `missing` and `copy_bytes`, see
+                `TableOptions`.
 
         Returns:
             Clients in the order of their ids, with sequences of `<x=..., y=...>`.
@@ -509,6 +571,84 @@ class ClientData(ClientRows):
             ValueMismatchError: a column has what no tensor holds, its type changes
                 between files, or a row has no client.
         """
+        return cls._from_files("parquet", path, client=client, x=x, **options)
+
+    @classmethod
+    @tracebacks.shorten
+    def from_csv(
+        cls,
+        path: Paths,
+        *,
+        client: str,
+        x: ColumnNames,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Return the clients of a table in CSV files, whose first line has the names.
+
+        As `from_parquet`, but that columns have the types that the first file looks
+        like: whole numbers, floats, booleans, times and strings. A table of more than
+        `copy_bytes` is refused.
+
+        Args:
+            path: of a file or a folder, or several; a URI that fsspec knows.
+            client: the column of ids, whole numbers or strings.
+            x: the inputs.
+            **options: as those of `from_parquet`.
+
+        Raises:
+            MissingFileError: there is no file.
+            ConfigError: a column is not there, or an argument is out of its range.
+            ValueMismatchError: a column has what no tensor holds, or a row has no
+                client.
+        """
+        return cls._from_files("csv", path, client=client, x=x, **options)
+
+    @classmethod
+    @tracebacks.shorten
+    def from_json(
+        cls,
+        path: Paths,
+        *,
+        client: str,
+        x: ColumnNames,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Return the clients of a table in files with a JSON object on each line.
+
+        See `from_csv`.
+        """
+        return cls._from_files("json", path, client=client, x=x, **options)
+
+    @classmethod
+    @tracebacks.shorten
+    def from_arrow(
+        cls,
+        path: Paths,
+        *,
+        client: str,
+        x: ColumnNames,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Return the clients of a table in Arrow (or Feather) files.
+
+        See `from_parquet`, but that a table of more than `copy_bytes` is refused.
+        """
+        return cls._from_files("arrow", path, client=client, x=x, **options)
+
+    @classmethod
+    def _from_files(
+        cls,
+        kind: Format,
+        path: Paths,
+        *,
+        client: str,
+        x: ColumnNames,
+        y: ColumnNames | None = None,
+        batch_size: int | None = None,
+        dtypes: Mapping[str, Any] | None = None,
+        missing: Missing = "refuse",
+        copy_bytes: int = COPY_BYTES,
+    ) -> Self:
         given = [path] if isinstance(path, str | os.PathLike) else path
         if not given:
             raise errors.ConfigError(
@@ -517,16 +657,44 @@ class ClientData(ClientRows):
         check_number(copy_bytes, "copy_bytes")
         uris = [os.fspath(uri) for uri in given]
         columns = [client, *columns_of(x), *columns_of(y)]
-        rows = ParquetRows(uris, columns)
-        features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
-        if rows.count_bytes(features.leaves) > copy_bytes:
-            return cls._of_table(rows, features, client, batch_size)
-        ids, sizes, is_sorted = count_clients(rows, client)
-        table = ClientTable(rows, features, client, ids, sizes, is_sorted)
+        files = TableFiles(uris, kind, columns)
+        features = Features.of(files.schema, x, y, dtypes, missing, files.label)
+        index = files.count_clients(client)
+        if files.num_bytes <= copy_bytes:
+            source = SortedSource(SortedRows(files, features, client, index))
+        elif kind == "parquet":
+            rows = RowGroups(files)
+            if not index.is_sorted:
+                index = index.with_order(rows.read_ids(client))
+            source = TableSource(rows, features, index)
+        else:
+            raise errors.ConfigError(
+                f"Expected at most {copy_bytes} bytes of rows in {files.label}, found"
+                f" about {files.num_bytes}: raise `copy_bytes`, or write parquet files,"
+                " which are read by `from_parquet` where they are."
+            )
+        return cls._of_rows(source, features, index.ids, index.sizes, batch_size)
+
+    @classmethod
+    def _of_rows(
+        cls,
+        source: ClientSource,
+        features: Features,
+        ids: Sequence[Hashable],
+        sizes: NDArray[np.int64],
+        batch_size: int | None,
+    ) -> Self:
+        columns = {
+            name: str(fl.TensorType(leaf.type_signature.dtype, leaf.shape))
+            for leaf in features.leaves
+            for name in leaf.columns
+        }
+        is_counted = isinstance(source, HeldSource)  # after rows were dropped
+        drops = features.missing == "drop" and not is_counted
+        facts = TableFacts(columns, drops=drops)
         member = fl.SequenceType(features.element)
-        weights = sizes.astype(np.float64)
-        source, facts = LaidSource(table), _facts_of(features, drops=True)
-        return cls._of(source, member, ids, weights, facts).batch(batch_size)
+        made = cls._of(source, member, ids, sizes.astype(np.float64), facts)
+        return made.batch(batch_size)
 
     @classmethod
     @tracebacks.shorten
@@ -559,12 +727,10 @@ class ClientData(ClientRows):
             ConfigError: a column is not there, or an argument is out of its range.
             ValueMismatchError: a cell does not fit; column and client are named.
         """
-        rows = ArrowRows(table, [client, *columns_of(x), *columns_of(y)])
-        features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
-        ids, sizes, held = hold_clients(rows, features, client)
-        member = fl.SequenceType(features.element)
-        source, facts = HeldSource(held), _facts_of(features, drops=False)
-        return cls._of(source, member, ids, sizes, facts).batch(batch_size)
+        found = to_arrow(table, [client, *columns_of(x), *columns_of(y)])
+        features = Features.of(found.schema, x, y, dtypes, missing, TABLE)
+        ids, sizes, held = hold_clients(found, features, client)
+        return cls._of_rows(HeldSource(held), features, ids, sizes, batch_size)
 
     @classmethod
     @tracebacks.shorten
@@ -599,12 +765,14 @@ class ClientData(ClientRows):
             ValueMismatchError: a column has what no tensor holds.
             ResourceError: workers hold all CPUs.
         """
-        from ray_fed.cluster.driver.dataset_blocks import DatasetBlocks
+        from ray_fed.cluster.datasets import DatasetBlocks
 
         columns = [client, *columns_of(x), *columns_of(y)]
         rows = DatasetBlocks(dataset, client, columns)
         features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
-        return cls._of_table(rows, features, client, batch_size)
+        index = index_clients(rows.read_ids(client), client, rows.label)
+        source = TableSource(rows, features, index)
+        return cls._of_rows(source, features, index.ids, index.sizes, batch_size)
 
     @classmethod
     @tracebacks.shorten
@@ -642,29 +810,3 @@ class ClientData(ClientRows):
         dtypes = {str(name): str(leaf) for name, leaf in source.element.items()}
         facts = TableFacts(dtypes)
         return cls._of(source, member, rows.ids, sizes, facts).batch(batch_size)
-
-    @classmethod
-    def _of_table(
-        cls, rows: TableRows, features: Features, client: str, batch_size: int | None
-    ) -> Self:
-        ids, index = index_clients(rows, client)
-        source = TableSource(rows, features, ids, index)
-        member = fl.SequenceType(features.element)
-        sizes = index.sizes.astype(np.float64)
-        facts = _facts_of(features, drops=True)
-        return cls._of(source, member, ids, sizes, facts).batch(batch_size)
-
-
-def _facts_of(features: Features, *, drops: bool) -> TableFacts:
-    """Return what is shown of a table.
-
-    Args:
-        features: of its rows.
-        drops: whether rows that are to be dropped are counted.
-    """
-    columns = {
-        name: str(fl.TensorType(leaf.type_signature.dtype, leaf.shape))
-        for leaf in features.leaves
-        for name in leaf.columns
-    }
-    return TableFacts(columns, drops=drops and features.missing == "drop")

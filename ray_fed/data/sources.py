@@ -1,17 +1,8 @@
-"""Sources of clients' data: laid by client, mapped, in tables, in SQLite.
+"""Sources of clients' data: a function, rows of a table or of SQLite, rows mapped."""
 
-A source of clients whose rows each machine lays by client, once.
-
-A source whose rows a TensorFlow function makes of another one's.
-
-A source of clients whose rows lie in one table.
-
-A source of clients in an SQLite file of `tf.train.Example`.
-"""
-
+import itertools
 import threading
 import uuid
-import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,75 +13,92 @@ from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
-import ray_fed.files.laid_columns as laid_columns
-from ray_fed.files import cells, laying
-from ray_fed.files.arrow_rows import ArrowRows
-from ray_fed.files.features import Features
-from ray_fed.files.laid_columns import LaidColumns
+import ray_fed.values.plain_values as plain_values
+from ray_fed.files.features import Features, decode
+from ray_fed.files.sorted_rows import SortedRows
 from ray_fed.files.sqlite_rows import SqliteRows
 from ray_fed.files.table_rows import (
-    ClientCounter,
-    IndexBuilder,
-    RowIndex,
+    TABLE,
+    ClientIndex,
     TableRows,
-    sorted_by_id,
+    index_clients,
+    no_rows,
 )
 from ray_fed.language.structs import Plain
 from ray_fed.values import read_limits
-from ray_fed.values.client_references import ClientSource
+from ray_fed.values.client_references import ClientSource, HeldSource, check_rows
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 
+if TYPE_CHECKING:
+    from ray_fed.tensorflow.tracing import RowMap
 
-class LaidSource(ClientSource):
-    """Clients' rows; the first process of a machine that reads lays those of all.
+
+class FunctionSource(ClientSource):
+    """Values that a function returns, one for each client, in any process.
 
     Args:
-        table: of the rows.
+        load: returns the value of the client with an id; the same each time.
+        ids: of the clients, by position.
+        type_spec: of what `load` returns.
     """
 
     is_resident = False
 
-    def __init__(self, table: laying.ClientTable) -> None:
+    def __init__(
+        self, load: Callable[[Any], Any], ids: Sequence[Hashable], type_spec: fl.Type
+    ) -> None:
         self.token = uuid.uuid4().hex
-        self._table = table
-        self._prepare()
-        # Workers of this machine may be killed before they can do so.
-        weakref.finalize(self, laid_columns.forget, self.token)
+        self._load = load
+        self._ids = ids
+        self._type_spec = type_spec
+        self._checks_batches = False
 
-    def _prepare(self) -> None:
-        self._lock = threading.Lock()
-        self._laid: LaidColumns | None = None
+    @property
+    @override
+    def function(self) -> Callable[[Any], Any]:
+        return self._load
 
     @override
-    def __getstate__(self) -> dict[str, Any]:
-        return {"token": self.token, "_table": self._table}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._prepare()
+    def check_batches(self, position: int, client: Hashable) -> None:
+        del position, client
+        self._checks_batches = True
 
     @override
     def read(self, position: int) -> Plain:
+        client = self._ids[position]
         read_limits.check()
-        return self.laid.read(position)
+        try:
+            value = self._load(client)
+        except BaseException as error:
+            raise _failure(client, "the function that loads it", error) from error
+        try:
+            label = f"what the client with the id {client!r} has"
+            plain = plain_values.to_plain(value, self._type_spec, label)
+        except errors.RayFedError:
+            raise
+        except BaseException as error:
+            raise _failure(client, "reading its value", error) from error
+        if self._checks_batches:
+            check_rows(plain, client)
+        return plain
 
-    @property
-    def laid(self) -> LaidColumns:
-        """The rows of all clients, in files of this machine."""
-        with self._lock:
-            if self._laid is None:
-                files = laid_columns.share(self.token, self._lay)
-                self._laid = LaidColumns(self._table.features.leaves, files)
-            return self._laid
 
-    def _lay(self) -> list[int]:
-        files = laying.lay(self._table)
-        weakref.finalize(self, laid_columns.forget, self.token)
-        return files
+def _failure(
+    client: object, raising: str, error: BaseException
+) -> errors.ComputationError:
+    """Return what a user's code raised as a failure of a client; `sys.exit`, too.
 
-
-if TYPE_CHECKING:
-    from ray_fed.tensorflow.front.row_maps import RowMap
+    Raises:
+        KeyboardInterrupt: it is Ctrl-C, which Python raises on the main thread alone.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if isinstance(error, KeyboardInterrupt) and is_main:
+        raise error
+    return errors.ComputationError(
+        f"Expected a value for the client with the id {client!r}, found that {raising}"
+        f" raised {error_texts.summarize(error)}",
+        cause_text=error_texts.traceback_of(error),
+    )
 
 
 class MappedSource(ClientSource):
@@ -145,112 +153,92 @@ class MappedSource(ClientSource):
 
 def map_rows(function: Callable[[Any], Any], row: fl.Type) -> "RowMap":
     """Return a function over rows, traced to learn the type of what it returns."""
-    from ray_fed.tensorflow.front.row_maps import RowMap
+    from ray_fed.tensorflow.tracing import RowMap
 
     return RowMap(function, row)
 
 
 class TableSource(ClientSource):
-    """Clients' rows, found by an index.
+    """Clients' rows of one table.
 
     Args:
         rows: of the table.
         features: how rows become elements.
-        ids: of the clients, by position.
-        index: of their rows.
+        index: of the clients.
     """
 
     is_resident = False
 
-    def __init__(
-        self,
-        rows: TableRows,
-        features: Features,
-        ids: Sequence[Hashable],
-        index: RowIndex,
-    ) -> None:
+    def __init__(self, rows: TableRows, features: Features, index: ClientIndex) -> None:
         self.token = uuid.uuid4().hex
-        self._rows = rows
-        self._features = features
-        self._ids = ids
-        self._index = index
+        self._rows, self._features = rows, features
+        self._ids, self._ends, self._order = index.ids, index.ends, index.order
 
     @override
     def read(self, position: int) -> Plain:
         read_limits.check()
-        rows = self._index.rows_of(position)
+        rows = np.arange(self._ends[position], self._ends[position + 1])
+        if self._order is not None:
+            rows = self._order[rows]
         table = self._rows.take(rows, self._features.columns)
-        return cells.decode(self._features, table, self._ids[position])
+        return decode(self._features, table, self._ids[position])
 
 
-def index_clients(rows: TableRows, column: str) -> tuple[list[Any], RowIndex]:
-    """Return the ids of a table's clients, ascending, and the index of their rows.
+class SortedSource(ClientSource):
+    """Clients' rows, which each machine sorts.
 
-    Raises:
-        ValueMismatchError: a row has no client, or there is no row.
+    Args:
+        rows: of the table.
     """
-    builder = IndexBuilder(column, rows.label)
-    rows.add_ids(column, builder)
-    ids, index = sorted_by_id(builder.ids, builder.finish())
-    if not ids:
-        raise _no_rows(rows)
-    return ids, index
 
+    is_resident = False
 
-def count_clients(
-    rows: TableRows, column: str
-) -> tuple[list[Any], NDArray[np.int64], bool]:
-    """Return ids, ascending; the rows of each; whether rows are in this order.
+    def __init__(self, rows: SortedRows) -> None:
+        self.token = uuid.uuid4().hex
+        self._rows = rows
 
-    Raises:
-        ValueMismatchError: a row has no client, or there is no row.
-    """
-    counter = ClientCounter(column, rows.label)
-    rows.add_ids(column, counter)
-    if not counter.ids:
-        raise _no_rows(rows)
-    return counter.finish()
-
-
-def _no_rows(rows: TableRows) -> errors.ValueMismatchError:
-    return errors.ValueMismatchError(
-        f"Expected rows of clients in {rows.label}, found none."
-    )
+    @override
+    def read(self, position: int) -> Plain:
+        read_limits.check()
+        return self._rows.read(position)
 
 
 def hold_clients(
-    rows: ArrowRows, features: Features, client: str
-) -> tuple[list[Any], NDArray[np.float64], list[Plain]]:
+    table: Any, features: Features, client: str
+) -> tuple[Sequence[Any], NDArray[np.int64], list[Plain]]:
     """Return ids, numbers of rows and values of the clients of a table in memory.
 
     Values are slices of columns of the whole table, in the order of the clients.
 
+    Args:
+        table: of arrow, as `to_arrow` gives it.
+        features: how rows become elements.
+        client: the column of ids.
+
     Raises:
         ValueMismatchError: a cell does not fit; its column and client are named.
     """
-    ids, index = index_clients(rows, client)
-    order = np.concatenate([index.rows_of(position) for position in range(len(ids))])
-    table = rows.take_in_order(order, features.columns)
-    ends = np.cumsum(index.sizes)
-    bounds = list(zip(ends - index.sizes, ends, strict=True))
+    index = index_clients(table.column(client).chunks, client, TABLE)
+    rows = table.select(features.columns)
+    rows = rows if index.order is None else rows.take(index.order)
+    bounds = list(itertools.pairwise(index.ends.tolist()))
     if features.missing != "drop":
         try:
-            whole = cells.decode(features, table, None)
+            whole = decode(features, rows, None)
         except errors.ValueMismatchError:
             whole = None  # the client's own rows will say whose they are
         if whole is not None:
-            held = [slice_rows(whole, int(a), int(b)) for a, b in bounds]
-            return ids, index.sizes.astype(np.float64), held
-    held = [
-        cells.decode(features, table.slice(int(a), int(b - a)), name)
-        for name, (a, b) in zip(ids, bounds, strict=True)
-    ]
+            return index.ids, index.sizes, [slice_rows(whole, a, b) for a, b in bounds]
+    held = {
+        name: decode(features, rows.slice(a, b - a), name)
+        for name, (a, b) in zip(index.ids, bounds, strict=True)
+    }
     # As `dropna().groupby(...)`: a client without a whole row is none.
-    whole = [i for i, value in enumerate(held) if value.length]
-    if not whole:
-        raise _no_rows(rows)
-    sizes = np.array([held[i].length for i in whole], np.float64)
-    return [ids[i] for i in whole], sizes, [held[i] for i in whole]
+    held = {name: value for name, value in held.items() if value.length}
+    if not held:
+        raise no_rows(TABLE)
+    sizes = np.array([value.length for value in held.values()], np.int64)
+    return list(held), sizes, list(held.values())
 
 
 def slice_rows(rows: ColumnarSequence, start: int, stop: int) -> ColumnarSequence:
@@ -266,12 +254,55 @@ def _slice(column: Column, start: int, stop: int) -> Column:
     return Column(column.rows[splits[0] : splits[-1]], splits - splits[0])
 
 
+def join(parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> ClientSource:
+    """Return a source of the clients of several, at some positions of each."""
+    held = [source for source, _ in parts if isinstance(source, HeldSource)]
+    if len(held) < len(parts):
+        return JoinedSource(parts)
+    places = [positions.tolist() for _, positions in parts]
+    pairs = zip(held, places, strict=True)
+    return HeldSource([source.held[i] for source, inside in pairs for i in inside])
+
+
+class JoinedSource(ClientSource):
+    """The clients of several sources.
+
+    Args:
+        parts: a source of each, and the positions of clients in it.
+    """
+
+    is_resident = False
+
+    def __init__(self, parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> None:
+        self.token = uuid.uuid4().hex
+        self.num_bytes = sum(source.num_bytes for source, _ in parts)
+        self._clients = [
+            (source, int(position)) for source, places in parts for position in places
+        ]
+
+    @property
+    @override
+    def function(self) -> Callable[[Any], Any] | None:
+        found = (source.function for source, _ in self._clients)
+        return next((one for one in found if one is not None), None)
+
+    @override
+    def read(self, position: int) -> Plain:
+        source, inside = self._clients[position]
+        return source.read(inside)
+
+    @override
+    def check_batches(self, position: int, client: Hashable) -> None:
+        source, inside = self._clients[position]
+        source.check_batches(inside, client)
+
+
 class SqliteSource(ClientSource):
     """Clients' examples, parsed where they are read.
 
     Args:
         rows: of the file.
-        features: of an example, and their types: see `examples.to_features`.
+        features: of an example, and their types: see `external_data.to_features`.
 
     Attributes:
         element: the type of an example.
@@ -280,19 +311,19 @@ class SqliteSource(ClientSource):
     is_resident = False
 
     def __init__(self, rows: SqliteRows, features: Mapping[str, Any]) -> None:
-        from ray_fed.tensorflow.external import examples
+        from ray_fed.tensorflow import external_data
 
         self.token = uuid.uuid4().hex
         self._rows = rows
-        self._features = examples.to_features(features)
+        self._features = external_data.to_features(features)
         self.element = fl.StructWithPythonType(list(self._features.items()), dict)
 
     @override
     def read(self, position: int) -> Plain:
-        from ray_fed.tensorflow.external import examples
+        from ray_fed.tensorflow import external_data
 
         read_limits.check()
         label = f"the rows of the client {self._rows.ids[position]!r}"
-        return examples.parse(
+        return external_data.parse_examples(
             self._rows.read(position), self._features, f"{label} in {self._rows.label}"
         )

@@ -143,9 +143,9 @@ class Closure:
                 parameter_name=str(parameter),
                 result=flf.Call(
                     function=flf.CompiledComputation() as called,
-                    argument=flf.Reference(name=taken),
+                    argument=flf.Reference(name=argument_name),
                 ),
-            ) if taken == parameter:
+            ) if argument_name == parameter:
                 return blocks.Function(blocks.serialise(called))
             case _:
                 return await self._portable_lambda()

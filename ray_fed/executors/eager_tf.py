@@ -1,12 +1,10 @@
 """The leaf of every stack: runs TensorFlow, eagerly and synchronously, and only that.
 
 It understands tensors, sequences, structures and functions; of computations,
-TensorFlow graphs, the arithmetic of `tensorflow.loading.operators`, and fused work
-(`plan.fused`), each as one graph. It knows neither placements nor lambdas. A value is
-normalised once, when it is embedded, to the form that `tensorflow.loading.normal`
-describes; results of calls are in that form already.
-
-Values of an `EagerTFExecutor`: tensors, functions, and what fused work returned.
+TensorFlow graphs, and the arithmetic of `tensorflow.operators`. It knows
+neither placements nor lambdas. A value is normalised once, when it is embedded, to the
+form that `tensorflow.normal_forms` describes; results of calls are in that form
+already. Beside its verbs, it builds and runs kernels: many computations as one graph.
 """
 
 import contextlib
@@ -20,10 +18,10 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.executors.embedded_value import EmbeddedValue
 from ray_fed.language import blocks, structs, type_checks
-from ray_fed.plan.plans import Arguments, Fused
-from ray_fed.tensorflow.kernels.server_kernels import FusedGraph, FusedGraphs
-from ray_fed.tensorflow.loading import functions, normal, operators
-from ray_fed.tensorflow.loading.normal import Executable, Normal
+from ray_fed.plan.plans import Fallback, KeySelection
+from ray_fed.tensorflow import normal_forms, operators
+from ray_fed.tensorflow.kernels.server_kernels import Kernel, Kernels
+from ray_fed.tensorflow.normal_forms import Executable, Normal
 from ray_fed.tensorflow.tensors import devices, specs
 from ray_fed.values import tensor_structures
 from ray_fed.values.lru_cache import LruCache
@@ -39,22 +37,7 @@ class EagerValue(EmbeddedValue):
         Raises:
             ValueMismatchError: the value is a function.
         """
-        return normal.compute(self._reference, self._type_signature)
-
-
-class FusedValue(EagerValue):
-    """What the graph of fused work returned; its reference is what the graph says."""
-
-    def __init__(
-        self, reference: Any, type_signature: fl.Type, graph: FusedGraph
-    ) -> None:
-        super().__init__(reference, type_signature)
-        self._graph = graph
-
-    @override
-    async def compute(self) -> Any:
-        """Return plain values: see `to_plain` of the graph."""
-        return self._graph.to_plain(self._reference)
+        return normal_forms.compute(self._reference, self._type_signature)
 
 
 def retyped(value: EagerValue, type_spec: fl.Type) -> EagerValue:
@@ -63,22 +46,22 @@ def retyped(value: EagerValue, type_spec: fl.Type) -> EagerValue:
     So that the reference stays a normal form: names come from the type, and with them
     the order of tensors in a dataset's elements.
     """
-    found = value.type_signature
-    if found == type_spec:
+    own_type = value.type_signature
+    if own_type == type_spec:
         return EagerValue(value.reference, type_spec)
-    type_checks.check_assignable(type_spec, found, "a value")
-    if isinstance(found, fl.FunctionType) and isinstance(type_spec, fl.FunctionType):
-        return EagerValue(_retyped_function(value, found, type_spec), type_spec)
-    return EagerValue(normal.normalise(value.reference, type_spec), type_spec)
+    type_checks.check_assignable(type_spec, own_type, "a value")
+    if isinstance(own_type, fl.FunctionType) and isinstance(type_spec, fl.FunctionType):
+        return EagerValue(_retyped_function(value, own_type, type_spec), type_spec)
+    return EagerValue(normal_forms.normalise(value.reference, type_spec), type_spec)
 
 
 def _retyped_function(
-    value: EagerValue, found: fl.FunctionType, declared: fl.FunctionType
+    value: EagerValue, own_type: fl.FunctionType, declared: fl.FunctionType
 ) -> Executable:
     def run(*args: Normal) -> Normal:
-        parameter = cast("fl.Type", found.parameter)
-        taken = [normal.normalise(arg, parameter) for arg in args]
-        return normal.normalise(value.reference(*taken), declared.result)
+        parameter = cast("fl.Type", own_type.parameter)
+        arguments = [normal_forms.normalise(arg, parameter) for arg in args]
+        return normal_forms.normalise(value.reference(*arguments), declared.result)
 
     return Executable(run)
 
@@ -97,6 +80,9 @@ class EagerTFExecutor(fl.framework.Executor):
         device: where every operation runs, and every tensor is moved to, one of
             `tf.config.list_logical_devices()`; None leaves the choice to TensorFlow.
 
+    Attributes:
+        kernels: builds them, for `run_kernel`.
+
     Raises:
         RuntimeError: TensorFlow does not execute eagerly.
         TypeError: `device` is not a `tf.config.LogicalDevice`.
@@ -110,7 +96,7 @@ class EagerTFExecutor(fl.framework.Executor):
         self._device = device.name if device is not None else None
         self._lowers = True
         self._functions: LruCache[bytes, Executable] = LruCache(_CACHED_FUNCTIONS)
-        self._fused = FusedGraphs(devices.shared_name(self._device))
+        self.kernels = Kernels(devices.shared_name(self._device))
 
     @classmethod
     def of_written_graphs(cls, device: Any = None) -> Self:
@@ -130,7 +116,7 @@ class EagerTFExecutor(fl.framework.Executor):
     @override
     def close(self) -> None:
         self._functions.clear()
-        self._fused.close()
+        self.kernels.close()
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> EagerValue:
@@ -138,7 +124,7 @@ class EagerTFExecutor(fl.framework.Executor):
 
         Args:
             value: as the type's normal form, plain form, or anything a user writes
-                for it; a computation; a `TypedObject`; fused work, and its arguments.
+                for it; a computation; a `TypedObject`; a `KeySelection`.
             type_spec: may be None for what knows its type.
 
         Raises:
@@ -148,8 +134,8 @@ class EagerTFExecutor(fl.framework.Executor):
                 executor does not understand.
         """
         _check_eager()
-        if isinstance(value, Fused | Arguments):
-            return self._embed_fused(value, type_spec)
+        if isinstance(value, KeySelection):
+            return self._embed_selection(value)
         type_spec = None if type_spec is None else specs.to_type(type_spec)
         if isinstance(value, blocks.Function):
             value = _closed_block(value)
@@ -171,24 +157,34 @@ class EagerTFExecutor(fl.framework.Executor):
             return await self._embed_struct(value, type_spec)
         return self._embed_plain(value, type_spec)
 
-    def _embed_fused(self, value: Fused | Arguments, type_spec: Any) -> EagerValue:
-        if isinstance(value, Arguments):
-            return EagerValue(value, type_spec)
-        graph = self._fused.get(value)
-        return EagerValue(graph, graph.type_signature)
+    def _embed_selection(self, selection: KeySelection) -> EagerValue:
+        graph = self.kernels.selection(selection.function)
+        if isinstance(graph, Fallback):
+            raise errors.UnsupportedError(graph.reason)
+        type_spec = selection.type_signature
+
+        parameter = cast("fl.Type", type_spec.parameter)
+        constants_type, _ = type_checks.struct_type(parameter)
+
+        def run(arg: Normal) -> Normal:
+            constants, keys = arg
+            flat = list(normal_forms.flatten(constants, constants_type))
+            return normal_forms.normalise(graph.run(flat, keys), type_spec.result)
+
+        return EagerValue(Executable(run), type_spec)
 
     def _embed_plain(self, value: Any, type_spec: fl.Type) -> EagerValue:
         with tf.device(self._device):
-            embedded = EagerValue(normal.normalise(value, type_spec), type_spec)
+            embedded = EagerValue(normal_forms.normalise(value, type_spec), type_spec)
         return self._placed(embedded)
 
     def _placed(self, value: EagerValue) -> EagerValue:
         """Return a value with its tensors on the executor's device, if it has one."""
         if self._device is None:
             return value
-        found = value.type_signature
-        moved = normal.move(value.reference, found, self._device)
-        return EagerValue(moved, found)
+        type_spec = value.type_signature
+        moved = normal_forms.move(value.reference, type_spec, self._device)
+        return EagerValue(moved, type_spec)
 
     async def _embed_struct(self, value: Any, type_spec: fl.StructType) -> EagerValue:
         parts = structs.struct_elements(value, type_spec)
@@ -201,18 +197,18 @@ class EagerTFExecutor(fl.framework.Executor):
     def _embed_block(
         self, block: fl.framework.ComputationBuildingBlock, type_spec: fl.Type | None
     ) -> EagerValue:
-        found = block.type_signature
-        declared = type_spec or found
-        type_checks.check_assignable(declared, found, "a computation")
+        own_type = block.type_signature
+        declared = type_spec or own_type
+        type_checks.check_assignable(declared, own_type, "a computation")
         match block:
             case fl.framework.CompiledComputation():
-                return retyped(EagerValue(self._load(block), found), declared)
+                return retyped(EagerValue(self._load(block), own_type), declared)
             case fl.framework.Intrinsic() if block.uri in operators.OPERATORS:
-                return retyped(EagerValue(self._operate(block), found), declared)
+                return retyped(EagerValue(self._operate(block), own_type), declared)
             case fl.framework.Literal():
                 return self._embed_plain(block.value, declared)
             case fl.framework.Data():
-                return retyped(self._embed_plain(block, found), declared)
+                return retyped(self._embed_plain(block, own_type), declared)
             case _:
                 raise errors.UnsupportedError(
                     "Expected a TensorFlow computation, found"
@@ -231,7 +227,7 @@ class EagerTFExecutor(fl.framework.Executor):
         key = hashlib.sha256(content).digest()
         return self._functions.get(
             key,
-            lambda: functions.load_function(
+            lambda: normal_forms.load_function(
                 proto.tensorflow,
                 block.type_signature,
                 self._device,
@@ -248,7 +244,9 @@ class EagerTFExecutor(fl.framework.Executor):
             parts: list[Any] = []
             if isinstance(parameter, fl.StructType):
                 elements = zip(parameter.items(), arg, strict=True)
-                parts = [list(normal.flatten(member, t)) for (_, t), member in elements]
+                parts = [
+                    list(normal_forms.flatten(member, t)) for (_, t), member in elements
+                ]
             with tf.device(self._device):
                 results = operator(parts, type_spec)
             return tensor_structures.unflatten(iter(results), type_spec.result)
@@ -278,14 +276,19 @@ class EagerTFExecutor(fl.framework.Executor):
         if arg is not None:
             argument = type_checks.narrow(arg, EagerValue, "EagerTFExecutor")
         type_checks.check_argument(type_spec, argument)
-        if argument is not None and isinstance(argument.reference, Arguments):
-            graph = function.reference
-            found = graph.run(*argument.reference)
-            return FusedValue(found, type_spec.result, graph)
         if argument is None or type_spec.parameter is None:
             return EagerValue(function.reference(), type_spec.result)
         argument = self._placed(retyped(argument, type_spec.parameter))
         return EagerValue(function.reference(argument.reference), type_spec.result)
+
+    def run_kernel(self, kernel: Kernel, *arguments: Any) -> Any:
+        """Return what a kernel of this executor makes of its arguments.
+
+        Raises:
+            Exception: what TensorFlow raises.
+        """
+        _check_eager()
+        return kernel.run(*arguments)
 
     @override
     async def create_struct(self, elements: Any) -> EagerValue:
@@ -338,7 +341,7 @@ def _check_device(device: Any) -> None:
             "Expected a `tf.config.LogicalDevice`, found"
             f" {structs.show(device)}: take one from tf.config.list_logical_devices()."
         )
-    names = [found.name for found in tf.config.list_logical_devices()]
+    names = [logical.name for logical in tf.config.list_logical_devices()]
     if device.name not in names:
         raise errors.UnsupportedError(
             f"Expected one of the devices {names}, found `{device.name}`."

@@ -1,17 +1,16 @@
-"""Handles federated types and intrinsics; delegates clients and server to others.
+r"""Handles federated types and intrinsics; delegates clients and server to others.
 
                  FederatingExecutor
                 /                  \
     FederatingStrategy       unplaced executor
-    values at clients        values at the server, and everything unplaced
+    placed values            everything unplaced, and what runs at the server
 
 The strategy says which placements and intrinsics it implements, and how. What an
 intrinsic means by the strategy's verbs stands in one place (`interpretation`).
 
-Embeds values of all kinds in a `FederatingExecutor`, by value and by type.
-
-A value at clients is placed by the strategy, a struct of placed values is embedded
-element by element, a function is held as it is, and the unplaced executor has the rest.
+Each kind of value is embedded in its way (`Embedder`): one at clients is placed by the
+strategy, a struct of placed values element by element, a function is kept as it is, and
+the unplaced executor has the rest.
 """
 
 import asyncio
@@ -23,14 +22,11 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.executors.interpretation as interpretation
-import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
 from ray_fed.executors.closure import Closure
 from ray_fed.executors.interpretation import Deferred, FederatedValue, unplaced_value
 from ray_fed.executors.strategy import FederatingStrategy
 from ray_fed.language import blocks, structs, type_checks
-from ray_fed.language.structs import Plain
-from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import stored
 
 flf = fl.framework
@@ -54,8 +50,8 @@ class Embedder:
     def implemented(self) -> list[str]:
         """The uris of the federated intrinsics that can be called, sorted."""
         own = self._strategy.intrinsics
-        found = {*interpretation.HANDLERS, *own}
-        return sorted(uri for uri in found if own.get(uri, uri) is not None)
+        uris = {*interpretation.HANDLERS, *own}
+        return sorted(uri for uri in uris if own.get(uri, uri) is not None)
 
     async def embed(self, value: Any, type_spec: Any) -> FederatedValue:
         """Embed a value: see `FederatingExecutor.create_value`."""
@@ -139,8 +135,10 @@ class Embedder:
                 )
             if type_spec.placement == fl.CLIENTS:
                 return await self._embed_at_clients(value, type_spec)
-            embedded = await self._embed_unplaced(value, type_spec.member)
-            return FederatedValue(embedded, type_spec)
+            if type_spec.placement == fl.SERVER:
+                value = await self._embed_unplaced(value, type_spec.member)
+            placed = await self._strategy.place(value, type_spec)
+            return FederatedValue(placed, type_spec)
         if type_checks.is_placed_struct(type_spec):
             struct = type_checks.struct_type(type_spec)
             elements = structs.struct_elements(value, struct)
@@ -187,22 +185,22 @@ def _function_type(function: Closure | blocks.Function) -> fl.Type:
 
 
 def _as_declared(
-    reference: Any, found: fl.Type, type_spec: fl.Type | None
+    reference: Any, own_type: fl.Type, type_spec: fl.Type | None
 ) -> FederatedValue:
     """Return what knows its type as a value of the type that was declared for it."""
-    declared = found if type_spec is None else type_spec
-    type_checks.check_assignable(declared, found, "a value")
+    declared = own_type if type_spec is None else type_spec
+    type_checks.check_assignable(declared, own_type, "a value")
     return FederatedValue(reference, declared)
 
 
 def _embedded_already(
     value: FederatedValue, type_spec: fl.Type | None
 ) -> FederatedValue:
-    found = value.type_signature
-    if type_spec is not None and not type_spec.is_equivalent_to(found):
+    own_type = value.type_signature
+    if type_spec is not None and not type_spec.is_equivalent_to(own_type):
         raise errors.ValueMismatchError(
             f"Expected a value of type `{type_spec}`, found one that is embedded as"
-            f" `{found}`: compute it, and embed what that returns."
+            f" `{own_type}`: compute it, and embed what that returns."
         )
     return value
 
@@ -334,8 +332,8 @@ class FederatingExecutor(flf.Executor):
         own = self.strategy.intrinsics.get(uri)
         if own is None:
             return await interpretation.HANDLERS[uri](self, arg, type_spec)
-        found = await own(None if arg is None else await _held(arg), type_spec)
-        return FederatedValue(found, type_spec.result)
+        result = await own(None if arg is None else await _resolve(arg), type_spec)
+        return FederatedValue(result, type_spec.result)
 
     async def _call_unplaced(
         self, function: FederatedValue, arg: FederatedValue | None, result: fl.Type
@@ -356,12 +354,6 @@ class FederatingExecutor(flf.Executor):
             function = await arg.reference.portable()
             return await self.unplaced.create_value(function)
         return await unplaced_value(self, arg)
-
-    async def fold(
-        self, subround: Any, arg: Plain = None
-    ) -> Evaluated | plans.NoKernel:
-        """Have the strategy fold the clients of a subround: see its `fold`."""
-        return await self.strategy.fold(subround, arg)
 
     @override
     async def create_struct(self, elements: Any) -> FederatedValue:
@@ -405,14 +397,14 @@ class FederatingExecutor(flf.Executor):
         return FederatedValue(selected, type_spec[position])
 
 
-async def _held(value: FederatedValue) -> Any:
+async def _resolve(value: FederatedValue) -> Any:
     """Return what the strategy and the unplaced executor hold of a value."""
     match value.reference:
         case structs.Struct():
             pairs = list(structs.iter_elements(value.reference))
-            held = [await _held(member) for _, member in pairs]
+            members = [await _resolve(member) for _, member in pairs]
             names = [name for name, _ in pairs]
-            return structs.Struct(zip(names, held, strict=True))
+            return structs.Struct(zip(names, members, strict=True))
         case Deferred():
             return await value.reference.get()
         case _:
@@ -425,7 +417,7 @@ def _check_all_equal(function: FederatedValue, argument: FederatedValue | None) 
         return
     match argument.type_signature:
         case fl.StructType() as pair if any(
-            type_checks.differs_by_client(found) for _, found in pair.items()
+            type_checks.differs_by_client(element) for _, element in pair.items()
         ):
             raise errors.KindMismatchError(
                 "Expected an all-equal value for federated_map_all_equal, found"

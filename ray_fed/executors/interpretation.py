@@ -1,11 +1,9 @@
 """What each federated intrinsic means, once, in terms of a strategy and a server.
 
 Handlers take the embedded argument apart, hand functions on as travelling ones, and
-leave the rest to the strategy (clients) and to the unplaced executor (server).
-
-Values of a `FederatingExecutor`, and work of theirs that needs no clients.
-
-What keys select, by one graph for all of them, where an executor has such graphs.
+leave the rest to the strategy (clients) and to the unplaced executor (server). What
+keys select is evaluated by one graph for all of them, where the unplaced executor has
+such graphs.
 """
 
 import asyncio
@@ -192,16 +190,15 @@ async def select_all(
         constants = (plain, *(value for _, _, value in function.captured))
         work = plans.KeySelection(blocks.serialise(_close(function, type_spec)))
         graph = await unplaced.create_value(work)
-        taken = type_checks.function_type(graph.type_signature).parameter
-        given = await unplaced.create_value(
-            plans.Arguments((constants, different)), taken
-        )
-        found = await (await unplaced.create_call(graph, given)).compute()
+        parameter = type_checks.function_type(graph.type_signature).parameter
+        argument = await unplaced.create_value((constants, different), parameter)
+        called = await unplaced.create_call(graph, argument)
+        tensors = plain_values.to_plain(await called.compute(), called.type_signature)
     except errors.ClusterError:
         raise
     except Exception:  # noqa: BLE001 (one call a key says what it is)
         return None
-    return split_rows([tensor[places] for tensor in found], all_keys)
+    return split_rows([tensor[places] for tensor in tensors], all_keys)
 
 
 def split_rows(
@@ -245,15 +242,17 @@ def _close(function: Function, state: fl.Type) -> flf.Lambda:
     parameter = flf.Reference(
         "selected", fl.StructType([constants, fl.TensorType(np.int32)])
     )
-    held = flf.Selection(parameter, index=0)
+    constant = flf.Selection(parameter, index=0)
     locals_ = [
-        (name, flf.Selection(held, index=index))
+        (name, flf.Selection(constant, index=index))
         for index, (name, _) in enumerate(captured, 1)
     ]
     block = function.building_block()
-    taken = type_checks.function_type(block.type_signature).parameter
-    names = [name for name, _ in type_checks.struct_type(cast("Any", taken)).items()]
-    pair = [flf.Selection(held, index=0), flf.Selection(parameter, index=1)]
+    pair_type = type_checks.function_type(block.type_signature).parameter
+    names = [
+        name for name, _ in type_checks.struct_type(cast("Any", pair_type)).items()
+    ]
+    pair = [flf.Selection(constant, index=0), flf.Selection(parameter, index=1)]
     call = flf.Call(block, flf.Struct(list(zip(names, pair, strict=True))))
     body = flf.Block(locals_, call) if locals_ else call
     return flf.Lambda(parameter.name, parameter.type_signature, body)
@@ -280,9 +279,9 @@ def _member(type_spec: fl.Type) -> fl.Type:
 async def _value_at_server(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
-    return FederatedValue(
-        await unplaced_value(interpreter, _whole(arg)), type_spec.result
-    )
+    value = await unplaced_value(interpreter, _whole(arg))
+    result = cast("fl.FederatedType", type_spec.result)
+    return FederatedValue(await interpreter.strategy.place(value, result), result)
 
 
 async def _all_equal_at_clients(
@@ -480,12 +479,13 @@ async def _select(
 
     is_random = may_draw(function)
     result = cast("fl.FederatedType", type_spec.result)
+    # One graph for all keys, where there is one: one call per key takes far longer.
     if not is_random:
         travelling = await to_function(function)
-        found = await select_all(interpreter.unplaced, travelling, state, all_keys)
-        if found is not None:
+        by_client = await select_all(interpreter.unplaced, travelling, state, all_keys)
+        if by_client is not None:
             return FederatedValue(
-                await interpreter.strategy.place(found, result), result
+                await interpreter.strategy.place(by_client, result), result
             )
     selected: dict[int, Any] = {}
     sequences: list[list[Any]] = []

@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
-from typing_extensions import override
-
 import ray_fed.errors as errors
 
 _T = TypeVar("_T")
@@ -33,6 +31,8 @@ async def gather_by_index(
         Exception: what the first coroutine to fail raised, after all others ended.
     """
     work = list(coroutines)
+    if len(work) == 1:
+        return [await work[0]]
     order = dict.fromkeys([*first, *range(len(work))])
     begun = {index: asyncio.ensure_future(work[index]) for index in order}
     tasks = [begun[index] for index in range(len(work))]
@@ -59,6 +59,9 @@ async def run_in_order(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T
 
 
 _JOIN_TIMEOUT_S = 10.0
+
+_CANCELLED_BEFORE = asyncio.InvalidStateError, concurrent.futures.InvalidStateError
+"""What futures raise that end twice: whoever waited has cancelled it."""
 
 
 class LoopThread:
@@ -104,15 +107,22 @@ class LoopThread:
         """Start a coroutine on the thread and return its future.
 
         Where the thread is closed before the coroutine ends, the future has a
-        ContextStateError.
+        ContextStateError. A future that is cancelled cancels the coroutine.
 
         Raises:
             ContextStateError: the thread was closed.
         """
-        with self._open_for(coroutine):
-            return asyncio.run_coroutine_threadsafe(
-                _UntilClosed(coroutine, self.was_closed), self._loop
-            )
+        future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[_T]] = []
+        end = functools.partial(self._end, future, tasks)
+        self._hand_over(coroutine, end, tasks)
+
+        def pass_on(ended: concurrent.futures.Future[_T]) -> None:
+            if ended.cancelled():
+                self._call_soon(lambda: [task.cancel() for task in tasks])
+
+        future.add_done_callback(pass_on)
+        return future
 
     async def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the thread and return its result, to another event loop.
@@ -126,61 +136,100 @@ class LoopThread:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[_T] = loop.create_future()
-        tell = functools.partial(_tell, loop, answer)
         tasks: list[asyncio.Task[_T]] = []
-        with self._open_for(coroutine):
-            self._loop.call_soon_threadsafe(self._start, coroutine, tell, tasks)
+        end = functools.partial(self._end, answer, tasks)
+        self._hand_over(coroutine, functools.partial(_call_on, loop, end), tasks)
         try:
             return await answer
         except asyncio.CancelledError:
             self._call_soon(lambda: [task.cancel() for task in tasks])
             raise
+        finally:
+            del answer, end  # what is raised refers to this frame, and these to that
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine on the thread and wait; an interrupt here cancels it there.
+
+        Raises:
+            KeyboardInterrupt: once the coroutine has ended, or ten seconds after.
+            ContextStateError: the thread was closed, now or before the end.
+            Exception: what the coroutine raised.
+        """
+        answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[_T]] = []
+        end = functools.partial(self._end, answer, tasks)
+        try:
+            self._hand_over(coroutine, end, tasks)
+            return answer.result()
         except BaseException:
-            tasks.clear()  # what is raised refers to this frame, and these to that
+            if not answer.done() and self._call_soon(
+                functools.partial(_abandon, coroutine, answer, tasks)
+            ):
+                with contextlib.suppress(
+                    TimeoutError, concurrent.futures.CancelledError
+                ):
+                    answer.exception(_JOIN_TIMEOUT_S)
             raise
         finally:
-            del answer, tell
+            del answer, end  # what is raised refers to this frame, and these to that
 
-    def _start(
+    def _hand_over(
         self,
         coroutine: Coroutine[Any, Any, _T],
-        tell: "Callable[[asyncio.Task[_T]], object]",
-        tasks: "list[asyncio.Task[_T]]",
+        end: Callable[[asyncio.Task[_T]], object],
+        tasks: list[asyncio.Task[_T]],
     ) -> None:
-        """Start a coroutine, on the thread; its task goes to a list."""
-        task = self._loop.create_task(_UntilClosed(coroutine, self.was_closed))
-        task.add_done_callback(tell)
-        tasks.append(task)
-
-    @contextlib.contextmanager
-    def _open_for(self, coroutine: Coroutine[Any, Any, Any]) -> Generator[None]:
-        """Let a coroutine be handed over: inside, the thread does not begin to end."""
+        """Start a coroutine as a task: it goes to a list, and to `end` as it ends."""
         with self._lock:
             if self._is_open:
-                yield
+                self._loop.call_soon_threadsafe(self._start, coroutine, end, tasks)
                 return
         coroutine.close()
         raise errors.ContextStateError(
             f"Expected the thread `{self._thread.name}` to run, found it closed."
         )
 
+    def _start(
+        self,
+        coroutine: Coroutine[Any, Any, _T],
+        end: Callable[[asyncio.Task[_T]], object],
+        tasks: list[asyncio.Task[_T]],
+    ) -> None:
+        task = self._loop.create_task(coroutine)
+        tasks.append(task)
+        task.add_done_callback(end)
+
+    def _end(
+        self,
+        answer: "asyncio.Future[_T] | concurrent.futures.Future[_T]",
+        tasks: list[asyncio.Task[_T]],
+        task: asyncio.Task[_T],
+    ) -> None:
+        """Let a future end as a task did; what `close` cancelled has an error."""
+        tasks.clear()
+        with contextlib.suppress(*_CANCELLED_BEFORE):
+            if not task.cancelled():
+                error = task.exception()
+            elif self._is_closed:
+                error = closed_under_a_call()
+            else:
+                answer.cancel()
+                return
+            if error is None:
+                answer.set_result(task.result())
+            else:
+                answer.set_exception(error)
+
     @property
     def _is_open(self) -> bool:
         return not self._is_closed and self._thread.is_alive()  # not after a fork
 
-    def was_closed(self) -> bool:
-        """Return whether `close` was called."""
-        return self._is_closed
-
-    def _call_soon(self, call: Callable[[], object]) -> None:
+    def _call_soon(self, call: Callable[[], object]) -> bool:
+        """Call a function on the thread; return whether that runs on."""
         with self._lock:
             if self._is_open:  # or all is cancelled anyway
                 self._loop.call_soon_threadsafe(call)
-
-    def cancel(self, task: "asyncio.Task[Any] | None") -> None:
-        """Cancel a task of the thread's loop, without waiting for its end."""
-        if task is not None:
-            self._call_soon(task.cancel)
+            return self._is_open
 
     def close(self) -> None:
         """Cancel what still runs, stop the loop and join the thread.
@@ -196,48 +245,6 @@ class LoopThread:
             self._thread.join(_JOIN_TIMEOUT_S)
 
 
-class _UntilClosed(Coroutine[Any, Any, _T]):
-    """A coroutine that says so where it is cancelled because its thread is closed.
-
-    It is no wrapper of `async def`: one that is cancelled before it begins would leave
-    what it wraps without an end.
-
-    Args:
-        coroutine: does the work.
-        was_closed: whether the thread was closed.
-    """
-
-    def __init__(
-        self, coroutine: Coroutine[Any, Any, _T], was_closed: Callable[[], bool]
-    ) -> None:
-        self._coroutine = coroutine
-        self._was_closed = was_closed
-
-    @override
-    def send(self, value: Any) -> Any:
-        return self._step(self._coroutine.send, value)
-
-    @override
-    def throw(self, *error: Any) -> Any:
-        return self._step(self._coroutine.throw, *error)
-
-    @override
-    def close(self) -> None:
-        self._coroutine.close()
-
-    @override
-    def __await__(self) -> Generator[Any, Any, _T]:
-        return self._coroutine.__await__()
-
-    def _step(self, step: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return step(*args)
-        except asyncio.CancelledError as error:
-            if not self._was_closed():
-                raise
-            raise closed_under_a_call() from error
-
-
 def closed_under_a_call() -> errors.ContextStateError:
     """Return the error of a call that was cancelled because its context is closed."""
     return errors.ContextStateError(
@@ -246,29 +253,29 @@ def closed_under_a_call() -> errors.ContextStateError:
     )
 
 
-def _tell(
+def _abandon(
+    coroutine: Coroutine[Any, Any, _T],
+    answer: "concurrent.futures.Future[_T]",
+    tasks: "list[asyncio.Task[_T]]",
+) -> None:
+    """End a coroutine that nobody waits for; it may be no task yet."""
+    if tasks:
+        tasks[0].cancel()
+    elif not answer.done():
+        coroutine.close()
+        answer.cancel()
+
+
+def _call_on(
     loop: asyncio.AbstractEventLoop,
-    answer: "asyncio.Future[_T]",
+    end: "Callable[[asyncio.Task[_T]], object]",
     task: "asyncio.Task[_T]",
 ) -> None:
-    """Let a loop's future end as a task of another loop did."""
+    """Call a function with a task that ended, on another loop."""
     if not task.cancelled():
         task.exception()  # seen, also where nobody waits for it any more
     with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits
-        loop.call_soon_threadsafe(_end_as, answer, task)
-
-
-def _end_as(answer: "asyncio.Future[_T]", task: "asyncio.Task[_T]") -> None:
-    if task.cancelled():
-        answer.cancel()
-        return
-    error = task.exception()
-    if answer.cancelled():
-        return
-    if error is None:
-        answer.set_result(task.result())
-    else:
-        answer.set_exception(error)
+        loop.call_soon_threadsafe(end, task)
 
 
 async def _cancel_all() -> None:
@@ -278,41 +285,6 @@ async def _cancel_all() -> None:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     loop.call_soon(loop.stop)  # after what tells of tasks that have just ended
-
-
-def wait_for(thread: LoopThread, coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on a thread and wait; an interrupt here cancels it there.
-
-    Raises:
-        KeyboardInterrupt: once the coroutine has ended, or ten seconds after.
-        Exception: what the coroutine raised.
-    """
-    ended, abandoned = threading.Event(), threading.Event()
-    tasks: list[asyncio.Task[Any] | None] = []
-
-    async def run() -> _T:
-        tasks.append(asyncio.current_task())
-        try:
-            if abandoned.is_set():
-                coroutine.close()
-                raise asyncio.CancelledError
-            return await coroutine
-        finally:
-            ended.set()
-
-    try:
-        return thread.submit(run()).result()
-    except BaseException:
-        # The interrupt may have come before there was a future to cancel.
-        abandoned.set()
-        if not tasks:
-            coroutine.close()
-        elif not ended.is_set():
-            thread.cancel(tasks[0])
-            ended.wait(_JOIN_TIMEOUT_S)
-        raise
-    finally:
-        tasks.clear()  # what is raised refers to this frame, and a task to that
 
 
 def run_alone(
@@ -348,7 +320,7 @@ class CallingThread:
         self._is_closed = False
         self._running: asyncio.Task[Any] | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    def wait_for(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Return the result of a coroutine; an interrupt cancels what it started.
 
         Raises:
@@ -393,7 +365,7 @@ class CallingThread:
         """Run a coroutine to its end, and return a future of how it ended."""
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
         try:
-            future.set_result(self.run(coroutine))
+            future.set_result(self.wait_for(coroutine))
         except Exception as error:  # noqa: BLE001 (told by the future)
             future.set_exception(error)
         return future

@@ -3,10 +3,10 @@
 `FederatingExecutor` knows what an intrinsic means, a strategy knows where clients are.
 Neither knows the other's half:
 
-    place    values of clients, or one value for all of them
+    place    a value at its placement: values of clients, or one for all of them;
+             the value at the server; whatever a placement of its own has
     map      one function on each client (None: zip), results stay where they are
     reduce   accumulate leaf by leaf, merge the leaves along the tree
-    fold     map, then reduce, by one graph where the strategy has one
     close
 """
 
@@ -18,10 +18,8 @@ from typing import Any, Protocol, TypeAlias
 
 import federated_language as fl
 
-import ray_fed.plan.plans as plans
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
-from ray_fed.plan.outcomes import Evaluated
 
 
 class Placed(Protocol):
@@ -44,8 +42,8 @@ PlacedArg: TypeAlias = Placed | Struct[Any]
 StrategyIntrinsic: TypeAlias = Callable[[Any, fl.FunctionType], Awaitable[Any]]
 """What an intrinsic of a strategy's own does: (argument, type of the call) -> result.
 
-Both are what the strategy and the unplaced executor hold: a `Placed` value at clients,
-an executor's value at the server and without placement, a Struct of these for a struct.
+Both are what the strategy and the unplaced executor hold: what `place` returned, an
+executor's value without placement, a Struct of these for a struct.
 """
 
 
@@ -66,13 +64,19 @@ class FederatingStrategy(abc.ABC):
     intrinsics: Mapping[str, StrategyIntrinsic | None] = types.MappingProxyType({})
 
     @abc.abstractmethod
-    async def place(self, value: object, type_spec: fl.FederatedType) -> Placed:
-        """Place values at the clients.
+    async def place(self, value: Any, type_spec: fl.FederatedType) -> Any:
+        """Place a value at its placement.
 
         Args:
-            value: for an all-equal type one value, or one embedded in the unplaced
-                executor; else a list with one value a client, in client order.
-            type_spec: placed at clients.
+            value: at the clients, for an all-equal type one value, or one embedded in
+                the unplaced executor, else a list with one value a client, in client
+                order; at the server a value embedded in the unplaced executor; at a
+                placement of the strategy's own what was passed, unchecked.
+            type_spec: placed at one of `placements`.
+
+        Returns:
+            At the clients, their values; at the server a value that the unplaced
+            executor takes, as a rule the same; else what has a coroutine `compute`.
 
         Raises:
             CardinalityError: the list has another length than the cohort.
@@ -113,27 +117,6 @@ class FederatingStrategy(abc.ABC):
         Returns:
             The merged U, embedded in the unplaced executor; zero for no clients.
         """
-
-    async def fold(
-        self, subround: Any, arg: Plain = None
-    ) -> Evaluated | plans.NoKernel:
-        """Fold clients into the partials of subtrees of leaves, by one graph.
-
-        It means what the computation of the subround says: `map` its work over the
-        clients of each leaf, `reduce` the results, merge inside of subtrees. Where
-        there is no such graph, as in a strategy without a `fold` of its own, the caller
-        does these three steps itself. The bits are the same.
-
-        Args:
-            subround: a `plans.Subround` with a kernel, which says what a graph does for
-                each client; or whatever the strategy takes for it.
-            arg: what the computation takes, with the values of the subround's clients.
-
-        Returns:
-            The partials, and what is kept of clients; or why there are none.
-        """
-        del subround, arg
-        return plans.NoKernel(f"{type(self).__name__} folds no clients")
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -1,15 +1,12 @@
 """Runs a target executor on a thread of its own, so that its callers do not block."""
 
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 import federated_language as fl
 from typing_extensions import override
 
 from ray_fed.executors.loops import LoopThread
-
-_T = TypeVar("_T")
 
 
 class ThreadDelegatingExecutor(fl.framework.Executor):
@@ -38,12 +35,9 @@ class ThreadDelegatingExecutor(fl.framework.Executor):
         self._thread.close()
         self._target.close()
 
-    async def _delegate(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return await self._thread.run(coroutine)
-
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> Any:
-        return await self._delegate(self._target.create_value(value, type_spec))
+        return await self._thread.run(self._target.create_value(value, type_spec))
 
     @override
     async def create_call(
@@ -51,12 +45,12 @@ class ThreadDelegatingExecutor(fl.framework.Executor):
         comp: fl.framework.ExecutorValue,
         arg: fl.framework.ExecutorValue | None = None,
     ) -> Any:
-        return await self._delegate(self._target.create_call(comp, arg))
+        return await self._thread.run(self._target.create_call(comp, arg))
 
     @override
     async def create_struct(self, elements: Any) -> Any:
-        return await self._delegate(self._target.create_struct(elements))
+        return await self._thread.run(self._target.create_struct(elements))
 
     @override
     async def create_selection(self, source: Any, index: int) -> Any:
-        return await self._delegate(self._target.create_selection(source, index))
+        return await self._thread.run(self._target.create_selection(source, index))

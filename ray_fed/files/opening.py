@@ -7,14 +7,18 @@ reads the file; the text behind the last `#` names one column. Nothing here is c
 files may change, and `DataFile.stamp` says whether one has.
 """
 
+import contextlib
 import dataclasses
 import errno
 import importlib
 import os
 import platform
+import shutil
 import stat
 import sys
+import tempfile
 import time
+from collections.abc import Generator
 from typing import IO, Any, Self
 
 import ray_fed.errors as errors
@@ -165,12 +169,25 @@ class DataFile:
             UnsupportedError: fsspec, or what it needs for the URI, is not installed.
         """
         try:
-            filesystem, path = self._locate()
+            filesystem, path = locate(self.uri)
             if is_local(filesystem):
                 return open_regular(path)
             return filesystem.open(path, "rb")
         except OSError as error:
             raise self._missing(error) from error
+
+    @contextlib.contextmanager
+    def on_disk(self) -> Generator[str]:
+        """Give the path of the file on this machine, or of a copy that goes with it."""
+        filesystem, path = locate(self.uri)
+        with self.open() as opened:
+            if is_local(filesystem):
+                yield path
+                return
+            with tempfile.NamedTemporaryFile() as copy:
+                shutil.copyfileobj(opened, copy, 2**20)
+                copy.flush()
+                yield copy.name
 
     def stamp(self) -> tuple[int, ...] | None:
         """Return what changes with the content of a local file; None: nobody knows.
@@ -194,16 +211,6 @@ class DataFile:
         times = found.st_mtime_ns, found.st_ctime_ns
         return found.st_dev, found.st_ino, found.st_size, *times
 
-    def _locate(self) -> tuple[Any, str]:
-        fsspec = import_extra("fsspec.core")
-        try:
-            return fsspec.url_to_fs(self.uri)
-        except (ImportError, ValueError) as error:
-            raise errors.UnsupportedError(
-                f"Expected a path, or a URI that fsspec knows, found `{self.uri}`"
-                f" ({error}) in {describe_executor()}."
-            ) from error
-
     def _missing(self, error: OSError) -> errors.MissingFileError:
         return errors.MissingFileError(
             f"Expected the file `{self.uri}`, found {type(error).__name__}"
@@ -225,6 +232,23 @@ class DataFile:
             f"Expected the whole of `{self.uri}` as it was written, found {found} (read"
             f" by {describe_executor()}): write or copy the file anew."
         )
+
+
+def locate(uri: str) -> tuple[Any, str]:
+    """Return the file system of a path or a URI, as fsspec has it, and the path.
+
+    Raises:
+        UnsupportedError: fsspec, or what it needs for the URI, is not installed.
+    """
+    fsspec = import_extra("fsspec.core")
+    try:
+        return fsspec.url_to_fs(uri)
+    except (ImportError, ValueError) as error:
+        raise errors.UnsupportedError(
+            f"Expected a path, or a URI that fsspec knows, found `{uri}` ({error}) in"
+            f" {describe_executor()}: install what it names there, such as `pip install"
+            " 'ray-fed[s3]'` for s3://."
+        ) from error
 
 
 def is_local(filesystem: Any) -> bool:

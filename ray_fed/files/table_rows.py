@@ -1,14 +1,17 @@
-"""The seam between an index of rows and where the rows lie.
+"""Who a table's clients are, and where their rows lie.
 
-Which rows of a table are a client's: an index made once, from one column.
+    column of ids --> ClientCounter --> ids, ascending; sizes; whether rows are in order
+    rows by number --> TableRows.take --> Arrow
 
-Rows are counted through the whole table. Neighbouring rows of one client are a range;
-a sorted table has about one for each client, an unsorted one up to one for each row.
+Rows are numbered so that those of the first client come first, then those of the next.
+`ClientIndex` says which rows of the table these are.
 """
 
 import abc
 import dataclasses
-from collections.abc import Hashable, Sequence
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,44 +20,15 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
-from ray_fed.files.arrow_types import decoded, is_text
+from ray_fed.files.arrow_types import decoded, decoded_table, is_text
+from ray_fed.files.features import check_columns
+
+_MERGED_IDS = 2**18
+"""Ids of chunks that are counted, at least, before their counts are added up."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RowIndex:
-    """The rows of each client.
-
-    Attributes:
-        splits: i64[clients + 1], the ranges of client i are those from `splits[i]` on,
-            up to `splits[i + 1]`.
-        starts: i64[ranges], the first row of each range.
-        counts: i64[ranges], the number of its rows.
-    """
-
-    splits: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-    def ranges_of(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the first rows and the sizes of a client's ranges, ascending."""
-        inside = slice(self.splits[position], self.splits[position + 1])
-        return self.starts[inside], self.counts[inside]
-
-    def rows_of(self, position: int) -> NDArray[np.int64]:
-        """Return the rows of a client, ascending."""
-        starts, counts = self.ranges_of(position)
-        offsets = np.cumsum(counts) - counts
-        return np.arange(counts.sum()) + np.repeat(starts - offsets, counts)
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """The number of rows of each client."""
-        total = np.concatenate([[0], np.cumsum(self.counts)])
-        return np.diff(total[self.splits]).astype(np.int64)
-
-
-class IdCoder(abc.ABC):
-    """Gives ids of clients codes, chunk after chunk of their column.
+class ClientCounter:
+    """Counts the rows of clients, chunk after chunk of their column.
 
     Args:
         column: its name, for errors.
@@ -63,16 +37,13 @@ class IdCoder(abc.ABC):
 
     def __init__(self, column: str, table: str) -> None:
         self._column, self._table = column, table
-        self._codes: dict[Hashable, int] = {}
-        self._num_rows = 0
-
-    @property
-    def ids(self) -> list[Hashable]:
-        """The ids so far, in the order in which they were met first: of the codes."""
-        return list(self._codes)
+        self._counts: list[Any] = []
+        self._num_ids, self._num_rows, self._most_ids = 0, 0, _MERGED_IDS
+        self._last: Any = None
+        self._is_sorted = True
 
     def add(self, chunk: Any) -> None:
-        """Add the ids of the rows that come next.
+        """Count the ids of the rows that come next.
 
         Args:
             chunk: an array of arrow.
@@ -80,32 +51,44 @@ class IdCoder(abc.ABC):
         Raises:
             ValueMismatchError: a row has no client, or the column holds no ids.
         """
+        pyarrow: Any = opening.import_extra("pyarrow")
+        compute: Any = opening.import_extra("pyarrow.compute")
         chunk = decoded(chunk)
         self._check(chunk)
-        if len(chunk):
-            encoded = chunk.dictionary_encode()
-            codes = np.array([self._code(i) for i in encoded.dictionary.to_pylist()])
-            self._add_rows(codes[encoded.indices.to_numpy(zero_copy_only=False)])
+        if not len(chunk):
+            return
         self._num_rows += len(chunk)
+        if self._is_sorted:
+            begins = self._last is None or compute.less_equal(self._last, chunk[0])
+            ordered = compute.all(compute.less_equal(chunk[:-1], chunk[1:]))
+            self._is_sorted = bool(begins) and ordered.as_py() is not False
+            self._last = chunk[-1]
+        ids, counts = chunk.value_counts().flatten()
+        self._counts.append(pyarrow.table({"id": ids, "rows": counts}))
+        self._num_ids += len(ids)
+        if self._num_ids > self._most_ids:
+            self._counts = [self._merged()]
+            self._num_ids = len(self._counts[0])
+            self._most_ids = max(_MERGED_IDS, 2 * self._num_ids)
 
-    def add_range(self, client: Hashable, count: int) -> None:
-        """Add rows that come next, all of one client; see `add`."""
-        if client is None:
-            raise self._no_client(count, 0)
-        if count:
-            self._add_range(self._code(client), count)
-        self._num_rows += count
+    def _merged(self) -> Any:
+        pyarrow: Any = opening.import_extra("pyarrow")
+        counts = pyarrow.concat_tables(self._counts).group_by("id")
+        merged = counts.aggregate([("rows", "sum")])
+        return merged.rename_columns(["id", "rows"])
 
-    @abc.abstractmethod
-    def _add_rows(self, codes: NDArray[np.int64]) -> None:
-        """Add rows, at least one, by their clients' codes."""
+    def finish(self) -> "ClientIndex":
+        """Return the clients; their rows are in order if the column is sorted.
 
-    @abc.abstractmethod
-    def _add_range(self, code: int, count: int) -> None:
-        """Add rows, at least one, all of one client."""
-
-    def _code(self, client: Hashable) -> int:
-        return self._codes.setdefault(client, len(self._codes))
+        Raises:
+            ValueMismatchError: there is no row.
+        """
+        if not self._counts:
+            raise no_rows(self._table)
+        merged = self._merged().sort_by("id")
+        ids = merged.column("id").combine_chunks()
+        sizes = merged.column("rows").to_numpy().astype(np.int64)
+        return ClientIndex(ids.to_pylist(), ids, sizes, self._is_sorted)
 
     def _check(self, chunk: Any) -> None:
         types = opening.import_extra("pyarrow.types")
@@ -113,7 +96,12 @@ class IdCoder(abc.ABC):
         if chunk.null_count:
             first = int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
             then = f'.astype({{"{self._column}": "int64"}})' * is_float
-            raise self._no_client(chunk.null_count, first, then)
+            raise errors.ValueMismatchError(
+                f"Expected a client in every row of the column `{self._column}` of"
+                f" {self._table}, found {chunk.null_count} nulls from row"
+                f" {self._num_rows + first} on: leave such rows out, such as by"
+                f' `frame.dropna(subset=["{self._column}"]){then}`.'
+            )
         if not (types.is_integer(chunk.type) or is_text(chunk.type)):
             kind = "int64" if is_float else "str"
             raise errors.ValueMismatchError(
@@ -122,110 +110,95 @@ class IdCoder(abc.ABC):
                 f' it one, such as by `frame.astype({{"{self._column}": "{kind}"}})`.'
             )
 
-    def _no_client(
-        self, count: int, first: int, then: str = ""
-    ) -> errors.ValueMismatchError:
-        return errors.ValueMismatchError(
-            f"Expected a client in every row of the column `{self._column}` of"
-            f" {self._table}, found {count} nulls from row {self._num_rows + first} on:"
-            " leave such rows out, such as by"
-            f' `frame.dropna(subset=["{self._column}"]){then}`.'
-        )
+
+def no_rows(table: str) -> errors.ValueMismatchError:
+    """Return the error that a table has no clients."""
+    return errors.ValueMismatchError(
+        f"Expected rows of clients in {table}, found none."
+    )
 
 
-class IndexBuilder(IdCoder):
-    """Makes an index of chunks of a column of ids; see `IdCoder`."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClientIndex:
+    """The clients of a table, in the order of their ids, and their rows.
 
-    def __init__(self, column: str, table: str) -> None:
-        super().__init__(column, table)
-        self._parts: list[tuple[NDArray[Any], ...]] = []
+    Attributes:
+        ids: of the clients.
+        arrow_ids: the same as an array of arrow.
+        sizes: i64[clients], the number of rows of each.
+        is_sorted: whether rows are in the order of the ids.
+        order: i64[rows], which rows are the first client's, the second's and so on;
+            None: where rows are sorted, and where nobody asked.
+    """
 
-    def finish(self) -> RowIndex:
-        """Return the index of all rows, with clients in the order of `ids`."""
-        parts = [np.concatenate(p) for p in zip(*self._parts, strict=True)]
-        codes, starts, counts = parts or [np.zeros(0, np.int64)] * 3
-        self._parts.clear()
-        order = np.argsort(codes, kind="stable")
-        codes, starts, counts = codes[order], starts[order], counts[order]
-        if len(codes):  # ranges that chunks cut in two
-            begins = np.ones(len(codes), bool)
-            begins[1:] = (codes[1:] != codes[:-1]) | (
-                starts[1:] != starts[:-1] + counts[:-1]
-            )
-            firsts = np.flatnonzero(begins)
-            counts = np.add.reduceat(counts, firsts).astype(np.int64)
-            codes, starts = codes[firsts], starts[firsts]
-        splits = np.searchsorted(codes, np.arange(len(self._codes) + 1))
-        return RowIndex(splits.astype(np.int64), starts.astype(np.int64), counts)
+    ids: Sequence[Any]
+    arrow_ids: Any
+    sizes: NDArray[np.int64]
+    is_sorted: bool
+    order: NDArray[np.int64] | None = None
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """i64[clients + 1]: client i has the rows from `ends[i]` to `ends[i + 1]`."""
+        return np.append(0, np.cumsum(self.sizes))
+
+    def positions_of(self, column: Any) -> NDArray[np.int32] | None:
+        """Return the client of each row, by position; None: one is not among these.
+
+        Args:
+            column: the ids of rows, as arrow's, `decoded`.
+        """
+        compute: Any = opening.import_extra("pyarrow.compute")
+        found = compute.index_in(column, value_set=self.arrow_ids)
+        return None if found.null_count else found.to_numpy()
+
+    def with_order(self, chunks: Iterable[Any]) -> "ClientIndex":
+        """Return the index with `order`, from the ids of all rows."""
+        if self.is_sorted:
+            return self
+        pyarrow: Any = opening.import_extra("pyarrow")
+        column = pyarrow.chunked_array([decoded(chunk) for chunk in chunks])
+        positions = self.positions_of(column)
+        if positions is None:
+            raise ValueError("the column has other ids than those that were counted")
+        order = np.argsort(positions, kind="stable")
+        return dataclasses.replace(self, order=order)
+
+
+def index_clients(chunks: Sequence[Any], name: str, table: str) -> ClientIndex:
+    """Return the clients of a column of ids in memory, with the order of its rows.
+
+    Args:
+        chunks: arrays of arrow.
+        name: of the column, for errors.
+        table: what the table is called in an error.
+
+    Raises:
+        ValueMismatchError: a row has no client, or there is no row.
+    """
+    counter = ClientCounter(name, table)
+    for chunk in chunks:
+        counter.add(chunk)
+    return counter.finish().with_order(chunks)
+
+
+class Opened:
+    """What one process holds open, and the lock of it; pickled as nothing.
+
+    Attributes:
+        lock: of the value.
+        value: None until it is opened.
+        end: removes what this process makes of it; None: it makes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.value: Any = None
+        self.end: weakref.finalize[..., Any] | None = None
 
     @override
-    def _add_rows(self, codes: NDArray[np.int64]) -> None:
-        ends = np.flatnonzero(codes[1:] != codes[:-1]) + 1
-        starts = np.concatenate([[0], ends])
-        counts = np.diff(np.concatenate([starts, [len(codes)]]))
-        self._keep(codes[starts], starts, counts)
-
-    @override
-    def _add_range(self, code: int, count: int) -> None:
-        self._keep(np.array([code]), np.zeros(1, np.int64), np.array([count]))
-
-    def _keep(
-        self, codes: NDArray[Any], starts: NDArray[Any], counts: NDArray[Any]
-    ) -> None:
-        small = codes.astype(np.int32), counts.astype(np.int32)
-        self._parts.append((small[0], starts + self._num_rows, small[1]))
-
-
-class ClientCounter(IdCoder):
-    """Counts the rows of clients, in memory that follows the clients alone."""
-
-    def __init__(self, column: str, table: str) -> None:
-        super().__init__(column, table)
-        self._counts = np.zeros(0, np.int64)
-        self._num_runs, self._last = 0, -1
-
-    def finish(self) -> tuple[list[Hashable], NDArray[np.int64], bool]:
-        """Return ids, ascending; the rows of each; whether rows are in this order."""
-        ids = self.ids
-        order = order_by_id(ids)
-        is_sorted = self._num_runs == len(ids) and order == list(range(len(ids)))
-        return [ids[i] for i in order], self._counts[order], is_sorted
-
-    @override
-    def _add_rows(self, codes: NDArray[np.int64]) -> None:
-        self._num_runs += int((codes[1:] != codes[:-1]).sum())
-        self._meet(int(codes[0]), int(codes[-1]))
-        self._counts[: codes.max() + 1] += np.bincount(codes)
-
-    @override
-    def _add_range(self, code: int, count: int) -> None:
-        self._meet(code, code)
-        self._counts[code] += count
-
-    def _meet(self, first: int, last: int) -> None:
-        self._num_runs += first != self._last
-        self._last = last
-        if len(self._codes) > len(self._counts):
-            more = max(len(self._codes), 2 * len(self._counts)) - len(self._counts)
-            self._counts = np.append(self._counts, np.zeros(more, np.int64))
-
-
-def order_by_id(ids: Sequence[Any]) -> list[int]:
-    """Return the order that sorts ids, numbers before strings."""
-    return sorted(range(len(ids)), key=lambda i: (str(type(ids[i])), ids[i]))
-
-
-def sorted_by_id(
-    ids: Sequence[Hashable], index: RowIndex
-) -> tuple[list[Hashable], RowIndex]:
-    """Return clients in the order of their ids, whatever the order of their rows."""
-    order = order_by_id(ids)
-    lengths = np.diff(index.splits)[order]
-    splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    offsets = np.repeat(index.splits[:-1][order] - splits[:-1], lengths)
-    taken = np.arange(len(index.starts)) + offsets
-    in_order = RowIndex(splits, index.starts[taken], index.counts[taken])
-    return [ids[i] for i in order], in_order
+    def __reduce__(self) -> Any:
+        return Opened, ()
 
 
 class TableRows(abc.ABC):
@@ -240,9 +213,62 @@ class TableRows(abc.ABC):
     schema: Any
 
     @abc.abstractmethod
-    def add_ids(self, column: str, coder: IdCoder) -> None:
-        """Add the ids of all rows, in order, a bounded number at a time."""
+    def read_ids(self, column: str) -> list[Any]:
+        """Return the ids of all rows, in order, as arrays of arrow."""
 
     @abc.abstractmethod
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Any:
         """Return columns of rows, ascending, as a table of arrow."""
+
+
+def take_rows(table: Any, rows: NDArray[np.int64]) -> Any:
+    """Return rows of a table, by number; those in a range without a copy."""
+    if len(rows) and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():
+        return table.slice(int(rows[0]), len(rows))
+    return table.take(rows)
+
+
+TABLE = "the table"
+"""What a table in memory is called in an error."""
+
+
+def to_arrow(table: Any, columns: Iterable[str]) -> Any:
+    """Return columns of a table in memory as arrow's, `decoded_table`.
+
+    Args:
+        table: a `pyarrow.Table`, a `pandas.DataFrame`, or columns by name.
+        columns: that must be there.
+
+    Raises:
+        ValueMismatchError: it is no table, or arrow has no type for a column.
+        ConfigError: a column is not there, or there twice.
+    """
+    pyarrow: Any = opening.import_extra("pyarrow")
+    names = list(dict.fromkeys(columns))
+    check_columns(names, _column_names(table), TABLE)
+    try:
+        if isinstance(table, pyarrow.Table):
+            found = table.select(names)
+        elif isinstance(table, Mapping):
+            found = pyarrow.table({name: table[name] for name in names})
+        else:
+            named = table.rename(columns=str)[names]
+            found = pyarrow.Table.from_pandas(named, preserve_index=False)
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise errors.ValueMismatchError(
+            f"Expected columns that arrow has types for, found that they are not"
+            f" ({error}): give every column values of one type."
+        ) from error
+    return decoded_table(found)
+
+
+def _column_names(table: Any) -> list[str]:
+    names: Any = getattr(table, "column_names", None)  # of arrow
+    if names is None:
+        names = table if isinstance(table, Mapping) else getattr(table, "columns", None)
+    if names is None:
+        raise errors.ValueMismatchError(
+            "Expected a pyarrow.Table, a pandas.DataFrame or a dictionary of columns,"
+            f" found {errors.describe(table)}."
+        )
+    return [str(name) for name in names]

@@ -162,6 +162,7 @@ def modular_sum(member: fl.Type, modulus: fl.Type) -> Aggregation:
                 f" for federated_secure_modular_sum, found `{of_tensor}` for"
                 f" `{tensor}`."
             )
+    # Partials carry the moduli along: a merge is given nothing beside two partials.
     carried = [
         fl.TensorType(tensor.dtype, of_tensor.shape)
         for tensor, of_tensor in zip(tensors, moduli, strict=True)
@@ -223,10 +224,10 @@ def is_aggregation(block: flf.ComputationBuildingBlock) -> bool:
     """
     match block:
         case flf.Intrinsic(
-            type_signature=fl.FunctionType(parameter=fl.Type() as taken) as function
+            type_signature=fl.FunctionType(parameter=fl.Type() as parameter) as function
         ):
             return flf.type_contains(
-                taken, type_checks.is_at_clients
+                parameter, type_checks.is_at_clients
             ) and not flf.type_contains(function.result, type_checks.is_at_clients)
         case _:
             return False

@@ -63,32 +63,32 @@ def struct_elements(
         ValueMismatchError: the container has other elements than its type.
     """
     names = [name for name, _ in type_spec.items()]
-    found_names, found = _container_items(value, type_spec, label)
+    found_names, elements = _container_items(value, type_spec, label)
     if isinstance(value, Mapping) and set(found_names) != set(names):
         raise _names_error(label, names, found_names)
-    if len(found) != len(names):
+    if len(elements) != len(names):
         raise errors.ValueMismatchError(
             f"Expected {label} to have {len(names)} elements as in `{type_spec}`,"
-            f" found {len(found)}."
+            f" found {len(elements)}."
         )
     if isinstance(value, Mapping):
-        by_name = dict(zip(found_names, found, strict=True))
-        found = [by_name[name] for name in names]
+        by_name = dict(zip(found_names, elements, strict=True))
+        elements = [by_name[name] for name in names]
     elif any(f is not None and f != n for f, n in zip(found_names, names, strict=True)):
         raise _names_error(label, names, found_names)
     return [
         (element_type, f"{label}.{name or index}", element)
         for index, ((name, element_type), element) in enumerate(
-            zip(type_spec.items(), found, strict=True)
+            zip(type_spec.items(), elements, strict=True)
         )
     ]
 
 
 def _names_error(
-    label: str, names: Sequence[str | None], found: Sequence[object]
+    label: str, names: Sequence[str | None], actual: Sequence[object]
 ) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
-        f"Expected {label} to have elements named {names}, found {list(found)}."
+        f"Expected {label} to have elements named {names}, found {list(actual)}."
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.imports import import_extra
 from ray_fed.learning.checks import read_whole
 
 
@@ -40,10 +41,6 @@ class NoiseState(NamedTuple):
 
 def check_noise(privacy: Any, state: Any) -> None:
     """Refuse a state whose rounds had other noise than those that are to follow.
-
-    Args:
-        privacy: of the process that goes on; None: it has no noise.
-        state: of the server, plain values.
 
     Raises:
         ConfigError: epsilon would count the state's rounds wrongly.
@@ -86,10 +83,6 @@ class Privacy(abc.ABC):
     def check_continues(self, spends: Any, num_rounds: int) -> None:
         """Refuse to count rounds that had other noise.
 
-        Args:
-            spends: `a_round` of those so far.
-            num_rounds: how many there are.
-
         Raises:
             ConfigError: they had other noise.
         """
@@ -109,12 +102,13 @@ class Privacy(abc.ABC):
             num_rounds: done so far, >= 0; the `round_index` of a state.
 
         Raises:
-            ConfigError: `num_rounds` is below 0, or dp-accounting is not installed.
+            ConfigError: `num_rounds` is below 0.
+            UserError: dp-accounting is not installed.
         """
         num_rounds = read_whole("num_rounds", num_rounds, 0)
         if num_rounds == 0:
             return 0.0
-        accounting = import_accounting()
+        accounting = import_extra("dp_accounting", "privacy", "epsilon")
         with _quiet_accountant():
             return float(self._account(accounting, num_rounds))
 
@@ -194,19 +188,3 @@ def _quiet_accountant() -> Generator[None]:
         yield
     finally:
         logger.removeFilter(is_other)
-
-
-def import_accounting() -> Any:
-    """Return the module `dp_accounting`.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import dp_accounting
-    except ImportError as error:
-        raise errors.ConfigError(
-            "Expected dp-accounting to count what noise protects, found none:"
-            ' pip install "ray-fed[privacy]".'
-        ) from error
-    return dp_accounting

@@ -5,9 +5,11 @@ loads is when a worker reads it. Files are not looked at.
 """
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import federated_language as fl
 import numpy as np
 
 import ray_fed.errors as errors
@@ -16,13 +18,75 @@ from ray_fed.program import ClientReference
 _logger = logging.getLogger("ray_fed.learning.run_loop")
 
 
+class BatchCaster:
+    """Makes numbers of lists of batches those that a process takes, by their size.
+
+    Args:
+        process: of typed computations; batches of another one are left as they are.
+        cast: whether it casts; None: it does, and says so once.
+    """
+
+    def __init__(self, process: Any, *, cast: bool | None) -> None:
+        signature = getattr(process.next, "type_signature", None)
+        parameter = getattr(signature, "parameter", None)
+        *_, data = getattr(parameter, "items", lambda: [("", None)])()
+        element = getattr(getattr(data[1], "member", None), "element", None)
+        self._type: Any = element if cast is not False else None
+        self._is_silent = bool(cast)
+
+    def __call__(self, batches: Any) -> Any:
+        """Return batches; those that stay, such as a reference, as the same object."""
+        if self._type is None or not isinstance(batches, list):
+            return batches
+        before = cast("list[Any]", batches)
+        after = [self._cast(batch, self._type) for batch in before]
+        return before if all(map(operator.is_, before, after)) else after
+
+    def _cast(self, value: Any, type_spec: Any) -> Any:
+        if isinstance(type_spec, fl.StructType):
+            types = list(type_spec.items())
+            if isinstance(value, Mapping):
+                named = cast("Mapping[Any, Any]", value)
+                after = {n: self._cast(named[n], t) for n, t in types if n in named}
+                stays = all(named[name] is made for name, made in after.items())
+                return named if stays else dict(named) | after
+            if type(value) is tuple and len(value) == len(types):
+                pairs = zip(cast("tuple[Any, ...]", value), types, strict=True)
+                members = tuple(self._cast(each, t) for each, (_, t) in pairs)
+                return value if all(map(operator.is_, value, members)) else members
+            return value
+        if not isinstance(value, np.ndarray) or not isinstance(
+            type_spec, fl.TensorType
+        ):
+            return value
+        wanted, kinds = np.dtype(type_spec.dtype), {"i": "iu", "u": "iu", "f": "f"}
+        is_near = value.dtype.kind in kinds.get(wanted.kind, "")
+        if value.dtype == wanted or not is_near:
+            return value
+        with np.errstate(over="ignore"):
+            made = cast("Any", value).astype(wanted)
+        is_kept = (
+            np.isfinite(made) == np.isfinite(value)
+            if wanted.kind == "f"
+            else (made == value)
+        )
+        if not np.all(is_kept):
+            return value  # and is refused
+        if not self._is_silent:
+            self._is_silent = True
+            _logger.warning(
+                "Clients have arrays of %s where the model takes %s: they are cast."
+                " `cast=True` says nothing, `cast=False` refuses them.",
+                value.dtype,
+                wanted,
+            )
+        return made
+
+
 def check_batches(clients: Mapping[int, Any]) -> None:
     """Raise unless inputs and labels of each batch have one number of rows.
 
     Logs a warning of labels that are not a number.
-
-    Args:
-        clients: what each has, by index: lists and references are looked at.
 
     Raises:
         ValueMismatchError: a batch has several; client and batch are named.

@@ -6,8 +6,6 @@
 A round that is done while another one is saved waits, and gives way to a later one: a
 resume wants the latest. So saving takes a bounded share of the time of short rounds.
 
-A history as JSON and back, to the bit: metrics keep their dtypes and shapes.
-
 What makes a run the same run: compared before it is resumed.
 
 A run on disk or in an object store: what it is, and its latest rounds.
@@ -15,13 +13,12 @@ A run on disk or in an object store: what it is, and its latest rounds.
 run_N        what the run is: written anew at every start, before the first round,
 so that a place that cannot be written to is told at once
 round_N      the state after N rounds, with the history so far
-clients/     what clients keep, in segments: a round's state names those that it has
+clients/     what clients keep: a round's state names the archives that it has
 """
 
 import asyncio
 import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import logging
 import os
@@ -30,97 +27,22 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import federated_language as fl
-import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport]  # numpy learns bfloat16
-import numpy as np
-
-import ray_fed
 import ray_fed.errors as errors
-from ray_fed import tensorflow as rtf
-from ray_fed.learning.batches import count_rows
-from ray_fed.learning.client_states import FrozenRows, SavedClientStates
-from ray_fed.learning.history import RoundRecord
-from ray_fed.learning.loop_thread import IoThread
-from ray_fed.learning.processes import LearningProcess
-from ray_fed.learning.run_spec import RunSpec
-from ray_fed.program import FileProgramStateManager, RayFederatedContext
+from ray_fed.files import opening
+from ray_fed.learning.client_states import ClientId, Rows, SavedClientStates
+from ray_fed.learning.history import History, RoundRecord, from_json, to_json
+from ray_fed.learning.rounds_in_flight import IoThread
+from ray_fed.observability import reprs
+from ray_fed.program import FileProgramStateManager
+from ray_fed.program.checkpoint_store import Versions, telling_storage
 from ray_fed.program.daemon_calls import call_on_daemon
-
-
-def to_json(records: Sequence[RoundRecord]) -> list[Any]:
-    """Return records as what `json` writes.
-
-    Args:
-        records: with metrics as `read_metrics` returns them.
-    """
-    return [
-        {
-            field.name: _encode(getattr(record, field.name))
-            for field in dataclasses.fields(record)
-        }
-        for record in records
-    ]
-
-
-def from_json(content: Sequence[Any]) -> list[RoundRecord]:
-    """Return the records that `to_json` described."""
-    return [
-        RoundRecord(**{name: _decode(value) for name, value in fields.items()})
-        for fields in content
-    ]
-
-
-def _encode(value: Any) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}
-    if isinstance(value, np.generic | np.ndarray):
-        return _encode_array(value)
-    if isinstance(value, Mapping):
-        return {"dict": [[name, _encode(member)] for name, member in value.items()]}
-    kind = "list" if isinstance(value, list) else "tuple"
-    return {kind: [_encode(member) for member in value]}
-
-
-def _encode_array(value: Any) -> dict[str, Any]:
-    array = np.asarray(value)
-    return {
-        "dtype": array.dtype.name,
-        "shape": list(array.shape),
-        "array": [_plain(item) for item in array.ravel().tolist()],
-        "scalar": isinstance(value, np.generic),
-    }
-
-
-def _plain(item: Any) -> Any:
-    return item if isinstance(item, bool | int | float) else float(item)
-
-
-def _decode(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    match value:
-        case {"bytes": content}:
-            found: Any = bytes.fromhex(content)
-        case {"dict": pairs}:
-            found = {name: _decode(member) for name, member in pairs}
-        case {"list": members}:
-            found = [_decode(member) for member in members]
-        case {"tuple": members}:
-            found = tuple(_decode(member) for member in members)
-        case _:
-            array = np.array(value["array"], np.dtype(value["dtype"]))
-            array = array.reshape(value["shape"])
-            found = array[()] if value["scalar"] else array
-    return found
-
 
 _MEANINGS = {
     "num_clients": "the number of clients",
     "clients": "the clients, by their ids, or their numbers of elements and of rows",
     "cohort_size": "`cohort_size`",
     "seed": "`seed`",
+    "sampler": "the `sampler`, by its text",
     "state_type": "the type of the process's state",
     "next_type": "the type of the process's `next`",
     "next_content": "what the process's `next` computes, by a hash of its graphs and of"
@@ -129,61 +51,6 @@ _MEANINGS = {
     "clients_per_leaf": "`Config.clients_per_leaf`",
     "evaluates": "whether there is `evaluate`, or its `evaluate_every`",
 }
-
-
-def describe_run(process: LearningProcess, spec: RunSpec) -> dict[str, Any]:
-    """Return what decides the bits of a run, and is compared when it is resumed.
-
-    Args:
-        process: that is run.
-        spec: of the run; no client's data are read.
-    """
-    sampler = spec.sampler
-    initialize, run_round = (_type_of(c) for c in (process.initialize, process.next))
-    return {
-        "num_clients": sampler.num_clients,
-        "clients": _digest_clients(spec.data),
-        "cohort_size": sampler.cohort_size,
-        "seed": sampler.seed,
-        "state_type": initialize,
-        "next_type": run_round,
-        "next_content": _content_of(process.next),
-        "evaluates": None if spec.evaluate is None else spec.evaluate_every,
-        **_settings(),
-    }
-
-
-def _type_of(comp: Any) -> str | None:
-    if isinstance(comp, fl.framework.Computation):
-        return str(comp.type_signature)
-    return None
-
-
-def _content_of(comp: Any) -> str | None:
-    """Return what tells a computation from others; None where nothing does."""
-    if not isinstance(comp, fl.framework.ConcreteComputation):
-        return None
-    try:
-        return rtf.identify_computation(comp)[:16]
-    except errors.UnsupportedError:  # it has Python functions
-        return None
-
-
-def _digest_clients(data: Sequence[Any]) -> str:
-    ids = getattr(data, "ids", None)
-    if ids is None:
-        ids = tuple(count_rows(client) for client in data)
-    return hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
-
-
-def _settings() -> dict[str, int | None]:
-    context = fl.framework.get_context_stack().current
-    if isinstance(context, RayFederatedContext):
-        context = context.execution_context
-    if not isinstance(context, ray_fed.ExecutionContext):
-        return {}
-    config = context.config
-    return {"config_seed": config.seed, "clients_per_leaf": config.clients_per_leaf}
 
 
 def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
@@ -200,9 +67,15 @@ def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -
         f" {_show(found.get(name))} here"
         for name in names
     )
+    traced = ""
+    if "next_content" in names:
+        traced = (
+            " Another version of ray_fed, TensorFlow or Keras may trace other graphs of"
+            f" the same process. {_say_how_to_take_over(where)}"
+        )
     raise errors.ConfigError(
         f"Expected to resume the run in `{where}` as it was begun, found other"
-        f" arguments: {told}. Pass those, or another `storage_path`."
+        f" arguments: {told}. Pass those, or another `storage_path`.{traced}"
     )
 
 
@@ -210,7 +83,16 @@ def _show(value: object) -> str:
     return errors.describe(value)
 
 
-_FORMAT = 1
+_FORMAT = 2
+
+
+def _say_how_to_take_over(where: str) -> str:
+    return (
+        "To begin anew with its model, pass another `storage_path` and its `state`, of"
+        f' `FileProgramStateManager({where!r}, "round_").load_latest({{"state":'
+        ' process.initialize(), "history": b""})` (with `"clients": b""` where clients'
+        " keep something)."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,12 +102,12 @@ class Reached:
     Attributes:
         state: of the server, as a call returned it, or plain.
         records: of all rounds so far.
-        clients: what clients have kept, in a run that is saved.
+        clients: what clients keep that changed since the one before that is saved.
     """
 
     state: Any
     records: tuple[RoundRecord, ...] = ()
-    clients: FrozenRows | None = None
+    clients: Rows = dataclasses.field(default_factory=dict[ClientId, bytes])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,7 +146,7 @@ class RunStorage:
     ) -> None:
         self._where = os.fspath(path)
         self._clients, self._num_to_keep = clients, num_to_keep
-        self._segments: dict[str, Sequence[str]] = {}  # of each state that is kept
+        self._archives: dict[str, Sequence[int]] = {}  # of each state that is kept
         self._runs = FileProgramStateManager(path, "run_", 1)
         self._rounds = FileProgramStateManager(path, "round_", num_to_keep or 0)
         self._lock = asyncio.Lock()
@@ -307,14 +189,21 @@ class RunStorage:
                     f"Expected `{self._where}` to say what run its states are of, found"
                     " no such file: name another `storage_path`."
                 )
-            records = from_json(json.loads(loaded["history"]))
+            records = from_json(loaded["history"], self._where)
             saved = SavedRun(loaded["state"], records, first)
             if self._clients is not None:
-                self._segments = json.loads(loaded["clients"])
+                self._archives = json.loads(loaded["clients"])
             self.saved_rounds = rounds
         if self._clients is not None:  # what was lost before a first save goes, too
-            names = self._segments.get(str(rounds), ())
-            await call_on_daemon(self._clients.take_over, names)
+            numbers = self._archives.get(str(rounds), ())
+            try:
+                await call_on_daemon(self._clients.read_archives, numbers)
+            except errors.SavedStateError as error:
+                error.add_note(
+                    f"The state after {rounds} rounds in `{self._where}` needs it: move"
+                    " that away to resume from the one before."
+                )
+                raise
         noted = {"format": _FORMAT, "identity": identity, "first_number": first}
         next_start = starts + 1 if content is not None else 0
         self._note = json.dumps(noted), next_start
@@ -334,7 +223,7 @@ class RunStorage:
             raise errors.StateFormatError(
                 f"Expected a run of format {_FORMAT} in `{self._where}`, found format"
                 f" {errors.describe(known)}: resume it with the version of ray_fed that"
-                " wrote it."
+                f" wrote it. {_say_how_to_take_over(self._where)}"
             )
         return found
 
@@ -355,16 +244,15 @@ class RunStorage:
                 return
             await self._note_again()
             # Rounds are only ever added: each is encoded once.
-            new = to_json(records[len(self._encoded) :])
-            self._encoded += [json.dumps(record).encode() for record in new]
+            self._encoded += map(to_json, records[len(self._encoded) :])
             history = b",\n".join(self._encoded[: len(records)])
             content = {"state": reached.state, "history": b"[" + history + b"]"}
-            if reached.clients is not None:
-                content["clients"] = await self._save_clients(reached.clients, rounds)
+            if self._clients is not None:
+                content["clients"] = await self._save_clients(self._clients, rounds)
             await self._rounds.save(content, rounds)
             self.saved_rounds = rounds
             if self._clients is not None and self._num_to_keep is not None:
-                keep = {name for names in self._segments.values() for name in names}
+                keep = {each for kept in self._archives.values() for each in kept}
                 await call_on_daemon(self._clients.collect, keep)
 
     async def _note_again(self) -> None:
@@ -382,20 +270,77 @@ class RunStorage:
             )
         await self._runs.save(*self._note)
 
-    async def _save_clients(self, clients: FrozenRows, rounds: int) -> bytes:
+    async def _save_clients(self, clients: SavedClientStates, rounds: int) -> bytes:
         """Save what clients have; return what states name as theirs, as JSON."""
-        self._segments[str(rounds)] = await call_on_daemon(clients.write)
+        self._archives[str(rounds)] = await call_on_daemon(clients.write_archives)
         # One more than the states: the oldest goes once the new one is there.
-        for old in list(self._segments)[: -1 - (self._num_to_keep or 0)]:
-            del self._segments[old]
-        return json.dumps(self._segments).encode()
+        for old in list(self._archives)[: -1 - (self._num_to_keep or 0)]:
+            del self._archives[old]
+        return json.dumps(self._archives).encode()
+
+    def add_clients(self, changed: Rows) -> None:
+        """Have the next save, be it this one or a later, write what changed."""
+        if self._clients is not None:
+            self._clients.add_unsaved(changed)
 
 
-_logger = logging.getLogger("ray_fed.learning.run")
+def list_runs(path: str) -> dict[str, str]:
+    """Return what runs are saved at a place, or in its folders, by their paths.
 
-SPACING_S = 0.5
-"""From the begin of a save to that of the next: a save costs some 10 ms of processor
-time, as much as a small round."""
+    Args:
+        path: a `storage_path`, or a folder of these.
+
+    Returns:
+        Of each run a line: rounds, metrics, size, states; or why it cannot be read.
+
+    Raises:
+        ConfigError: none is saved there.
+        StorageError: the place cannot be read.
+    """
+    places = [path]
+    if not Versions(path, "run_").find():
+        system, root = opening.locate(opening.expand_home(path))
+        with telling_storage(path, Exception, verb="list the runs in"):
+            found = [
+                str(each["name"]).rstrip("/") for each in system.ls(root, detail=True)
+            ]
+        folders = sorted(name.rpartition("/")[2] for name in found)
+        places = [f"{path.rstrip('/')}/{folder}" for folder in folders]
+        places = [place for place in places if _is_run(place)]
+    if not places:
+        raise errors.ConfigError(
+            f"Expected runs that `learning.run` saved in `{path}`, found none: pass a"
+            " `storage_path`, or the folder that it is in."
+        )
+    return {place: _describe_saved(place) for place in places}
+
+
+def _is_run(place: str) -> bool:
+    try:
+        return bool(Versions(place, "run_").find())
+    except errors.StorageError:  # it is a file
+        return False
+
+
+def _describe_saved(place: str) -> str:
+    system, root = opening.locate(opening.expand_home(place))
+    size = reprs.show_bytes(system.du(root))
+    rounds = Versions(place, "round_").find()
+    if not rounds:
+        return f"no round yet, {size}"
+    try:
+        history = History.load(place)
+    except errors.SavedStateError as error:
+        return f"{size}, cannot be read: {error}"
+    numbers = dict[str, float]()
+    for record in history:
+        numbers |= record.numbers()
+    shown = ", ".join(f"{k} {reprs.show_number(v)}" for k, v in numbers.items())
+    states = ", ".join(map(str, rounds))
+    return f"{len(history)} rounds, {shown}, {size}, states after {states}"
+
+
+_logger = logging.getLogger("ray_fed.learning.run_loop")
 
 _POLL_S = 0.1
 """How soon `finish` sees that there is less time."""
@@ -408,7 +353,8 @@ class Checkpoints:
         storage: takes them; None saves nothing.
         io: runs what saves; not owned.
         fetch: reads a state into this process.
-        keeps_all: whether each state is to be saved: `add` waits for room then.
+        spacing_s: from the beginning of a save to that of the next; None: each state is
+            saved, and `add` waits for room.
     """
 
     def __init__(
@@ -417,12 +363,13 @@ class Checkpoints:
         io: IoThread,
         fetch: Callable[[Any], Awaitable[Any]],
         *,
-        keeps_all: bool,
+        spacing_s: float | None,
     ) -> None:
         self._storage = storage
         self._io = io
         self._fetch = fetch
-        self._keeps_all = keeps_all
+        self._spacing_s = spacing_s
+        self._saves_each = spacing_s is None
         self._changed = threading.Condition()
         self._waiting: Reached | None = None
         self._saving: concurrent.futures.Future[None] | None = None
@@ -432,9 +379,6 @@ class Checkpoints:
     def add(self, reached: Reached) -> None:
         """Have a state saved soon; of several, the latest one.
 
-        Args:
-            reached: after at least one round.
-
         Raises:
             StorageError: a state before could not be saved; this one is not tried.
             ValueMismatchError: it held a value that cannot be saved.
@@ -442,9 +386,12 @@ class Checkpoints:
         if self._storage is None:
             return
         with self._changed:
-            while self._keeps_all and self._waiting is not None:
+            while self._saves_each and self._waiting is not None:
                 self._changed.wait()
             self._raise_error()
+            if self._waiting is not None:
+                changed = {**self._waiting.clients, **reached.clients}
+                reached = dataclasses.replace(reached, clients=changed)
             self._waiting = reached
             if self._saving is None:
                 self._saving = self._io.submit(self._save_all(self._storage))
@@ -454,10 +401,8 @@ class Checkpoints:
     ) -> None:
         """Save the last state, and wait for it; log where it takes too long.
 
-        Args:
-            reached: the last state.
-            find_time_left: returns for how many seconds to wait, None: as long as it
-                takes. Where there is a limit, a state that waits gives way to this one.
+        `find_time_left` returns for how many seconds to wait, None: as long as it
+        takes. Where there is a limit, a state that waits gives way to this one.
 
         Raises:
             StorageError: it cannot be saved.
@@ -467,9 +412,9 @@ class Checkpoints:
             return
         self._hurries.set()
         with self._changed:
-            while self._keeps_all and self._waiting is not None:
+            while self._saves_each and self._waiting is not None:
                 self._changed.wait(_POLL_S)
-                self._keeps_all = find_time_left() is None
+                self._saves_each = find_time_left() is None
             self._error = None  # the last state is tried in any case
         self.add(reached)
         with self._changed:
@@ -492,14 +437,15 @@ class Checkpoints:
     async def _save_all(self, storage: RunStorage) -> None:
         while (reached := self._take()) is not None:
             begun = time.monotonic()
+            storage.add_clients(reached.clients)
             try:
                 state = await self._fetch(reached.state)
                 await storage.save(dataclasses.replace(reached, state=state))
             except Exception as error:  # noqa: BLE001 (raised by the next call)
                 with self._changed:
                     self._error = error
-            if not self._keeps_all:
-                left = begun + SPACING_S - time.monotonic()
+            if self._spacing_s is not None:
+                left = begun + self._spacing_s - time.monotonic()
                 await call_on_daemon(self._hurries.wait, max(0.0, left))
 
     def _take(self) -> Reached | None:

@@ -1,9 +1,5 @@
-"""What users hand in: checked once, where it comes in.
+"""What users hand in: checked once, where it comes in."""
 
-Packages that only some parts of learning need: imported there, or told.
-"""
-
-import importlib
 import math
 import numbers
 from collections.abc import Callable
@@ -12,36 +8,10 @@ from typing import Any
 import ray_fed.errors as errors
 
 
-def import_extra(module: str, extra: str, purpose: str) -> Any:
-    """Return a module of an extra of ray_fed.
-
-    Args:
-        module: its name.
-        extra: that brings it.
-        purpose: what needs it.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise errors.UserError(
-            f"Expected the package `{package}`, which {purpose} needs, found it"
-            f' missing: pip install "ray-fed[{extra}]".'
-        ) from error
-
-
 def expect_object(value: object, cls: type, example: str) -> None:
     """Raise unless a value is an object of a class of Keras.
 
     Keras takes names and functions in many places; a name says too little here.
-
-    Args:
-        value: what the user gave.
-        cls: that it must be of.
-        example: of what to pass instead.
 
     Raises:
         ValueMismatchError: it is something else.
@@ -72,12 +42,6 @@ def check_number(
 ) -> None:
     """Raise unless a value is a finite number in a range.
 
-    Args:
-        name: of the argument.
-        value: what the user gave.
-        fits: whether a number is in the range.
-        wanted: the range in words, such as "above 0".
-
     Raises:
         ConfigError: it is no number, not finite, or out of the range.
     """
@@ -100,12 +64,6 @@ def check_positive(name: str, value: Any) -> None:
 
 def read_whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return a value that is a whole number in a range.
-
-    Args:
-        name: of the argument.
-        value: what the user gave.
-        least: the first of the range.
-        most: the last of it; None: there is none.
 
     Raises:
         ConfigError: it is no whole number, or out of the range.

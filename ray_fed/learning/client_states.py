@@ -1,49 +1,25 @@
-"""What belongs to clients over rounds: in memory up to a bound, the rest in files.
+"""What belongs to clients over rounds: in memory up to a bound, the rest in a file.
 
     take(ids) --> values of a cohort --> process.next --> put(ids, values)
 
-A client's value is a row of bytes of one size.
+A client's value is a row of bytes of one size. Where a run is saved, each checkpoint
+writes the rows that changed as one archive of `program.checkpoint_store`, and names all
+archives with rows that count: of several with a client's row, the one written last.
 
-Files with rows of clients, each written once: segments.
-
-    segment     length of the header | header: clients, CRC-32 of each row | rows
-
-A segment's name is a digest of its header: who knows the name can tell whether the file
-is whole.
-
-Which rows of clients in which segments count.
-
-Of several segments with a client's row, the one written last counts.
-
-Rows of bytes by client: in memory up to a bound, the rest in segments.
-
-put --> memory --> evicted, those used least recently first --> segments
-          |
-          +--> freeze --> write, on another thread, at a time of its own
-
-All values of clients in one file, which is there whole or not at all.
-
-length of the header | header: clients, types | rows | CRC-32 of header and rows
-
-Values of clients in a run that is saved: a checkpoint names the segments it has.
-
-What clients of a run keep from round to round: taken, put, and put back.
+    clients/7.zip, clients/9.zip    what round_12.zip names, or all_1.zip of `save`
 """
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
-import hashlib
-import json
-import threading
-import uuid
+import os
+import tempfile
 import weakref
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Self, TypeAlias
+from typing import IO, Any, Self
 
 import numpy as np
 import tensorflow as tf
@@ -51,606 +27,230 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.files.opening import expand_home
 from ray_fed.learning.checks import read_whole
-from ray_fed.program.managers import has_folders
-from ray_fed.program.state_files import telling_storage
-
-_FORMAT = 1
-_LENGTH_BYTES = 8
+from ray_fed.program.checkpoint_store import Versions, telling_storage
 
 ClientId = str | int
-Row = tuple[ClientId, bytes]
+Rows = Mapping[ClientId, bytes]
 
 
-@dataclasses.dataclass(eq=False)
-class Segment:
-    """A file.
-
-    Attributes:
-        name: in its folder.
-        first_byte: of its first row.
-        checks: the CRC-32 of each row.
-        num_live: rows that count.
-    """
-
-    name: str
-    first_byte: int
-    checks: Sequence[int]
-    num_live: int = 0
-
-
-class SegmentFiles:
-    """The segments of a folder, as files.
+class _SpillFile:
+    """Rows of clients in a file without a name, which ends with this process.
 
     Args:
-        folder: of any file system that fsspec knows; made by the first segment.
+        folder: of this machine, made for the first row.
         row_bytes: of each row.
     """
 
     def __init__(self, folder: str, row_bytes: int) -> None:
-        self._where = folder
-        with self._telling("open"):
-            self._system, self._folder = import_fsspec().core.url_to_fs(folder)
-        self._row_bytes = row_bytes
+        self._folder, self._row_bytes = folder, row_bytes
+        self._file: IO[bytes] | None = None
+        self._checks: dict[ClientId, tuple[int, int]] = {}  # place and CRC-32
 
-    def names(self) -> set[str]:
-        """Return the names of all files that are there."""
-        with self._telling("read"):
-            there = self._system.exists(self._folder)
-            paths = self._system.ls(self._folder, detail=False) if there else []
-        return {str(path).rpartition("/")[2] for path in paths}
+    @property
+    def clients(self) -> Iterable[ClientId]:
+        """All that have a row."""
+        return self._checks
 
-    def write(self, rows: Sequence[Row]) -> Segment:
-        """Write rows, at least one, to a new file."""
-        checks = [zlib.crc32(row) for _, row in rows]
-        fields = {
-            "format": _FORMAT,
-            "row_bytes": self._row_bytes,
-            "nonce": uuid.uuid4().hex,  # no two segments have one name
-            "clients": [client for client, _ in rows],
-            "crc32": checks,
-        }
-        header = json.dumps(fields).encode()
-        name = _name_of(header)
-        if has_folders(self._where):
-            with self._telling("write"):
-                self._system.makedirs(self._folder, exist_ok=True)
-        with self._open(name, "wb") as file:
-            file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
-            for _, row in rows:
-                file.write(row)
-        return Segment(name, _LENGTH_BYTES + len(header), checks)
+    def write(self, rows: Rows) -> None:
+        """Write rows, each over the former one of its client.
 
-    def read(
-        self, segment: Segment, wanted: Iterable[tuple[int, ClientId]]
-    ) -> list[Row]:
-        """Return rows of a file.
-
-        Args:
-            segment: the file.
-            wanted: which row, and whose it is.
+        Raises:
+            StorageError: they cannot be written.
         """
-        rows: list[Row] = []
-        with self._open(segment.name, "rb") as file:
-            for index, client in sorted(wanted, key=lambda place: place[0]):
-                file.seek(segment.first_byte + index * self._row_bytes)
-                row = file.read(self._row_bytes)
-                is_whole = len(row) == self._row_bytes
-                if not is_whole or zlib.crc32(row) != segment.checks[index]:
-                    raise self._damage(segment.name, f"the row of `{client}`")
-                rows.append((client, row))
-        return rows
+        with telling_storage(self._folder, OSError, verb="write client states in"):
+            if self._file is None:
+                os.makedirs(self._folder, exist_ok=True)  # noqa: PTH103
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                weakref.finalize(self, self._file.close)
+            for client, row in rows.items():
+                place, _ = self._checks.get(client, (len(self._checks), 0))
+                self._file.seek(place * self._row_bytes)
+                self._file.write(row)
+                self._checks[client] = place, zlib.crc32(row)
+            self._file.flush()
 
-    def read_header(self, name: str) -> tuple[Segment, Sequence[ClientId]]:
-        """Return a file that was written before, and whose its rows are."""
-        try:
-            with self._open(name, "rb") as file:
-                length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-                file.seek(0, 2)
-                num_bytes = file.tell()
-                if length > num_bytes:
-                    raise self._damage(name, "its header")
-                file.seek(_LENGTH_BYTES)
-                header = file.read(length)
-        except errors.StorageError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise self._damage(name, "it is not there") from None
-            raise
-        if _name_of(header) != name:
-            raise self._damage(name, "its header")
-        found: Mapping[str, Any] = json.loads(header)
-        if found["format"] != _FORMAT or found["row_bytes"] != self._row_bytes:
-            raise self._damage(name, "rows of another kind")
-        first = _LENGTH_BYTES + length
-        if num_bytes != first + len(found["clients"]) * self._row_bytes:
-            raise self._damage(name, "it is cut off")
-        return Segment(name, first, found["crc32"]), found["clients"]
+    def read(self, client: ClientId) -> bytes | None:
+        """Return the row of a client, if there is one.
 
-    @contextlib.contextmanager
-    def _open(self, name: str, mode: str) -> Generator[Any]:
-        verb = "read" if mode == "rb" else "write"
-        with (
-            self._telling(verb),
-            self._system.open(f"{self._folder}/{name}", mode) as file,
-        ):
-            yield file
+        Raises:
+            StorageError: it cannot be read.
+            SavedStateError: it is damaged.
+        """
+        if client not in self._checks or self._file is None:
+            return None
+        place, check = self._checks[client]
+        with telling_storage(self._folder, OSError, verb="read client states in"):
+            self._file.seek(place * self._row_bytes)
+            row = self._file.read(self._row_bytes)
+        if zlib.crc32(row) != check:
+            raise errors.SavedStateError(
+                f"Expected the value of the client `{client}` as it was written in"
+                f" `{self._folder}`, found damage: see to its disk."
+            )
+        return row
 
-    def _telling(self, verb: str) -> contextlib.AbstractContextManager[None]:
-        return telling_states(self._where, verb)
-
-    def _damage(self, name: str, what: str) -> errors.SavedStateError:
-        return errors.SavedStateError(
-            f"Expected client states as they were written in `{self._where}/{name}`,"
-            f" found damage: {what}."
-        )
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove files; one that is not there is no error."""
-        with self._telling("remove"):
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    self._system.rm_file(f"{self._folder}/{name}")
-
-    def clear(self) -> None:
-        """Remove the folder."""
-        with self._telling("remove"):
-            if self._system.exists(self._folder):
-                self._system.rm(self._folder, recursive=True)
-
-
-def _name_of(header: bytes) -> str:
-    return hashlib.sha256(header).hexdigest()[:32]
-
-
-def telling_states(where: str, verb: str) -> contextlib.AbstractContextManager[None]:
-    """Tell what a file system raises as StorageError, see `telling_storage`.
-
-    Args:
-        where: client states are.
-        verb: what is done there, such as "read".
-    """
-    # What fsspec raises has no base of its own.
-    return telling_storage(where, Exception, verb=f"{verb} client states in")
-
-
-def import_fsspec() -> Any:
-    """Return the module `fsspec`.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import fsspec
-    except ImportError as error:
-        raise errors.ConfigError(
-            "Expected fsspec to keep client states in files, found none:"
-            ' pip install "ray-fed[data]".'
-        ) from error
-    return fsspec
+    def close(self) -> None:
+        """Remove all rows."""
+        self._checks.clear()
+        if self._file is not None:
+            self._file.close()
 
 
 _WASTED_SHARE = 0.5
-"""Of the rows of segments that may be old before the others are written anew."""
+"""Of the rows of archives that may be old before the others are written anew."""
 
-_MOST_SEGMENTS = 256
-"""With rows that count: the smaller half of more than these becomes one."""
+_MOST_ARCHIVES = 256
+"""With rows that count: the smaller half of more than these is written anew."""
 
-_ROWS_BYTES = 2**24
-"""Of rows that are read to be written anew at a time."""
+_ARCHIVE_BYTES = 2**24
+"""Of the rows of an archive: of what is written, or written anew, at a time."""
 
-_Place: TypeAlias = tuple[Segment, int]
-"""A segment, and which of its rows."""
+_PIECE_BYTES = 2**20
+"""Of an array of rows. With larger ones the C library keeps some 30 MB for each of the
+threads that save (a driver grew by 431 MB, `benchmarks.states`, 2026-11-28)."""
 
 
-class Segments:
-    """The segments of a folder, and which of their rows count.
-
-    One thread writes at a time; others may look for rows meanwhile.
+class ClientArchives:
+    """Rows of clients as they were saved: archives of those that changed.
 
     Args:
-        folder: of any file system that fsspec knows; made by the first segment.
+        folder: of any file system that fsspec knows; made by the first archive.
         row_bytes: of each row.
-        removes: whether a segment is removed as soon as none of its rows counts;
-            otherwise `collect` removes it.
-
-    Attributes:
-        lock: held while it changes which rows count.
     """
 
-    def __init__(self, folder: str, row_bytes: int, *, removes: bool) -> None:
-        self.lock = threading.RLock()
-        self._files = SegmentFiles(folder, row_bytes)
-        self._row_bytes = row_bytes
-        self._removes = removes
-        self._segments: dict[str, Segment] = {}  # in the order of their writing
-        self._places: dict[ClientId, _Place] = {}
-        self._others: set[str] = set()
+    def __init__(self, folder: str, row_bytes: int) -> None:
+        self._versions, self._row_bytes = Versions(folder, ""), row_bytes
+        self._latest: dict[ClientId, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._num_live: Counter[int] = Counter()
+        self._next = 0
 
-    @property
-    def clients(self) -> list[ClientId]:
-        """All that have a row."""
-        with self.lock:
-            return list(self._places)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The segments with rows that count, in the order of their writing."""
-        with self.lock:
-            return tuple(s.name for s in self._segments.values() if s.num_live)
-
-    def read(self, clients: Iterable[ClientId]) -> dict[ClientId, bytes]:
-        """Return the rows of those clients that have one.
+    def begin(self) -> None:
+        """Let archives that are written come after those that are there.
 
         Raises:
-            StorageError: a segment cannot be read.
-            SavedStateError: it is damaged.
+            StorageError: the folder cannot be listed.
         """
-        wanted = list(clients)
-        while True:
-            places = self._find(wanted)
-            try:
-                return self._read(places)
-            except errors.StorageError:
-                # Segments may be written anew, and the old ones removed, meanwhile.
-                if places == self._find(wanted):
-                    raise
+        self._next = max(self._versions.find(), default=-1) + 1
 
-    def write(
-        self, rows: Sequence[Row], is_current: Callable[[ClientId, bytes], bool]
-    ) -> str:
-        """Write rows to a new segment and return its name.
-
-        Args:
-            rows: at least one, of different clients.
-            is_current: tells, under `lock`, which of them count.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
-        name = self._write_segment(rows, is_current)
-        with self.lock:
-            used = [s for s in self._segments.values() if s.num_live]
-            num_rows = sum(len(s.checks) for s in used)
-            wasted = num_rows - sum(s.num_live for s in used)
-        if wasted > max(len(rows), _WASTED_SHARE * num_rows):
-            self._write_anew(
-                [s for s in used if s.num_live < _WASTED_SHARE * len(s.checks)]
-            )
-        elif len(used) > _MOST_SEGMENTS:
-            used.sort(key=lambda segment: segment.num_live)
-            self._write_anew(used[: len(used) // 2])
-        return name
-
-    def forget(self, client: ClientId) -> None:
-        """Let the row of a client, if there is one, count no more."""
-        with self.lock:
-            place = self._places.pop(client, None)
-            if place is None:
-                return
-            segment, _ = place
-            segment.num_live -= 1
-            is_old = self._removes and not segment.num_live
-            if is_old:
-                del self._segments[segment.name]
-        if is_old:
-            self._files.remove([segment.name])
-
-    def take_over(self, names: Sequence[str]) -> None:
-        """Take the rows of segments that were written before.
-
-        Args:
-            names: in the order of their writing.
+    def load(self, numbers: Sequence[int]) -> Iterator[Rows]:
+        """Yield the rows of archives, older ones first; then write others after them.
 
         Raises:
             StorageError: one cannot be read.
             SavedStateError: one is damaged, or is not there.
         """
-        self._others = self._files.names() - {*names}
-        for name in names:
-            segment, clients = self._files.read_header(name)
-            with self.lock:
-                self._segments[name] = segment
-                for index, client in enumerate(clients):
-                    self._place(client, segment, index)
+        self.begin()
+        for number in numbers:
+            rows = self._read(number)
+            self._note(number, rows)
+            yield rows
 
-    def collect(self, keep: AbstractSet[str]) -> None:
-        """Remove segments without a row that counts, but for those to keep."""
-        with self.lock:
-            old = [s.name for s in self._segments.values() if not s.num_live]
-            removed = [n for n in (*old, *self._others) if n not in keep]
-            for name in removed:
-                self._segments.pop(name, None)
-            self._others -= {*removed}
-        self._files.remove(removed)
-
-    def clear(self) -> None:
-        """Remove all segments."""
-        with self.lock:
-            self._places.clear()
-            self._segments.clear()
-        self._files.clear()
-
-    def _find(self, clients: Iterable[ClientId]) -> dict[ClientId, _Place]:
-        """Return where the rows of those clients are that have one."""
-        with self.lock:
-            return {c: self._places[c] for c in clients if c in self._places}
-
-    def _read(self, places: Mapping[ClientId, _Place]) -> dict[ClientId, bytes]:
-        by_segment: dict[Segment, list[tuple[int, ClientId]]] = {}
-        for client, (segment, index) in places.items():
-            by_segment.setdefault(segment, []).append((index, client))
-        return {
-            client: row
-            for segment, found in by_segment.items()
-            for client, row in self._files.read(segment, found)
-        }
-
-    def _write_segment(
-        self, rows: Sequence[Row], is_current: Callable[[ClientId, bytes], bool]
-    ) -> str:
-        segment = self._files.write(rows)
-        with self.lock:
-            self._segments[segment.name] = segment
-            for index, (client, row) in enumerate(rows):
-                if is_current(client, row):
-                    self._place(client, segment, index)
-        return segment.name
-
-    def _place(self, client: ClientId, segment: Segment, index: int) -> None:
-        self.forget(client)
-        segment.num_live += 1
-        self._places[client] = (segment, index)
-
-    def _write_anew(self, segments: Sequence[Segment]) -> None:
-        """Write the rows of segments that count to new ones."""
-        with self.lock:
-            chosen = set(segments)
-            moved = {c: p for c, p in self._places.items() if p[0] in chosen}
-        at_once = max(1, _ROWS_BYTES // max(1, self._row_bytes))
-        clients = list(moved)
-        for start in range(0, len(clients), at_once):
-            rows = self.read(clients[start : start + at_once])
-
-            def stayed(client: ClientId, _: bytes) -> bool:
-                return self._places.get(client) == moved[client]
-
-            if rows:
-                self._write_segment(list(rows.items()), stayed)
-
-
-_EVICTED_SHARE = 0.25
-"""Of the rows in memory, at a time: a file for each row would be slow."""
-
-
-class ClientRows:
-    """Rows by client.
-
-    One thread reads, puts and freezes; another one may write what is frozen.
-
-    Args:
-        max_rows: in memory, >= 1; those of a `put` come on top while it runs.
-        segments: have the others; None keeps all rows in memory.
-    """
-
-    def __init__(self, max_rows: int, segments: Segments | None) -> None:
-        self._max_rows = max_rows
-        self._segments = segments
-        self._rows: OrderedDict[ClientId, bytes] = OrderedDict()
-        self._unwritten: set[ClientId] = set()
-        self._lock = threading.Lock() if segments is None else segments.lock
-        self._writing = threading.RLock()
-        self._num_frozen = 0
-        self._frozen: weakref.WeakSet[FrozenRows] = weakref.WeakSet()
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
-    @property
-    def clients(self) -> list[ClientId]:
-        """All that have a row."""
-        written = [] if self._segments is None else self._segments.clients
-        return list(dict.fromkeys([*self._rows, *written]))
-
-    @property
-    def num_in_memory(self) -> int:
-        """How many rows are in memory."""
-        return len(self._rows)
-
-    def read(self, clients: Sequence[ClientId], *, uses: bool) -> list[bytes | None]:
-        """Return the rows of clients; None for one that has none.
-
-        Args:
-            clients: any, in any order.
-            uses: whether those in memory count as used.
-        """
-        absent = [client for client in clients if client not in self._rows]
-        read = self._segments.read(absent) if self._segments and absent else {}
-        if uses:
-            for client in clients:
-                if client in self._rows:
-                    self._rows.move_to_end(client)
-        return [self._rows.get(client, read.get(client)) for client in clients]
-
-    def put(self, rows: Sequence[Row]) -> None:
-        """Keep new rows of clients, each once."""
-        with self._lock:
-            for client, row in rows:
-                self._rows[client] = row
-                self._rows.move_to_end(client)
-                self._unwritten.add(client)
-                if self._segments is not None:
-                    self._segments.forget(client)
-        if self._segments is not None and len(self._rows) > self._max_rows:
-            self._evict(self._segments)
-
-    def _evict(self, segments: Segments) -> None:
-        room = self._max_rows - int(self._max_rows * _EVICTED_SHARE)
-        with self._writing:
-            self._write_frozen(segments, self._num_frozen)
-            oldest = list(self._rows)[: len(self._rows) - room]
-            rows = [(c, self._rows[c]) for c in oldest if c in self._unwritten]
-            if rows:
-                segments.write(rows, self._is_current)
-            with self._lock:
-                for client in oldest:
-                    del self._rows[client]
-                    self._unwritten.discard(client)
-
-    def freeze(self) -> "FrozenRows":
-        """Return all rows as they are now, to be written at any time; segments only."""
-        segments = self._segments
-        assert segments is not None
-        with self._lock:
-            rows = [(client, self._rows[client]) for client in self._unwritten]
-            self._num_frozen += 1
-            frozen = FrozenRows(self, self._num_frozen, rows, segments.names)
-            self._frozen.add(frozen)
-        return frozen
-
-    def write(self, frozen: "FrozenRows") -> tuple[str, ...]:
-        """Return the segments with all frozen rows, in the order of their writing.
+    def save(self, changed: Rows) -> list[int]:
+        """Write rows, and return the archives that have all rows now.
 
         Raises:
             StorageError: they cannot be written.
         """
-        segments = self._segments
-        assert segments is not None
-        with self._writing:
-            self._write_frozen(segments, frozen.number)
-            return frozen.names
+        self._write(changed)
+        live = [number for number, count in self._num_live.items() if count]
+        num_rows = sum(self._sizes[number] for number in live)
+        num_old = num_rows - len(self._latest)
+        if num_old > max(len(changed), _WASTED_SHARE * num_rows):
+            self._write_anew(
+                [n for n in live if self._num_live[n] < _WASTED_SHARE * self._sizes[n]]
+            )
+        elif len(live) > _MOST_ARCHIVES:
+            self._write_anew(
+                sorted(live, key=lambda number: self._num_live[number])[
+                    : len(live) // 2
+                ]
+            )
+        return sorted(number for number, count in self._num_live.items() if count)
 
-    def _write_frozen(self, segments: Segments, last: int) -> None:
-        """Write what was frozen up to a number, older rows first."""
-        with self._lock:
-            held = sorted(self._frozen, key=lambda frozen: frozen.number)
-        for frozen in held:
-            if frozen.rows and frozen.number <= last:
-                name = segments.write(frozen.rows, self._is_current)
-                with self._lock:
-                    for client, row in frozen.rows:
-                        if self._is_current(client, row):
-                            self._unwritten.discard(client)
-                    frozen.names, frozen.rows = (*frozen.names, name), ()
+    def collect(self, keep: AbstractSet[int]) -> None:
+        """Remove archives without a row that counts, but for those to keep."""
+        live = {number for number, count in self._num_live.items() if count}
+        old = {*self._versions.find()} - live - keep
+        if old:
+            self._versions.remove(old)
 
-    def _is_current(self, client: ClientId, row: bytes) -> bool:
-        return self._rows.get(client) is row
+    def _write_anew(self, numbers: Sequence[int]) -> None:
+        """Write the rows of archives that count to new ones."""
+        rows: dict[ClientId, bytes] = {}
+        for number in numbers:
+            found = self._read(number).items()
+            rows |= {c: row for c, row in found if self._latest[c] == number}
+            if len(rows) * self._row_bytes >= _ARCHIVE_BYTES:
+                self._write(rows)
+                rows = {}
+        self._write(rows)
 
-    def collect(self, keep: AbstractSet[str]) -> None:
-        """Remove segments that neither these rows, frozen ones, nor `keep` have."""
-        if self._segments is not None:
-            with self._lock:
-                frozen = {name for each in self._frozen for name in each.names}
-            self._segments.collect(keep | frozen)
+    def _write(self, rows: Rows) -> None:
+        most, piece = (
+            max(1, size // max(1, self._row_bytes))
+            for size in (_ARCHIVE_BYTES, _PIECE_BYTES)
+        )
+        for clients in _chunks(list(rows), most):
+            values = {
+                "clients": list(clients),
+                "rows": [
+                    np.frombuffer(b"".join(rows[c] for c in chosen), np.uint8)
+                    for chosen in _chunks(clients, piece)
+                ],
+            }
+            self._versions.write(self._next, values)
+            self._note(self._next, clients)
+            self._next += 1
 
+    def _note(self, number: int, clients: Iterable[ClientId]) -> None:
+        """Count the rows of an archive as the latest ones of their clients."""
+        for client in clients:
+            former = self._latest.get(client)
+            if former is not None:
+                self._num_live[former] -= 1
+            self._latest[client] = number
+            self._num_live[number] += 1
+        self._sizes[number] = self._num_live[number]
 
-class FrozenRows:
-    """The rows of a moment: some in segments, the others in memory until `write`."""
-
-    def __init__(
-        self,
-        owner: ClientRows,
-        number: int,
-        rows: Sequence[Row],
-        names: tuple[str, ...],
-    ) -> None:
-        self._owner = owner
-        self.number, self.rows, self.names = number, rows, names
-
-    def write(self) -> tuple[str, ...]:
-        """See `ClientRows.write`."""
-        return self._owner.write(self)
-
-
-_CHECK_BYTES = 4
-
-
-def write_states(
-    path: str, types: Sequence[Any], clients: Sequence[ClientId], rows: Iterable[bytes]
-) -> None:
-    """Write rows of clients to a file.
-
-    Args:
-        path: of any file system that fsspec knows; its folder is made.
-        types: what rows hold, as JSON has it.
-        clients: whose rows they are, in order.
-        rows: one for each.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    header = json.dumps({"clients": list(clients), "types": types}).encode()
-    system, place = import_fsspec().core.url_to_fs(path)
-    unfinished = f"{place}.{uuid.uuid4().hex}"
-    with telling_states(path, "write"):
-        system.makedirs(place.rpartition("/")[0] or ".", exist_ok=True)
+    def _read(self, number: int) -> Rows:
+        where = self._versions.where(number)
         try:
-            with system.open(unfinished, "wb") as file:
-                file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
-                check = zlib.crc32(header)
-                for row in rows:
-                    check = zlib.crc32(row, check)
-                    file.write(row)
-                file.write(check.to_bytes(_CHECK_BYTES, "little"))
-            system.mv(unfinished, place)
-        except BaseException:
-            with contextlib.suppress(Exception):  # it may not be there
-                system.rm_file(unfinished)
+            values = self._versions.read(number)
+        except errors.StorageError:
             raise
-
-
-def read_states(path: str, types: Sequence[Any], row_bytes: int) -> Iterator[Row]:
-    """Yield clients and their rows of a file, and check the file at its end.
-
-    Args:
-        path: of the file.
-        types: what rows are to hold, as JSON has it.
-        row_bytes: of each.
-
-    Raises:
-        StorageError: it cannot be read.
-        SavedStateError: it is damaged, or of other values.
-    """
-    with (
-        telling_states(path, "read"),
-        import_fsspec().open(path, "rb") as file,
-    ):
-        content, header = _read_header(file, path)
-        if header["types"] != types:
+        except FileNotFoundError as error:
             raise errors.SavedStateError(
-                f"Expected values of types {types} in `{path}`, found"
-                f" {header['types']}."
-            )
-        check = zlib.crc32(content)
-        for client in header["clients"]:
-            row = file.read(row_bytes)
-            if len(row) != row_bytes:
-                raise errors.SavedStateError(
-                    f"Expected {row_bytes} bytes of client `{client}` in `{path}`,"
-                    f" found {len(row)}: the file is cut off."
-                )
-            check = zlib.crc32(row, check)
-            yield client, row
-        if file.read() != check.to_bytes(_CHECK_BYTES, "little"):
+                f"Expected values that clients keep in `{where}`, found no such file."
+            ) from error
+        size, clients = self._row_bytes, values["clients"]
+        if not size:
+            return dict.fromkeys(clients, b"")
+        rows = [
+            content[start : start + size].tobytes()
+            for content in values["rows"]
+            for start in range(0, len(content), size)
+        ]
+        if len(rows) != len(clients) or any(len(row) != size for row in rows):
             raise errors.SavedStateError(
-                f"Expected client states as they were saved in `{path}`, found another"
-                " checksum: the file is damaged."
+                f"Expected values of {size} bytes for {len(clients)} clients in"
+                f" `{where}`, found others: pass another `storage_path`."
             )
+        return dict(zip(clients, rows, strict=True))
 
 
-def _read_header(file: Any, path: str) -> tuple[bytes, Any]:
-    try:
-        size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        content = file.read(size)
-        return content, json.loads(content)
-    except (ValueError, OverflowError, MemoryError) as error:
-        raise errors.SavedStateError(
-            f"Expected a file that ClientStates saved, found `{path}`, whose header"
-            " cannot be read."
-        ) from error
+def _chunks(clients: Sequence[ClientId], size: int) -> Iterator[Sequence[ClientId]]:
+    for start in range(0, len(clients), size):
+        yield clients[start : start + size]
 
 
 _AT_ONCE = 1000
-"""Clients whose values are copied or saved at a time."""
+"""Clients whose values are copied at a time."""
+
+_ALL = "all_"
+"""Begins the name of what says which archives `ClientStates.save` wrote."""
 
 
 class ClientStates:
@@ -662,8 +262,9 @@ class ClientStates:
     Args:
         initial: of a client that has put none, such as
             `process.initial_client_state`.
-        path: a folder for what does not fit, of any file system that fsspec knows; what
-            is there from others is left alone. None: all stays in memory.
+        path: a folder of this machine for what does not fit: a file there without a
+            name, which ends with these values or the process. None: all stays in
+            memory.
         memory_bytes: of values in memory, >= those of a cohort; Python's own objects
             come on top, about 300 bytes for each client.
 
@@ -671,7 +272,8 @@ class ClientStates:
         max_memory_bytes: `memory_bytes`.
 
     Raises:
-        ConfigError: `memory_bytes` is too small for a value.
+        ConfigError: `memory_bytes` is too small for a value, or `path` is of another
+            machine.
     """
 
     def __init__(
@@ -691,10 +293,15 @@ class ClientStates:
                 f"Expected `memory_bytes` to be at least {self._row_bytes}, the"
                 f" bytes of one client, found {memory_bytes}."
             )
-        # A folder of its own: two may share a path.
-        folder = f"{path}/client-states-{uuid.uuid4().hex}"
-        made = None if path is None else Segments(folder, self._row_bytes, removes=True)
-        self._segments, self._rows = made, ClientRows(self._max_rows, made)
+        if path is not None and "://" in path:
+            raise errors.ConfigError(
+                f"Expected a folder of this machine as `path`, found `{path}`: values"
+                " that memory has no room for are read in every round."
+            )
+        self._rows: OrderedDict[ClientId, bytes] = OrderedDict()
+        self._spilled = (
+            None if path is None else _SpillFile(expand_home(path), self._row_bytes)
+        )
 
     @override
     def __repr__(self) -> str:
@@ -702,17 +309,18 @@ class ClientStates:
 
     def __len__(self) -> int:
         """Return how many clients have put a value."""
-        return len(self._rows)
+        return len(self.ids)
 
     @property
     def ids(self) -> list[ClientId]:
         """The clients that have put a value, in no order that can be relied on."""
-        return self._rows.clients
+        spilled = () if self._spilled is None else self._spilled.clients
+        return list(dict.fromkeys([*self._rows, *spilled]))
 
     @property
     def memory_bytes(self) -> int:
         """The bytes of values that are in memory now."""
-        return self._rows.num_in_memory * self._row_bytes
+        return len(self._rows) * self._row_bytes
 
     def take(self, client_ids: Iterable[ClientId]) -> list[Any]:
         """Return the values of clients, in the order of their ids.
@@ -721,11 +329,17 @@ class ClientStates:
             client_ids: any; those that put none have the initial value.
 
         Raises:
-            StorageError: values in files cannot be read.
+            StorageError: values in the file cannot be read.
             SavedStateError: these are damaged.
         """
-        rows = self._rows.read(list(client_ids), uses=True)
+        rows = [self._find(client) for client in client_ids]
         return [self._initial if row is None else self._unpack(row) for row in rows]
+
+    def _find(self, client: ClientId) -> bytes | None:
+        if client in self._rows:
+            self._rows.move_to_end(client)
+            return self._rows[client]
+        return None if self._spilled is None else self._spilled.read(client)
 
     def put(self, client_ids: Sequence[ClientId], values: Sequence[Any]) -> None:
         """Keep new values of clients.
@@ -750,7 +364,18 @@ class ClientStates:
                 " values would be lost."
             )
         rows = [self._pack(value) for value in values]  # all are checked first
-        self._rows.put(list(zip(client_ids, rows, strict=True)))
+        self.put_rows(dict(zip(client_ids, rows, strict=True)))
+
+    def put_rows(self, rows: Rows) -> None:
+        """Keep values that are rows of bytes; the oldest ones leave memory for them."""
+        for client, row in rows.items():
+            self._rows[client] = row
+            self._rows.move_to_end(client)
+        if self._spilled is not None and len(self._rows) > self._max_rows:
+            oldest = list(self._rows)[: len(self._rows) - self._max_rows]
+            self._spilled.write({client: self._rows[client] for client in oldest})
+            for client in oldest:
+                del self._rows[client]
 
     def emptied(self, initial: Any) -> "ClientStates":
         """Return another one without values, within the same bounds.
@@ -767,62 +392,75 @@ class ClientStates:
 
     def fill_from(self, other: "ClientStates") -> None:
         """Put all values that another one has."""
-        for ids in _chunks(other.ids):
+        for ids in _chunks(other.ids, _AT_ONCE):
             self.put(ids, other.take(ids))
 
-    def save(self, path: str) -> None:
-        """Write all values to one file, which is there whole or not at all.
+    def save(self, folder: str) -> None:
+        """Write all values to a folder, over what was saved there.
+
+        Until all are written, `load` returns what was saved there before.
 
         Args:
-            path: of any file system that fsspec knows.
+            folder: of any file system that fsspec knows; these values' alone.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: they cannot be written.
         """
-        clients = sorted(self.ids, key=lambda client: (str(type(client)), client))
-        rows = (
-            row
-            for ids in _chunks(clients)
-            for row in self._rows.read(ids, uses=False)
-            if row is not None
-        )
-        write_states(path, self._described, clients, rows)
+        archives = ClientArchives(folder, self._row_bytes)
+        archives.begin()
+        index = Versions(folder, _ALL)
+        former = index.find()
+        numbers: list[int] = []
+        for ids in _chunks(self.ids, max(1, _ARCHIVE_BYTES // max(1, self._row_bytes))):
+            found = ((client, self._find(client)) for client in ids)
+            rows = {client: row for client, row in found if row is not None}
+            numbers = archives.save(rows)
+        described = {"archives": numbers, "arrays": self._described}
+        index.write(max(former, default=0) + 1, described)
+        index.remove(former)
+        archives.collect(frozenset())
 
-    @classmethod
+    @staticmethod
     def load(
-        cls,
-        saved: str,
+        folder: str,
         initial: Any,
         path: str | None = None,
         *,
         memory_bytes: int = 2**28,
-    ) -> Self:
+    ) -> "ClientStates":
         """Return the values that `save` wrote.
 
         Args:
-            saved: path that they were saved to.
-            initial: as when they were saved.
+            folder: that they were saved to.
+            initial: as of the class, of the kind that was saved.
             path: as of the class.
             memory_bytes: as of the class.
 
         Raises:
-            StorageError: the file cannot be read.
-            SavedStateError: it is damaged, or of other values.
+            StorageError: they cannot be read.
+            SavedStateError: they are not there, damaged, or of another kind.
         """
-        states = cls(initial, path, memory_bytes=memory_bytes)
-        for row in read_states(saved, states._described, states._row_bytes):
-            states._rows.put([row])
+        states = ClientStates(initial, path, memory_bytes=memory_bytes)
+        saved, _ = Versions(folder, _ALL).read_latest()
+        if saved is None or saved["arrays"] != states._described:
+            found = "none" if saved is None else f"arrays {saved['arrays']}"
+            raise errors.SavedStateError(
+                f"Expected values of clients in `{folder}`, of arrays"
+                f" {states._described}, found {found}: pass the folder and the initial"
+                " value of `save`."
+            )
+        for rows in ClientArchives(folder, states._row_bytes).load(saved["archives"]):
+            states.put_rows(rows)
         return states
 
     @property
     def _described(self) -> list[Any]:
-        """The types, as JSON has them."""
         return [[dtype.str, list(shape)] for dtype, shape in self._types]
 
     def close(self) -> None:
-        """Remove what was written for want of memory."""
-        if self._segments:
-            self._segments.clear()
+        """Remove what memory had no room for."""
+        if self._spilled is not None:
+            self._spilled.close()
 
     def __enter__(self) -> Self:
         return self
@@ -864,51 +502,74 @@ def _build_nest(initial: Any) -> Callable[[list[NDArray[Any]]], Any]:
     return functools.partial(tf.nest.pack_sequence_as, initial)
 
 
-def _chunks(clients: Sequence[ClientId]) -> Iterator[Sequence[ClientId]]:
-    for start in range(0, len(clients), _AT_ONCE):
-        yield clients[start : start + _AT_ONCE]
-
-
 class SavedClientStates(ClientStates):
     """Values of clients, none yet, that are saved from time to time.
 
     Args:
         initial: as of `ClientStates`.
-        folder: of this run alone: what memory has no room for is written where values
-            are saved, and stays there until `collect`.
+        storage_path: of the run.
         memory_bytes: as of `ClientStates`.
     """
 
-    def __init__(self, initial: Any, folder: str, *, memory_bytes: int) -> None:
-        super().__init__(initial, memory_bytes=memory_bytes)
-        self._segments = Segments(folder, self._row_bytes, removes=False)
-        self._rows = ClientRows(self._max_rows, self._segments)
+    def __init__(self, initial: Any, storage_path: str, *, memory_bytes: int) -> None:
+        place = storage_path.removeprefix("file://").removeprefix("local://")
+        # An object store is no place for what rounds read.
+        spilled = tempfile.gettempdir() if "://" in place else place
+        super().__init__(initial, spilled, memory_bytes=memory_bytes)
+        self._archives = ClientArchives(f"{storage_path}/clients", self._row_bytes)
+        self._changed: dict[ClientId, bytes] = {}
+        self._unsaved: dict[ClientId, bytes] = {}
 
-    def take_over(self, names: Sequence[str]) -> None:
-        """Take the values that a run saved, as `FrozenRows.write` named them.
+    @override
+    def put_rows(self, rows: Rows) -> None:
+        super().put_rows(rows)
+        self._changed |= rows
+
+    @override
+    def fill_from(self, other: ClientStates) -> None:
+        for ids in _chunks(other.ids, _AT_ONCE):
+            self.put(ids, other.take(ids))
+            self._archives.save(self.take_changed())
+
+    def read_archives(self, numbers: Sequence[int]) -> None:
+        """Put what a run saved.
+
+        Args:
+            numbers: of its archives, as `write_archives` returned them.
 
         Raises:
             StorageError: they cannot be read.
             SavedStateError: they are damaged, or not there.
         """
-        assert self._segments is not None
-        self._segments.take_over(names)
+        for rows in self._archives.load(numbers):
+            super().put_rows(rows)
 
-    def freeze(self) -> FrozenRows:
-        """Return what clients have now, to be saved at any time."""
-        return self._rows.freeze()
+    def take_changed(self) -> dict[ClientId, bytes]:
+        """Return the rows that were put since the last call."""
+        changed, self._changed = self._changed, {}
+        return changed
 
-    def collect(self, keep: AbstractSet[str]) -> None:
-        """Remove what neither these values nor saved ones need.
+    def is_large(self, changed: Rows) -> bool:
+        """Return whether rows that are to be saved take as much memory as all may."""
+        return len(changed) >= self._max_rows
 
-        Args:
-            keep: names that `FrozenRows.write` returned for those.
+    def add_unsaved(self, changed: Rows) -> None:
+        """Have the next `write_archives` write rows: of one that fails none is lost."""
+        self._unsaved |= changed
+
+    def write_archives(self) -> list[int]:
+        """Write what was added since the last save; return the archives of all rows.
+
+        Raises:
+            StorageError: they cannot be written.
         """
-        self._rows.collect(keep)
+        numbers = self._archives.save(self._unsaved)
+        self._unsaved = {}
+        return numbers
 
-    @override
-    def close(self) -> None:
-        """Do nothing: what is saved stays."""
+    def collect(self, keep: AbstractSet[int]) -> None:
+        """Remove archives that neither these values nor kept states need."""
+        self._archives.collect(keep)
 
 
 _MAX_NAMED = 10
@@ -916,11 +577,6 @@ _MAX_NAMED = 10
 
 def check_client_states(given: object, initial: Any, num_clients: int) -> None:
     """Raise unless a run can begin with values of clients.
-
-    Args:
-        given: `client_states` of `learning.run`, not None.
-        initial: of a client of its process that has put none.
-        num_clients: in its `data`.
 
     Raises:
         ValueMismatchError: they are of another process, or of other clients.
@@ -990,22 +646,27 @@ class RunClients:
         self._taken = _Taken(round_index, cohort, values)
         return [values]
 
-    def put(self, kept: "concurrent.futures.Future[Any] | None") -> FrozenRows | None:
-        """Put what the round returned that took last, and freeze it to be saved.
+    def put(self, kept: "concurrent.futures.Future[Any] | None") -> Rows:
+        """Put what the round returned that took last.
 
         Args:
             kept: what it returned for its clients.
 
         Returns:
-            None where no run is saved, or clients keep nothing.
+            What changed, to be saved; nothing where that is not asked for.
         """
         if self._states is None or kept is None:
-            return None
+            return {}
         self._states.put(self._taken.cohort, kept.result())
         self._put = self._taken
         if isinstance(self._states, SavedClientStates):
-            return self._states.freeze()
-        return None
+            return self._states.take_changed()
+        return {}
+
+    def is_large(self, changed: Rows) -> bool:
+        """Return whether what changed is to be saved though no save is due."""
+        states = self._states
+        return isinstance(states, SavedClientStates) and states.is_large(changed)
 
     def put_back(self, num_rounds: int) -> None:
         """Put what clients had after some rounds, if one more round was put."""

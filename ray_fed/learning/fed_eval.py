@@ -8,23 +8,22 @@ Source of fine-tuning before evaluation, there called personalization:
     https://arxiv.org/abs/1910.10252.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import federated_language as fl
-import keras
 import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.checks import check_epochs, check_number, expect_kind
+from ray_fed.learning.checks import check_number, expect_kind
 from ray_fed.learning.history import flatten_numbers
-from ray_fed.learning.local_training import LocalTrainer
-from ray_fed.learning.models import Model, ModelWeights, expect_model, reseed
-from ray_fed.learning.optimizers import OptimizerSpec
-from ray_fed.learning.processes import LearningProcess
+from ray_fed.learning.local_training import LocalTraining
+from ray_fed.learning.models import Model, ModelWeights, expect_model
+from ray_fed.learning.optimizers import OptimizerLike
+from ray_fed.learning.processes import LearningProcess, build_initialize
 from ray_fed.learning.totals import Totals
 
 
@@ -75,7 +74,7 @@ def _build_for_several(
     models: dict[str, Model], training: LearningProcess | None
 ) -> LearningProcess:
     data_type = _check_alike(models, training)
-    initialize = _build_initialize(
+    initialize = build_initialize(
         {name: model.initial_weights() for name, model in models.items()}
     )
     state_type: Any = initialize.type_signature.result
@@ -83,7 +82,7 @@ def _build_for_several(
     @rtf.computation(state_type.member, data_type.member)
     def count(weights: Any, dataset: Any) -> Any:
         return {
-            name: _count(model, weights[name], dataset)
+            name: model.evaluate(weights[name], dataset)
             for name, model in models.items()
         }
 
@@ -126,7 +125,7 @@ def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any
     """Return what makes the first state to evaluate, and what selects its weights."""
     expect_model(model)
     if training is None:
-        initialize = _build_initialize(model.initial_weights())
+        initialize = build_initialize(model.initial_weights())
     else:
         expect_kind("training", training, LearningProcess)
         initialize = training.initialize
@@ -139,18 +138,6 @@ def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any
     return initialize, select
 
 
-def _build_initialize(initial: Any) -> Any:
-    @rtf.computation
-    def initial_weights() -> Any:
-        return tf.nest.map_structure(tf.constant, initial)
-
-    @fl.federated_computation
-    def initialize() -> Any:
-        return fl.federated_eval(initial_weights, fl.SERVER)
-
-    return initialize
-
-
 def build_measures(model: Model) -> tuple[Any, Any]:
     """Return two computations: what a client counts, and the metrics of such totals.
 
@@ -159,7 +146,7 @@ def build_measures(model: Model) -> tuple[Any, Any]:
 
     @rtf.computation(model.weights_type, model.data_type.member)
     def count(weights: ModelWeights, dataset: Any) -> Totals:
-        return _count(model, weights, dataset)
+        return model.evaluate(weights, dataset)
 
     @rtf.computation(count.type_signature.result)
     def report(totals: Totals) -> Any:
@@ -168,26 +155,12 @@ def build_measures(model: Model) -> tuple[Any, Any]:
     return count, report
 
 
-def _count(model: Model, weights: ModelWeights, dataset: Any) -> Totals:
-    seeds = model.inference_seed_indices
-
-    def add(carried: Any, batch: Any) -> Any:
-        seeded, totals = carried
-        at = weights._replace(non_trainable=seeded or weights.non_trainable)
-        passed = model.forward(at, batch, totals, training=False)
-        return passed.weights.non_trainable if seeds else (), passed.totals
-
-    # Without a draw, XLA may compile it.
-    seeded = reseed(seeds, weights.non_trainable) if seeds else ()
-    return dataset.reduce((seeded, model.totals.zero()), add)[1]
-
-
 @tracebacks.shorten
 def build_client_eval(
     model: Model,
     training: LearningProcess | None = None,
     *,
-    fine_tuning: keras.optimizers.Optimizer | str | None = None,
+    fine_tuning: OptimizerLike | None = None,
     epochs: int = 1,
 ) -> LearningProcess:
     """Build the evaluation of a model by client.
@@ -208,11 +181,11 @@ def build_client_eval(
     Args:
         model: to evaluate.
         training: the process whose state `next` takes; None: it takes weights.
-        fine_tuning: the optimiser of each client, read now; None: none trains.
+        fine_tuning: the optimizer of each client, read now; None: none trains.
         epochs: passes over the data to train on, >= 1.
 
     Raises:
-        ValueMismatchError: `fine_tuning` is no optimiser of Keras.
+        ValueMismatchError: `fine_tuning` is no optimizer of Keras.
         ConfigError: `epochs` is below 1.
     """
     initialize, select = evaluated_state(model, training)
@@ -229,9 +202,18 @@ def build_client_eval(
 
         return LearningProcess(initialize, evaluate, facts=facts)
 
-    spec = OptimizerSpec(fine_tuning)
-    facts["fine tuning"] = f"{spec}, {epochs} epochs"
-    tune = _build_tuning(model, spec, check_epochs(epochs))
+    training_of_each = LocalTraining(model, fine_tuning, epochs)
+    facts["fine tuning"] = f"{training_of_each.optimizer}, {epochs} epochs"
+
+    @rtf.computation(model.weights_type, model.data_type.member)
+    def tune(weights: ModelWeights, dataset: Any) -> ModelWeights:
+        optimizer = training_of_each.optimizer.stamp(model)
+
+        @tf.function(autograph=False)
+        def train() -> ModelWeights:
+            return training_of_each.run(optimizer, weights, dataset)[0]
+
+        return train()
 
     @fl.federated_computation(state_type, model.data_type, model.data_type)
     def evaluate_tuned(state: Any, tuning_data: Any, data: Any) -> Any:
@@ -242,19 +224,42 @@ def build_client_eval(
     return LearningProcess(initialize, evaluate_tuned, facts=facts)
 
 
-def _build_tuning(model: Model, spec: OptimizerSpec, epochs: int) -> Any:
+def choose_evaluation(
+    process: LearningProcess,
+    evaluate: Callable[[Any], Any] | LearningProcess | None,
+    validation_data: Any,
+    caster: Callable[[Any], Any],
+) -> Callable[[Any], Any] | None:
+    """Return the function of the state that evaluates in a run; None: none does.
 
-    @rtf.computation(model.weights_type, model.data_type.member)
-    def tune(weights: ModelWeights, dataset: Any) -> ModelWeights:
-        trainer = LocalTrainer(model, spec.stamp(model))
-
-        @tf.function(autograph=False)
-        def train() -> ModelWeights:
-            return trainer.train(weights, dataset, epochs)[0]
-
-        return train()
-
-    return tune
+    Raises:
+        ConfigError: one of the two is missing, or says nothing beside the other.
+    """
+    model = getattr(process, "model", None)
+    if validation_data is not None and evaluate is None and model is not None:
+        evaluate = build_fed_eval(model, process)
+    if isinstance(evaluate, LearningProcess) != (validation_data is not None):
+        raise errors.ConfigError(
+            "Expected `validation_data` and an evaluation of it, such as"
+            " `evaluate=build_fed_eval(model)`, found one without the other: leave"
+            " `validation_data` out where `evaluate` is a function, and pass it beside"
+            " a process."
+        )
+    if not isinstance(evaluate, LearningProcess):
+        return evaluate
+    given, step = validation_data, evaluate.next
+    if isinstance(given, tuple):
+        given = [dict(zip("xy", given, strict=True))]
+    if isinstance(given, Mapping):
+        given = list(given.values())
+    elif isinstance(given, list) and given and not isinstance(given[0], list):
+        given = [given]
+    clients = list(map(caster, given)) if isinstance(given, list) else given
+    signature = getattr(process.initialize, "type_signature", None)
+    takes_all = signature is not None and (
+        step.type_signature.parameter[0].is_assignable_from(signature.result)
+    )
+    return lambda state: step(state if takes_all else state.weights, clients)
 
 
 @tracebacks.shorten

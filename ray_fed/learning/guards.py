@@ -25,7 +25,7 @@ class Guards:
             report. "leave_out": it counts nothing, and is counted in the metric
             `left_out`. New weights that are not finite always end the round.
         empty_round: of a round without any example, or any client. "skip": weights and
-            optimiser stay as they are. "error": it ends with an error. A round with
+            optimizer stay as they are. "error": it ends with an error. A round with
             noise is a round like others: that nobody was there stays hidden.
 
     Raises:

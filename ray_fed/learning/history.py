@@ -8,7 +8,6 @@ When a run ends before its last round: functions of its history.
 """
 
 import dataclasses
-import html
 import json
 import math
 import numbers
@@ -18,13 +17,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast, overload
 
+import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport]  # numpy learns bfloat16
 import numpy as np
 from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.observability.timeline as timeline
-from ray_fed.learning.checks import expect_name, import_extra, read_whole
+import ray_fed.tracebacks as tracebacks
+from ray_fed.imports import import_extra
+from ray_fed.learning.checks import expect_name, read_whole
 from ray_fed.observability import reprs
+from ray_fed.program.checkpoint_store import Decoder, Encoder, Versions
 
 NUMBERS = "biufV"
 """Kinds of numpy's dtypes that are numbers; bfloat16 is of kind `V`."""
@@ -106,12 +109,7 @@ def is_number_type(dtype: np.dtype[Any]) -> bool:
 
 
 def flatten_numbers(metrics: object, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield numbers with their names: `loss`, and `f1/0`, `f1/1` of several in one.
-
-    Args:
-        metrics: as `read_metrics` returns them; or other values, which are left out.
-        path: name of `metrics`.
-    """
+    """Yield numbers with their names: `loss`, and `f1/0`, `f1/1` of several in one."""
     if hasattr(metrics, "_asdict"):
         metrics = metrics._asdict()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(metrics, list | tuple):
@@ -137,12 +135,7 @@ def name_elements(path: str, shape: Sequence[int]) -> list[str]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether plain values are equal; one that is not a number equals another.
-
-    Args:
-        one: as `read_metrics` returns it.
-        other: likewise.
-    """
+    """Return whether plain values are equal; NaN equals NaN."""
     match one, other:
         case dict(), dict():
             mine, its = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
@@ -160,24 +153,14 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def draw_rounds(rows: Sequence[Mapping[str, Any]], num_rounds: int) -> str:
-    """Return HTML of a table.
-
-    Args:
-        rows: of the last rounds, as `History.rows` returns them.
-        num_rounds: of all.
-    """
+    """Return HTML of a table."""
     shown = [shown_row(row) for row in rows]
     names = list(dict.fromkeys(name for row in shown for name in row))
     names.sort(key=_is_cost)  # numbers first: a page may be narrow
-    head = "".join(f"<th>{_break(html.escape(name))}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_show(row.get(name))}</td>" for name in names)
-        for row in shown
-    )
     above = f", the last {len(rows)} of them" if num_rounds > len(rows) else ""
     return reprs.draw_table(
         f"{num_rounds} rounds{above}",
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>",
+        [{name: row.get(name) for name in names} for row in shown],
     )
 
 
@@ -192,15 +175,6 @@ def shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_cost(name: str) -> bool:
     return name != "round" and not name.startswith(("training.", "evaluation."))
-
-
-def _break(name: str) -> str:
-    """Return a heading that may go on in a second line, behind its first word."""
-    return name.replace(".", ".<wbr>", 1)
-
-
-def _show(value: float | None) -> str:
-    return "" if value is None else reprs.show_number(value)
 
 
 _SHOWN_ROWS = 20
@@ -283,11 +257,32 @@ class RoundRecord:
         """Return a matplotlib figure: a lane a worker, a bar a subround.
 
         Raises:
-            ConfigError: matplotlib is not installed.
+            UserError: matplotlib is not installed.
         """
-        import_extra("matplotlib", "demo", "RoundRecord.timeline")
         spans = [timeline.Span(*span) for span in self.spans]
         return timeline.draw_spans(spans, f"round {self.round} of the run")
+
+
+def to_json(record: RoundRecord) -> bytes:
+    """Return a record as a saved run has it."""
+    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    return json.dumps(Encoder().describe(fields, f"round {record.round}")).encode()
+
+
+def from_json(content: bytes, where: str) -> list[RoundRecord]:
+    """Return the records of a list that `to_json` described.
+
+    Raises:
+        StateFormatError: another version of ray_fed wrote them.
+    """
+    described = json.loads(content)
+    if not all("kind" in each for each in described):
+        raise errors.StateFormatError(
+            f"Expected the rounds of a run in `{where}` as this version of ray_fed"
+            " saves them, found those of an earlier one: read them with the version"
+            " that wrote them."
+        )
+    return [RoundRecord(**Decoder().decode(each)) for each in described]
 
 
 class History(Sequence[RoundRecord]):
@@ -318,6 +313,31 @@ class History(Sequence[RoundRecord]):
     @override
     def __len__(self) -> int:
         return len(self._records)
+
+    @classmethod
+    @tracebacks.shorten
+    def load(cls, path: str | os.PathLike[str]) -> "History":
+        """Return the rounds of a run that was saved, from its `storage_path` alone.
+
+        Args:
+            path: of the run, or its URI; nothing is written there.
+
+        Raises:
+            ConfigError: no round of a run is saved there.
+            StorageError: it cannot be read.
+            StateFormatError: another version of ray_fed wrote what is saved.
+            SavedStateError: all that is saved is damaged.
+        """
+        versions = Versions(path, "round_")
+        values, version = versions.read_latest()
+        if values is None:
+            raise errors.ConfigError(
+                f"Expected the rounds of a run in `{os.fspath(path)}`, found none: pass"
+                " its `storage_path`."
+            )
+        records = from_json(values["history"], versions.where(version))
+        evaluates = any(record.evaluation is not None for record in records)
+        return cls(records, evaluates=evaluates)
 
     @override
     def __eq__(self, other: object) -> bool:
@@ -402,7 +422,6 @@ class History(Sequence[RoundRecord]):
             ConfigError: there is no such metric, or no round at all.
             UserError: matplotlib is not installed.
         """
-        import_extra("matplotlib", "demo", "History.plot")
         known = [
             name
             for name in self.names()
@@ -506,7 +525,7 @@ class EarlyStopping:
     It depends on the history alone, so that a resumed run ends where it would have.
 
     Attributes:
-        metric: as `History.values` takes it.
+        monitor: the metric, as `History.values` takes it.
         patience: rounds that have the metric and may pass without a better one, >= 1.
         min_delta: by how much a value must be better to count, >= 0.
         mode: whether less is better, or more; "auto": by how the name ends, more for
@@ -517,7 +536,7 @@ class EarlyStopping:
         ConfigError: a field is out of its range.
     """
 
-    metric: str
+    monitor: str
     patience: int = 1
     min_delta: float = 0.0
     mode: Literal["auto", "min", "max"] = "auto"
@@ -529,12 +548,12 @@ class EarlyStopping:
                 "Expected a number of at least 0 as `min_delta`, found"
                 f" {errors.describe(self.min_delta)}."
             )
-        is_rising(self.metric, self.mode)
+        is_rising(self.monitor, self.mode)
 
     def __call__(self, history: History) -> bool:
         """Return whether the run should end after these rounds."""
-        sign = -1.0 if is_rising(self.metric, self.mode) else 1.0
-        values = [sign * v for v in history.values(self.metric) if v is not None]
+        sign = -1.0 if is_rising(self.monitor, self.mode) else 1.0
+        values = [sign * v for v in history.values(self.monitor) if v is not None]
         best, since = math.inf, 0
         for value in values:
             if value < best - self.min_delta:

@@ -1,11 +1,11 @@
-"""Mime Lite: clients step with the server's optimiser, whose state they leave alone.
+"""Mime Lite: clients step with the server's optimizer, whose state they leave alone.
 
     client k    y <- y - eta U(grad f_k(y; batch), s)   for each batch, s is fixed
                 sends y - x and grad f_k(x), over all of its data
     server      x <- x + mean (y - x);   s <- V(mean grad f_k(x), s)
 
-U is the step of an optimiser and V what it does to its variables; both are those of a
-Keras optimiser, whichever it is.
+U is the step of an optimizer and V what it does to its variables; both are those of a
+Keras optimizer, whichever it is.
 
 Sources:
     Sai Praneeth Karimireddy, Martin Jaggi, Satyen Kale, Mehryar Mohri, Sashank J.
@@ -16,41 +16,16 @@ Sources:
 
 from typing import Any, NamedTuple
 
-import federated_language as fl
-import keras
 import tensorflow as tf
 
 import ray_fed.tracebacks as tracebacks
-from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.aggregators.sums import inner_or_mean
-from ray_fed.learning.checks import check_epochs
-from ray_fed.learning.composition import (
-    ClientResult,
-    Measured,
-    ServerView,
-    build_process,
-    view_type,
-)
+from ray_fed.learning.composition import ServerView, build_process
 from ray_fed.learning.guards import Guards
-from ray_fed.learning.local_training import (
-    Delta,
-    LocalTrainer,
-    build_distribution,
-    full_gradient,
-    measure,
-    stateless_client_part,
-    trainable_types,
-)
-from ray_fed.learning.models import Model, ModelWeights, expect_model
-from ray_fed.learning.optimizers import OptimizerSpec
-from ray_fed.learning.processes import ClientPart, LearningProcess, Part, with_facts
-from ray_fed.learning.server_update import (
-    add_statistics,
-    build_initial_variables,
-    build_server_part,
-    delta_type,
-)
+from ray_fed.learning.local_training import LocalTraining
+from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
+from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec
+from ray_fed.learning.processes import LearningProcess, with_facts
 
 
 class MimeUpdate(NamedTuple):
@@ -68,13 +43,13 @@ class MimeUpdate(NamedTuple):
 @tracebacks.shorten
 def build_mime_lite(
     model: Model,
-    optimizer: keras.optimizers.Optimizer | str,
+    optimizer: OptimizerLike,
     *,
     epochs: int = 1,
     aggregator: Aggregator | None = None,
     guards: Guards | None = None,
 ) -> LearningProcess:
-    """Build Mime Lite around one optimiser, whose variables are the server's.
+    """Build Mime Lite around one optimizer, whose variables are the server's.
 
     A client goes through its data once more than its `epochs`, for the gradient at the
     server's weights.
@@ -89,84 +64,45 @@ def build_mime_lite(
         guards: what broken updates and empty rounds do, by default `Guards()`.
 
     Raises:
-        ValueMismatchError: the optimiser is not one of Keras, or has a setting that
+        ValueMismatchError: the optimizer is not one of Keras, or has a setting that
             cannot mean here what it does in `fit`; it is named.
         ConfigError: `epochs` is below 1.
     """
     expect_model(model)
-    spec = OptimizerSpec(optimizer)
+    spec = OptimizerSpec.of(optimizer)
     state_is_fixed = "clients step with the variables of the server, which they keep"
     spec.refuse(
         "of Mime Lite",
         use_ema=state_is_fixed,
         gradient_accumulation_steps=state_is_fixed,
     )
-    finalize = _build_finalization(model, spec)
-    sent_type = view_type(model, finalize)
+    train = LocalTraining(model, spec, epochs)
 
-    @rtf.computation(sent_type)
-    def send_all(view: ServerView) -> ServerView:
-        return view
+    def client(sent: ServerView, dataset: Any) -> Any:
+        trained = train(sent.weights, dataset, optimizer_state=sent.state)
+        gradient = model.full_gradient(sent.weights, dataset).trainable
+        delta = model.delta(sent.weights, trained.weights)
+        return MimeUpdate(delta, gradient), trained.num_examples, trained.totals
 
-    process = build_process(
-        model,
-        distribute=build_distribution(send_all),
-        client_work=_build_client_work(model, spec, check_epochs(epochs), sent_type),
-        aggregate=inner_or_mean(aggregator),
-        finalize=finalize,
-        guards=guards,
-    )
-    return with_facts(process, algorithm="Mime Lite", optimizer=spec, epochs=epochs)
-
-
-def _build_client_work(
-    model: Model, spec: OptimizerSpec, epochs: int, sent_type: Any
-) -> ClientPart:
-    @rtf.computation(sent_type, model.data_type.member)
-    def train_client(sent: ServerView, dataset: Any) -> ClientResult:
-        optimizer = spec.stamp(model)
-        trainer = LocalTrainer(model, optimizer)
-
-        def fix_state(gradients: Any, _: Any) -> Any:
-            optimizer.assign_state(sent.optimizer)
-            return gradients
-
-        trainer.correct = fix_state
-
-        @tf.function(autograph=False)
-        def train() -> Any:
-            return trainer.train(sent.weights, dataset, epochs)
-
-        after, totals = train()
-        gradient = full_gradient(model, sent.weights, dataset).trainable
-        update = MimeUpdate(measure(model, sent.weights, after), gradient)
-        weight = tf.cast(totals.num_examples // epochs, tf.float32)
-        return ClientResult(update, weight, Measured(totals, ()))
-
-    return stateless_client_part(train_client)
-
-
-def _build_finalization(model: Model, spec: OptimizerSpec) -> Part:
-    weight_types = trainable_types(model)
-
-    initial_variables = build_initial_variables(model, spec)
-    variables_type = initial_variables.type_signature.result
-    members: Any = (delta_type(model), tuple(weight_types))
-    update_type = fl.to_type(MimeUpdate(*members))
-
-    @rtf.computation(variables_type, model.weights_type, update_type)
-    def update(variables: Any, weights: ModelWeights, merged: MimeUpdate) -> Any:
-        optimizer = spec.stamp(model)
+    def server(weights: ModelWeights, variables: Any, merged: MimeUpdate) -> Any:
+        stamped = spec.stamp(model)
 
         @tf.function(autograph=False)
         def step() -> Any:
-            optimizer.assign_weights(weights.trainable)
-            optimizer.assign_state(variables)
-            optimizer.apply([optimizer.scale_loss(g) for g in merged.gradient])
-            return optimizer.read_state()
+            stamped.assign_weights(weights.trainable)
+            stamped.assign_state(variables)
+            stamped.apply([stamped.scale_loss(g) for g in merged.gradient])
+            return stamped.read_state()
 
-        moved = zip(weights.trainable, merged.delta.trainable, strict=True)
-        statistics = add_statistics(model, weights, merged.delta)
-        return step(), ModelWeights(tuple(w + d for w, d in moved), statistics)
+        new_variables = step()
+        return model.move(weights, merged.delta), new_variables
 
-    return build_server_part(initial_variables, update)
+    process = build_process(
+        model,
+        client=client,
+        server=server,
+        server_state=spec.initial_state(model),
+        aggregator=aggregator,
+        guards=guards,
+    )
+    return with_facts(process, algorithm="Mime Lite", optimizer=spec, epochs=epochs)

@@ -41,7 +41,7 @@ import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.checks import expect_object
 from ray_fed.learning.objectives import Loss, Metrics, Output, build_outputs
-from ray_fed.learning.totals import Totals, TotalsKeeper
+from ray_fed.learning.totals import Totals, TotalsKeeper, widened
 from ray_fed.observability import reprs
 
 # pyright: reportPrivateUsage=false
@@ -52,9 +52,6 @@ def copy_model(model: keras.Model) -> tuple[keras.Model, dict[int, Any]]:
 
     Layers with variables are made again from their configs, then what they save is
     loaded; the others are the same objects in all but their place in the model.
-
-    Args:
-        model: built; left as it is.
 
     Returns:
         The copy, and its variables by the `id` of the model's.
@@ -222,6 +219,34 @@ class ModelWeights(NamedTuple):
     def __repr__(self) -> str:
         counts = f"{len(self.trainable)} trainable, {len(self.non_trainable)} other"
         return f"<weights: {counts} variables>"
+
+
+class Delta(NamedTuple):
+    """How far weights moved: the client's minus the server's.
+
+    Attributes:
+        trainable: as in `ModelWeights`.
+        statistics: the non-trainable weights at `Model.statistics_indices`, whole
+            numbers as float32.
+    """
+
+    trainable: tuple[Any, ...]
+    statistics: tuple[Any, ...]
+
+
+class FullGradient(NamedTuple):
+    """What a pass over a client's data comes to.
+
+    Attributes:
+        trainable: the gradient of the mean loss, of the weights' types; zeros over no
+            example.
+        non_trainable: weights after the pass, as layers leave them in training.
+        totals: of all examples.
+    """
+
+    trainable: tuple[Any, ...]
+    non_trainable: tuple[Any, ...]
+    totals: Totals
 
 
 class ForwardPass(NamedTuple):
@@ -403,20 +428,6 @@ class Model:
         return written
 
     @tf.autograph.experimental.do_not_convert
-    def forward(
-        self, weights: ModelWeights, batch: Any, totals: Totals, *, training: bool
-    ) -> ForwardPass:
-        """Run the model on a batch, inside of a graph that is being traced.
-
-        Args:
-            weights: tensors.
-            batch: tensors, of `batch_type`.
-            totals: of the batches before.
-            training: whether layers such as dropout behave as in training.
-        """
-        return self._forward(weights, batch, totals, training=training)
-
-    @tf.autograph.experimental.do_not_convert
     def differentiate(
         self,
         weights: ModelWeights,
@@ -441,7 +452,7 @@ class Model:
         """
         with tf.GradientTape() as tape:
             tape.watch(weights.trainable)
-            passed = self._forward(weights, batch, totals, training=True, tape=tape)
+            passed = self.forward(weights, batch, totals, training=True, tape=tape)
             loss = scale_loss(passed.loss)
         after, before = passed.weights.trainable, weights.trainable
         # In one call: a persistent tape would leave no kernels to recurrent layers.
@@ -458,7 +469,104 @@ class Model:
             )
         return added, passed
 
-    def _forward(
+    @tf.autograph.experimental.do_not_convert
+    def full_gradient(self, weights: ModelWeights, batches: Any) -> FullGradient:
+        """Return the gradient of a client's mean loss, at some weights, in training.
+
+        Args:
+            weights: where; tensors.
+            batches: of the client, a dataset.
+        """
+        zeros = tuple(widened(tf.zeros_like(weight)) for weight in weights.trainable)
+
+        def add(carried: Any, batch: Any) -> Any:
+            sums, non_trainable, totals = carried
+            at = ModelWeights(weights.trainable, non_trainable)
+            gradients, passed = self.differentiate(at, batch, totals)
+            if passed.writes:
+                raise errors.ValueMismatchError(
+                    "Expected layers that leave trained weights as they are, found one"
+                    " that writes to them in `call`, as SpectralNormalization does,"
+                    " which a gradient at fixed weights loses: use an algorithm such as"
+                    " fed_avg."
+                )
+            size = passed.totals.num_examples - totals.num_examples
+            added = tuple(
+                s if g is None else s + widened(g) * tf.cast(size, s.dtype)
+                for s, g in zip(sums, gradients, strict=True)
+            )
+            return added, passed.weights.non_trainable, passed.totals
+
+        seeded = reseed(self.seed_indices, weights.non_trainable)
+        start = (zeros, seeded, self.totals.zero())
+        sums, non_trainable, totals = batches.reduce(start, add)
+        means = tuple(
+            tf.cast(
+                tf.math.divide_no_nan(s, tf.cast(totals.num_examples, s.dtype)), w.dtype
+            )
+            for s, w in zip(sums, weights.trainable, strict=True)
+        )
+        return FullGradient(means, non_trainable, totals)
+
+    @tf.autograph.experimental.do_not_convert
+    def evaluate(self, weights: ModelWeights, batches: Any) -> Totals:
+        """Return the totals of a client's examples, as in evaluation.
+
+        Args:
+            weights: tensors.
+            batches: of the client, a dataset.
+        """
+        seeds = self.inference_seed_indices
+
+        def add(carried: Any, batch: Any) -> Any:
+            seeded, totals = carried
+            at = weights._replace(non_trainable=seeded or weights.non_trainable)
+            passed = self.forward(at, batch, totals, training=False)
+            return passed.weights.non_trainable if seeds else (), passed.totals
+
+        # Without a draw, XLA may compile it.
+        seeded = reseed(seeds, weights.non_trainable) if seeds else ()
+        return batches.reduce((seeded, self.totals.zero()), add)[1]
+
+    @tf.autograph.experimental.do_not_convert
+    def delta(self, before: ModelWeights, after: ModelWeights) -> Delta:
+        """Return how far weights moved: what most clients send."""
+        pairs = zip(before.trainable, after.trainable, strict=True)
+        moved = tuple(b - a for a, b in pairs)
+        return Delta(moved, self.statistics_delta(before, after))
+
+    @tf.autograph.experimental.do_not_convert
+    def statistics_delta(
+        self, before: ModelWeights, after: ModelWeights | FullGradient
+    ) -> tuple[Any, ...]:
+        """Return how far running statistics moved."""
+        return tuple(
+            _as_float(after.non_trainable[i]) - _as_float(before.non_trainable[i])
+            for i in self.statistics_indices
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def move(self, weights: ModelWeights, delta: Delta) -> ModelWeights:
+        """Return weights moved by a delta."""
+        pairs = zip(weights.trainable, delta.trainable, strict=True)
+        moved = tuple(w + d for w, d in pairs)
+        return ModelWeights(moved, self.move_statistics(weights, delta))
+
+    @tf.autograph.experimental.do_not_convert
+    def move_statistics(self, weights: ModelWeights, delta: Delta) -> tuple[Any, ...]:
+        """Return the weights that are not trained, moved as averages say."""
+        non_trainable = list(weights.non_trainable)
+        for index, drift in zip(self.statistics_indices, delta.statistics, strict=True):
+            before = non_trainable[index]
+            if before.dtype.is_floating:
+                non_trainable[index] = before + drift
+            else:  # counters: the nearest whole number, which one client has exactly
+                moved = _as_float(before) + drift
+                non_trainable[index] = tf.cast(tf.round(moved), before.dtype)
+        return tuple(non_trainable)
+
+    @tf.autograph.experimental.do_not_convert
+    def forward(
         self,
         weights: ModelWeights,
         batch: Any,
@@ -467,6 +575,15 @@ class Model:
         training: bool,
         tape: tf.GradientTape | None = None,
     ) -> ForwardPass:
+        """Run the model on a batch, inside of a graph that is being traced.
+
+        Args:
+            weights: tensors.
+            batch: tensors, of `batch_type`.
+            totals: of the batches before.
+            training: whether layers such as dropout behave as in training.
+            tape: that is to watch what layers write to their weights.
+        """
         # The order of constants in a graph has a part in the keys of its draws.
         constants = [(v, tf.convert_to_tensor(value)) for v, value in self._constants]
         mapping = [
@@ -575,6 +692,12 @@ def expect_model(value: object) -> None:
     value.check_unchanged()
 
 
+def _as_float(statistic: Any) -> Any:
+    """Return a statistic as it is averaged: whole numbers as float32."""
+    is_float = statistic.dtype.is_floating
+    return statistic if is_float else tf.cast(statistic, tf.float32)
+
+
 def _check_model(keras_model: keras.Model) -> None:
     expect_object(keras_model, keras.Model, "keras.Sequential([...])")
     if not keras_model.built:
@@ -606,12 +729,7 @@ def _check_model(keras_model: keras.Model) -> None:
 
 
 def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
-    """Return a model's symbolic inputs or outputs by name; None for the only one.
-
-    Args:
-        keras_model: a functional one.
-        kind: "input" or "output".
-    """
+    """Return a model's symbolic inputs or outputs by name; None for the only one."""
     tensors = getattr(keras_model, f"{kind}s")
     structure = getattr(keras_model, kind, None)
     if isinstance(structure, Mapping):

@@ -293,10 +293,6 @@ class Output:
     def measure_loss(self, labels: Any, predictions: Any) -> Any:
         """Return the loss of a batch, f32[], in a graph that is being traced.
 
-        Args:
-            labels: of the batch; by name where there are several outputs.
-            predictions: likewise.
-
         Raises:
             ValueMismatchError: the loss cannot take them, or is not one number.
         """
@@ -322,12 +318,6 @@ def build_outputs(
     label_type: fl.TensorType | Mapping[str, fl.TensorType] | None,
 ) -> tuple[Output, ...]:
     """Return the outputs of a model, each with its loss, metrics and labels.
-
-    Args:
-        symbolic: the outputs of Keras by name; the name is None where there is one.
-        loss: as `Model.from_keras` takes it.
-        metrics: as `Model.from_keras` takes them.
-        label_type: as `Model.from_keras` takes it.
 
     Raises:
         ValueMismatchError: a loss or a metric is none, or cannot be of its output, or a

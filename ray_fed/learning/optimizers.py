@@ -1,10 +1,10 @@
-"""A Keras optimiser inside of a graph that is being traced.
+"""A Keras optimizer inside of a graph that is being traced.
 
-TensorFlow has no stateless form of Keras' optimisers: they update variables. So the
+TensorFlow has no stateless form of Keras' optimizers: they update variables. So the
 variables are made in the graph, given values, updated and read, in that order, which
 holds inside of a `tf.function`.
 
-An optimiser is more than its `get_config()`, which lacks exclusions from weight decay,
+An optimizer is more than its `get_config()`, which lacks exclusions from weight decay,
 and arguments of classes that nobody meant to save. So the object's own attributes are
 copied, and its variables alone are made anew, for weights with the model's paths.
 """
@@ -14,7 +14,7 @@ copied, and its variables alone are made anew, for weights with the model's path
 import contextlib
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -23,23 +23,31 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
-from ray_fed.learning.models import Model
+from ray_fed.learning.models import Delta, Model, ModelWeights
+
+OptimizerLike: TypeAlias = keras.optimizers.Optimizer | str
+"""An optimizer of Keras, or its name, such as "sgd"."""
 
 
 class OptimizerSpec:
-    """A user's optimiser, to be copied into graphs.
+    """A user's optimizer, to be copied into graphs.
 
     Args:
         optimizer: of Keras, an object or a name such as "sgd"; left as it is. Copies
             begin anew: steps that it took, and its moments, are not copied.
 
     Raises:
-        ValueMismatchError: it is no optimiser of Keras, one that scales losses, one
+        ValueMismatchError: it is no optimizer of Keras, one that scales losses, one
             whose `build` computes variables from the weights in a way of its own, or
             one whose schedule has variables.
     """
 
-    def __init__(self, optimizer: keras.optimizers.Optimizer | str) -> None:
+    @classmethod
+    def of(cls, optimizer: "OptimizerLike | OptimizerSpec") -> "OptimizerSpec":
+        """Return the spec of an optimizer, which may be one already."""
+        return optimizer if isinstance(optimizer, cls) else cls(optimizer)
+
+    def __init__(self, optimizer: OptimizerLike) -> None:
         if isinstance(optimizer, str):
             optimizer = _named(optimizer)
         expect_object(
@@ -78,16 +86,19 @@ class OptimizerSpec:
         return f"{self._class.__name__}({rate})"
 
     @property
+    def plain_rate(self) -> float | None:
+        """The learning rate of SGD that has no other setting; None of any other."""
+        plain = OptimizerSpec(keras.optimizers.SGD(0.0, name=self._name))
+        is_plain = self._class is plain._class and self._settings == plain._settings
+        return self._rate if is_plain and isinstance(self._rate, float) else None
+
+    @property
     def takes_rate(self) -> bool:
         """Whether its learning rate is a number, which `assign_rate` may change."""
         return isinstance(self._rate, float) and not self._inner
 
     def refuse(self, where: str, **reasons: str) -> None:
-        """Raise if the optimiser has a setting that would not do what it does in `fit`.
-
-        Args:
-            where: the place of the optimiser, for the message.
-            **reasons: by the name of a setting, why not and what to do.
+        """Raise if the optimizer has a setting that would not do what it does in `fit`.
 
         Raises:
             ValueMismatchError: one of these settings is in use.
@@ -101,11 +112,7 @@ class OptimizerSpec:
                 )
 
     def stamp(self, model: Model) -> "StampedOptimizer":
-        """Add the optimiser, and variables for a model's weights, to the current graph.
-
-        Args:
-            model: whose trainable weights it optimises, within their constraints.
-        """
+        """Add the optimizer, and variables for a model, to the current graph."""
         return StampedOptimizer(
             self.copy(),
             model.trainable_variables,
@@ -119,7 +126,7 @@ class OptimizerSpec:
         return tuple(_numpy_of(optimizer.variables))
 
     def copy(self) -> Any:
-        """Return an optimiser with these settings, which is not yet built."""
+        """Return an optimizer with these settings, which is not yet built."""
         copied: Any = object.__new__(self._class)
         rate = self._rate
         keras.optimizers.Optimizer.__init__(copied, learning_rate=rate, name=self._name)
@@ -135,11 +142,11 @@ class OptimizerSpec:
 
 
 class StampedOptimizer:
-    """An optimiser with variables of its own in one graph; see `OptimizerSpec.stamp`.
+    """An optimizer with variables of its own in one graph; see `OptimizerSpec.stamp`.
 
     Args:
         optimizer: not yet built; owned.
-        references: the model's variables: what an optimiser may ask its variables for,
+        references: the model's variables: what an optimizer may ask its variables for,
             such as paths and constraints, is theirs.
         starts_from_weights: whether `build` computes variables from the weights.
     """
@@ -160,7 +167,7 @@ class StampedOptimizer:
             _exclude_alike(leaf, references, self._weights)
 
     def start(self, weights: Sequence[Any]) -> None:
-        """Give the weights values, as the optimiser's first step is to find them."""
+        """Give the weights values, as the optimizer's first step is to find them."""
         self.assign_weights(weights)
         if self._starts_from_weights:
             _build_again(self._optimizer, self._weights, self._num_before_build)
@@ -170,7 +177,7 @@ class StampedOptimizer:
         _assign(self._weights, values)
 
     def assign_state(self, values: Sequence[Any]) -> None:
-        """Give the optimiser's own variables values, in the order of `read_state`."""
+        """Give the optimizer's own variables values, in the order of `read_state`."""
         _assign(self._optimizer.variables, values)
 
     def assign_rate(self, rate: Any) -> None:
@@ -201,6 +208,35 @@ class StampedOptimizer:
     def read_state(self) -> tuple[tf.Tensor, ...]:
         """Return iteration, learning rate, moments and so on, as they are here."""
         return _read(self._optimizer.variables)
+
+
+def server_step(model: Model, optimizer: OptimizerSpec) -> tuple[Any, Any]:
+    """Return the function of a server whose optimizer takes a `Delta`, and its state.
+
+    The delta is minus the gradient; the state is the optimizer's variables, in their
+    own order, and running statistics move as they are told.
+    """
+    optimizer.refuse(
+        "at the server",
+        use_ema="its averages replace the weights at the end of training, which a"
+        " process does not know",
+    )
+
+    def move(weights: ModelWeights, variables: Any, delta: Delta) -> Any:
+        stamped = optimizer.stamp(model)
+
+        @tf.function(autograph=False)
+        def step() -> tuple[Any, Any]:
+            stamped.assign_weights(weights.trainable)
+            stamped.assign_state(variables)
+            stamped.apply([stamped.scale_loss(-move) for move in delta.trainable])
+            return stamped.read_weights(), stamped.read_state()
+
+        trainable, new_variables = step()
+        statistics = model.move_statistics(weights, delta)
+        return ModelWeights(trainable, statistics), new_variables
+
+    return move, optimizer.initial_state(model)
 
 
 def _named(name: str) -> keras.optimizers.Optimizer:
@@ -238,14 +274,14 @@ def _copied(value: Any) -> Any:
 
 
 def _leaves(optimizer: Any) -> list[Any]:
-    """Return the optimisers that update variables: the given one, or its inner ones."""
+    """Return the optimizers that update variables: the given one, or its inner ones."""
     if isinstance(optimizer, keras.optimizers.MultiOptimizer):
         return optimizer.optimizers
     return [optimizer]
 
 
 def _variable_like(reference: Any) -> Any:
-    """Return a new variable, zeros, that an optimiser treats as it does another."""
+    """Return a new variable, zeros, that an optimizer treats as it does another."""
     scope, _, _ = reference.path.rpartition("/")
     # With "/" at its end TensorFlow adds no number to a name that it has seen.
     with tf.name_scope(f"{scope}/") if scope else contextlib.nullcontext():

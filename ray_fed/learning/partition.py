@@ -4,6 +4,10 @@ Each function returns the indices of every client's examples; each example goes 
 client, and none is left out.
 
 Sources:
+    Tzu-Ming Harry Hsu, Hang Qi, Matthew Brown: Measuring the Effects of Non-Identical
+    Data Distribution for Federated Visual Classification. 2019,
+    https://arxiv.org/abs/1909.06335, Section 3 (`split_by_label`).
+
     Mikhail Yurochkin, Mayank Agarwal, Soumya Ghosh, Kristjan Greenewald, Nghia Hoang,
     Yasaman Khazaeni: Bayesian Nonparametric Federated Learning of Neural Networks. ICML
     2019, https://arxiv.org/abs/1905.12022, Section 4 (`dirichlet`).
@@ -23,7 +27,7 @@ import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.files.opening import expand_home
 from ray_fed.learning.checks import check_positive, read_whole
-from ray_fed.learning.cohorts import read_labels, split_by_label
+from ray_fed.observability.timeline import new_figure
 
 Parts: TypeAlias = list[NDArray[np.int64]]
 """The indices of each client's examples."""
@@ -65,7 +69,7 @@ def dirichlet(
         ConfigError: an argument is out of its range, or no draw of 100 gave every
             client its examples.
     """
-    labels = read_labels(labels, "labels")
+    labels = _read_labels(labels, "labels")
     num_clients = read_whole("num_clients", num_clients, 1, len(labels))
     check_positive("alpha", alpha)
     min_examples = read_whole("min_examples", min_examples, 0)
@@ -103,7 +107,7 @@ def shards(
     Raises:
         ConfigError: an argument is out of its range.
     """
-    labels = read_labels(labels, "labels")
+    labels = _read_labels(labels, "labels")
     shards_per_client = read_whole("shards_per_client", shards_per_client, 1)
     most = len(labels) // shards_per_client
     num_clients = read_whole("num_clients", num_clients, 1, most)
@@ -156,7 +160,7 @@ def natural(owners: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
     Raises:
         ConfigError: an example has no owner, or owners are of several kinds.
     """
-    names, codes = np.unique(read_labels(owners, "owners"), return_inverse=True)
+    names, codes = np.unique(_read_labels(owners, "owners"), return_inverse=True)
     order = np.argsort(codes, kind="stable")
     ends = np.cumsum(np.bincount(codes, minlength=len(names)))[:-1]
     is_time = names.dtype.kind in "mM"  # of which a list has whole numbers
@@ -176,24 +180,17 @@ def draw_labels(
         path: of the picture; its suffix says the format.
 
     Raises:
-        UnsupportedError: matplotlib is not installed.
+        UserError: matplotlib is not installed.
         ConfigError: these are no parts, no labels, or no path.
     """
-    labels = read_labels(labels, "labels")
+    labels = _read_labels(labels, "labels")
     if not _are_indices(parts, len(labels)):
         raise errors.ConfigError(
             "Expected indices of each client's examples as `parts`, found"
             f" {errors.describe(parts)}: pass a list, such as `list(parts.values())`."
         )
     path = expand_home(path)
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise errors.UnsupportedError(
-            "Expected matplotlib, which draws, found it missing: pip install"
-            " 'ray-fed[demo]'."
-        ) from error
-    figure = Figure(figsize=(8, max(2.0, 0.25 * len(parts))), layout="constrained")
+    figure = new_figure(8, max(2.0, 0.25 * len(parts)))
     axes = figure.subplots()
     left = np.zeros(len(parts))
     for label in np.unique(labels):
@@ -216,3 +213,91 @@ def _are_indices(parts: Any, num_examples: int) -> bool:
         if indices.ndim != 1 or not is_whole or (indices >= num_examples).any():
             return False
     return True
+
+
+@tracebacks.shorten
+def split_by_label(
+    labels: NDArray[Any], num_clients: int, alpha: float, seed: int
+) -> list[NDArray[np.int64]]:
+    """Split examples among clients of equal size that prefer different labels.
+
+    Each client in turn draws its mix of labels from a Dirichlet distribution around
+    that of all examples, then its examples by that mix; once a label is used up, the
+    mix is scaled over those that are left. Every example goes to one client.
+
+    Args:
+        labels: of all examples, any dtype that has an order, [n].
+        num_clients: 1 to n; sizes differ by one at most, so that none is empty.
+        alpha: > 0; small: few labels a client, large: all clients alike.
+        seed: >= 0.
+
+    Returns:
+        The indices of each client's examples, in random order.
+
+    Raises:
+        ConfigError: an argument is out of its range, or a label is missing.
+    """
+    labels = _read_labels(labels, "labels")
+    num_clients = read_whole("num_clients", num_clients, 1, len(labels))
+    check_positive("alpha", alpha)
+    seed = read_whole("seed", seed, 0)
+    generator = np.random.default_rng(seed)
+    pools = [
+        list(generator.permutation(np.flatnonzero(labels == label)))
+        for label in np.unique(labels)
+    ]
+    prior = np.array([len(pool) for pool in pools]) / len(labels)
+    sizes = [len(part) for part in np.array_split(np.arange(len(labels)), num_clients)]
+    return [
+        _draw_examples(generator, generator.dirichlet(alpha * prior), pools, size)
+        for size in sizes
+    ]
+
+
+def _read_labels(given: object, name: str) -> NDArray[Any]:
+    """Return one label for each example, of an array, a list or a column of pandas.
+
+    Raises:
+        ConfigError: they are not one for each, of one kind, or one is missing.
+    """
+    labels = np.asarray(given)
+    if labels.ndim != 1 or not labels.size:
+        raise errors.ConfigError(
+            f"Expected one label for each example as `{name}`, found an array of the"
+            f" shape {list(labels.shape)}."
+        )
+    try:
+        np.unique(labels)
+        hash(tuple(labels.tolist()))
+        are_whole = not np.not_equal(labels, labels).any()  # NaN, NaT
+        are_whole &= all(label is not None for label in labels)
+    except (TypeError, ValueError):  # NA has no order, text and numbers neither
+        are_whole = False
+    if not are_whole:
+        raise errors.ConfigError(
+            f"Expected labels of one kind as `{name}`, and none missing, found others:"
+            " leave such examples out, such as by `dropna`, or make text of all, such"
+            " as by `astype(str)`."
+        )
+    return labels
+
+
+def _draw_examples(
+    generator: np.random.Generator,
+    mix: NDArray[np.float64],
+    pools: list[list[np.int64]],
+    size: int,
+) -> NDArray[np.int64]:
+    """Take `size` examples out of the pools of labels, by the mix as far as it goes."""
+    drawn: list[np.int64] = []
+    while len(drawn) < size:
+        left = np.array([len(pool) for pool in pools])
+        wanted = np.where(left > 0, mix, 0.0)
+        if not wanted.sum() > 0:
+            wanted = left.astype(np.float64)
+        counts = generator.multinomial(size - len(drawn), wanted / wanted.sum())
+        for pool, count in zip(pools, counts, strict=True):
+            taken = min(int(count), len(pool))
+            drawn.extend(pool[:taken])
+            del pool[:taken]
+    return generator.permutation(np.array(drawn, np.int64))

@@ -1,11 +1,16 @@
 """The pairs of computations that federated algorithms, and parts of them, are."""
 
+# pyright: reportUnknownLambdaType=false
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import federated_language as fl
+import tensorflow as tf
 from typing_extensions import override
 
+from ray_fed import tensorflow as rtf
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.observability import reprs
 
@@ -25,6 +30,7 @@ class LearningProcess:
             None where clients have no state.
         num_clients: to choose cohorts from; None: it works with any number.
         facts: what it is, by name, such as its algorithm and model: shown, not read.
+        model: that it trains, which `run` evaluates on its `validation_data`.
     """
 
     initialize: Any
@@ -33,6 +39,7 @@ class LearningProcess:
     initial_client_state: Any = None
     num_clients: int | None = None
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    model: Any = dataclasses.field(default=None, compare=False)
 
     @override
     def __repr__(self) -> str:
@@ -54,41 +61,54 @@ class Part:
     Attributes:
         initialize: ( -> S@SERVER); S may be the empty struct.
         next: takes S@SERVER first and returns it first; `build_process` says the rest.
+        initial_client_state: of clients' work that keeps something between rounds: what
+            a client begins with, numpy arrays.
+        privacy: of an aggregation: what each round spends; None where it protects no
+            client.
+        counts_empty_rounds: of an aggregation: whether a round without any example is a
+            round like others, as where its noise hides that nobody was there.
+        num_clients: to choose cohorts from; None: it works with any number.
     """
 
     initialize: Any
     next: Any
+    initial_client_state: Any = None
+    privacy: SampledGaussian | TreeGaussian | None = None
+    counts_empty_rounds: bool = False
+    num_clients: int | None = None
 
     @override
     def __repr__(self) -> str:
         return f"<part of a learning process: {_describe(self)}>"
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class ClientPart(Part):
-    """What clients do, with the state that each of them begins with.
+def build_constants(values: Any) -> Any:
+    """Return the computation ( -> S) of values, or of what a function makes of tensors.
 
-    Attributes:
-        initial_client_state: numpy arrays; None where clients have no state.
+    Args:
+        values: a structure of numbers and arrays; or a function that returns one of
+            these and of tensors, which is traced.
     """
 
-    initial_client_state: Any = None
+    @rtf.computation
+    def make() -> Any:
+        made = values() if callable(values) else values
+        return tf.nest.map_structure(
+            lambda value: value if tf.is_tensor(value) else tf.constant(value), made
+        )
+
+    return make
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class AggregationPart(Part):
-    """How updates become one, and what that protects.
+def build_initialize(values: Any) -> Any:
+    """Return the computation ( -> S@SERVER) of `build_constants`."""
+    make = build_constants(values)
 
-    Attributes:
-        privacy: what each round spends; None where it protects no client.
-        counts_empty_rounds: whether a round without any example is a round like
-            others, as where its noise hides that nobody was there.
-        num_clients: to choose cohorts from; None: it works with any number.
-    """
+    @fl.federated_computation
+    def initialize() -> Any:
+        return fl.federated_eval(make, fl.SERVER)
 
-    privacy: SampledGaussian | TreeGaussian | None = None
-    counts_empty_rounds: bool = False
-    num_clients: int | None = None
+    return initialize
 
 
 def with_facts(process: LearningProcess, **facts: object) -> LearningProcess:

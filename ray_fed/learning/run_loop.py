@@ -1,60 +1,382 @@
-"""`learning.run`: a loop over rounds that is seen, saved, stopped and resumed.
+"""`learning.run`: the loop over rounds: seen, saved, stopped and resumed.
 
-The rounds of a run, one ahead of what follows each of them.
+    main thread    round r -> read r+1 ... r+1 begins -> read r+2 ... r+2 begins
+                          |                          |
+    work thread           +--> evaluate, callbacks,  +--> the same
+                               stop?, save
 
-What a run begins with: who draws its cohorts, and what its clients kept.
-
-How far a run is: a bar in a terminal or notebook, lines elsewhere.
-
-The loop over rounds: seen, saved, stopped and resumed.
-
-    main thread    round r ------> round r+1 -------------------------> round r+2
-                          |                                        |
-    work thread           +--> evaluate, callbacks, stop?, save    +--> the same
-
-What follows a round overlaps the next one. That one counts only if the run goes on, so
-that timing decides nothing.
+What follows a round overlaps the next one, and so does what comes before a round: while
+r+1 runs, r+2 is called with the state that r+1 will have, and waits for that alone. A
+round is called once it is known that the run goes on after the one before the last; it
+counts only if the run goes on after the last, so that timing decides nothing.
+Arguments are checked, and metrics that are asked for by name looked for, before the
+first round.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import logging
+import operator
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+import federated_language as fl
+import numpy as np
+
+import ray_fed
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
-from ray_fed.learning.accounting import check_noise
-from ray_fed.learning.batches import check_batches
-from ray_fed.learning.callbacks.hooks import Callbacks
+from ray_fed import tensorflow as rtf
+from ray_fed.learning.accounting import SampledGaussian, TreeGaussian, check_noise
+from ray_fed.learning.batches import BatchCaster, check_batches, count_rows
+from ray_fed.learning.callbacks import Callbacks
 from ray_fed.learning.checkpoints import (
     Checkpoints,
     Reached,
     RunStorage,
     SavedRun,
-    describe_run,
 )
-from ray_fed.learning.checks import read_whole, read_whole_or_none
+from ray_fed.learning.checks import check_number, read_whole, read_whole_or_none
 from ray_fed.learning.client_states import (
+    ClientId,
     ClientStates,
-    FrozenRows,
+    Rows,
     RunClients,
     SavedClientStates,
     check_client_states,
 )
-from ray_fed.learning.cohorts import CohortSampler, PrivateCohorts, say_who
-from ray_fed.learning.history import History, RoundRecord, read_evaluation, read_metrics
-from ray_fed.learning.loop_thread import Interrupts, IoThread, StopNow, WorkThread
-from ray_fed.learning.process_calls import GoingRound, ProcessCalls, open_calls
+from ray_fed.learning.fed_eval import choose_evaluation
+from ray_fed.learning.history import (
+    History,
+    RoundRecord,
+    name_elements,
+    read_evaluation,
+    read_metrics,
+)
 from ray_fed.learning.processes import LearningProcess
-from ray_fed.learning.run_spec import RunSpec, check_kinds, check_metrics, check_process
+from ray_fed.learning.rounds_in_flight import (
+    GoingRound,
+    Interrupts,
+    IoThread,
+    ProcessCalls,
+    StopNow,
+    WorkThread,
+    open_calls,
+)
 from ray_fed.observability import reprs
-from ray_fed.observability.display import RoundProgress
+from ray_fed.observability.progress import RoundProgress
+from ray_fed.program import (
+    PoissonSampler,
+    RayFederatedContext,
+    Sampler,
+    UniformSampler,
+)
+
+_logger = logging.getLogger(__name__)
+
+_MAX_NAMED = 10  # clients of a cohort that a note lists
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateSampler:
+    """Draws the clients of each round as the accountant of a process assumes it.
+
+    With the noise of `dp_mean` each client takes part by itself with one probability;
+    a round may have none. With that of `dp_ftrl_mean` each pass has each client once.
+
+    Attributes:
+        privacy: of the process.
+        seed: >= 0.
+    """
+
+    privacy: SampledGaussian | TreeGaussian
+    seed: int
+
+    def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
+        """Draw clients: see `program.Sampler`; the accountant says how many."""
+        del k
+        if isinstance(self.privacy, SampledGaussian):
+            sampler = PoissonSampler(self.privacy.sampling_probability, self.seed)
+            return sampler.sample(round_index, num_clients, None)
+        index, step = divmod(round_index, self.privacy.rounds_per_pass)
+        order = np.random.default_rng([self.seed, index]).permutation(num_clients)
+        parts = np.array_split(order, self.privacy.rounds_per_pass)
+        return sorted(parts[step].tolist())
+
+
+class NamedClients(list[Any]):
+    """What clients have, of a dictionary by id.
+
+    Attributes:
+        ids: in its order.
+    """
+
+    def __init__(self, clients: Mapping[Any, Any]) -> None:
+        super().__init__(clients.values())
+        self.ids = tuple(clients)
+
+
+def say_who(
+    error: BaseException, round_index: int, cohort: Sequence[int], data: object
+) -> None:
+    """Note which round and clients an error is of: it knows of its call alone."""
+    place = getattr(getattr(error, "location", None), "client_index", None)
+    ids: Sequence[object] = getattr(data, "ids", ())
+    if place is None:
+        shown = ", ".join(repr(ids[i]) if ids else str(i) for i in cohort[:_MAX_NAMED])
+        others = f" and {len(cohort) - _MAX_NAMED} others" * (len(cohort) > _MAX_NAMED)
+        who = f"cohort is, in order, `data[i]` for i in {shown}{others}"
+        if ids:
+            who = f"cohort is, in order, the clients with the ids {shown}{others}"
+    elif ids:
+        who = f"client is the one with the id {ids[cohort[place]]!r}"
+    else:
+        who = f"client at position {place} of the cohort is `data[{cohort[place]}]`"
+    error.add_note(f"In round {round_index + 1} of the run, the {who}.")
+
+
+def _is_function(value: object) -> bool:
+    return value is None or callable(value)
+
+
+def _is_sequence(value: object) -> bool:
+    has_places = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return has_places and not isinstance(value, Mapping)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "data": (_is_sequence, "the batches of each client, a sequence or a dictionary,"),
+    "sampler": (
+        lambda value: value is None or callable(getattr(value, "sample", None)),
+        "an object with a method `sample(round_index, num_clients, k)` or None",
+    ),
+    "cast": (lambda value: value is None or isinstance(value, bool), "a bool or None"),
+    "storage_path": (
+        lambda value: value is None or isinstance(value, str | os.PathLike),
+        "a path, a URI or None",
+    ),
+    "evaluate": (_is_function, "a function of the state or None"),
+    "callbacks": (
+        lambda value: isinstance(value, Sequence) and not isinstance(value, str),
+        "a list of callbacks, such as `[callback]`,",
+    ),
+    "on_error": (lambda value: value in ("raise", "log"), '"raise" or "log"'),
+    "stop": (_is_function, "a function of the history or None"),
+    "progress": (lambda value: isinstance(value, bool), "True or False"),
+}
+
+
+def check_kinds(arguments: Mapping[str, object]) -> None:
+    """Raise unless arguments are of their kinds.
+
+    Raises:
+        ConfigError: one is of another kind.
+    """
+    for name, value in arguments.items():
+        is_right, kind = _KINDS[name]
+        if not is_right(value):
+            raise errors.ConfigError(
+                f"Expected {kind} as `{name}`, found {errors.describe(value)}."
+            )
+
+
+def check_process(process: Any) -> None:
+    """Raise unless a process trains: its `next` returns a state first.
+
+    Raises:
+        ConfigError: it is no process, or an evaluation.
+    """
+    if not hasattr(process, "initialize") or not hasattr(process, "next"):
+        raise errors.ConfigError(
+            "Expected a learning process, such as `build_fed_avg` returns, as"
+            f" `process`, found {errors.describe(process)}."
+        )
+    if not isinstance(process.next, fl.framework.Computation):
+        return
+    signature = process.next.type_signature
+    state = process.initialize.type_signature.result
+    result = signature.result
+    returned = result[0] if isinstance(result, fl.StructType) and result else None
+    if returned is None or not state.is_assignable_from(returned):
+        raise errors.ConfigError(
+            "Expected a learning process whose `next` returns the new state first, a"
+            f" `{reprs.shorten(str(state))}`, as `process`, found one that returns"
+            f" `{reprs.shorten(str(result))}`: an evaluation is called in a function"
+            " that is passed as `evaluate`."
+        )
+
+
+def check_metrics(
+    askers: Sequence[Any], process: LearningProcess, *, evaluates: bool
+) -> None:
+    """Refuse the name of a metric that no round will have, where that is known.
+
+    Raises:
+        ConfigError: training has no such metric, and there is no evaluation.
+    """
+    names = _training_names(process)
+    for asker in askers:
+        metric = getattr(asker, "monitor", None)
+        if names is None or not isinstance(metric, str):
+            continue
+        may_be_evaluated = evaluates and not metric.startswith("training.")
+        if not may_be_evaluated and metric.removeprefix("training.") not in names:
+            raise errors.ConfigError(
+                f"Expected one of the metrics {names} for `{type(asker).__name__}`,"
+                f" found `{metric}`: name one of these, or pass an `evaluate` that"
+                " returns it."
+            )
+
+
+def _training_names(process: LearningProcess) -> list[str] | None:
+    if not isinstance(process.next, fl.framework.Computation):
+        return None
+    result = process.next.type_signature.result
+    if not isinstance(result, fl.StructType) or len(result) != 2:  # noqa: PLR2004
+        return None
+    metrics = result[1]
+    if isinstance(metrics, fl.FederatedType):
+        metrics = metrics.member
+    if not isinstance(metrics, fl.StructType):
+        return None
+    return _names(metrics, "") + ["epsilon"] * (process.privacy is not None)
+
+
+def _names(type_spec: fl.StructType, path: str) -> list[str]:
+    found: list[str] = []
+    for name, member in type_spec.items():
+        full = f"{path}/{name}" if path else str(name)
+        match member:
+            case fl.StructType():
+                found += _names(member, full)
+            case fl.TensorType(shape=shape) if shape and None not in shape:
+                found += name_elements(full, [size or 0 for size in shape])
+            case _:
+                found.append(full)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """The arguments of `learning.run` that its rounds follow; see there.
+
+    Attributes:
+        data: of each client.
+        caster: makes a client's batches what the model takes.
+        sampler: of cohorts.
+        cohort_size: that it is asked for.
+        seed: of the cohorts.
+        num_rounds: of the whole run.
+        checkpoint_every: rounds; None: as saves take.
+        evaluate: takes the state.
+        evaluate_every: rounds.
+        stop: takes the history.
+        shows_progress: whether a bar or log lines are wanted.
+    """
+
+    data: Sequence[Any]
+    caster: Callable[[Any], Any]
+    sampler: Sampler
+    cohort_size: int | None
+    seed: int
+    num_rounds: int
+    checkpoint_every: int | None
+    evaluate: Callable[[Any], Mapping[str, Any]] | None
+    evaluate_every: int
+    stop: Callable[[History], bool] | None
+    shows_progress: bool
+
+    def draw(self, round_index: int) -> list[int]:
+        """Return the indices of a round's clients.
+
+        Raises:
+            ConfigError: the sampler draws something else.
+        """
+        num_clients = len(self.data)
+        drawn = self.sampler.sample(round_index, num_clients, self.cohort_size)
+        try:
+            cohort = [operator.index(client) for client in drawn]
+        except TypeError:
+            cohort = [-1]
+        are_known = all(0 <= client < num_clients for client in cohort)
+        if not are_known or len({*cohort}) < len(cohort):
+            raise errors.ConfigError(
+                f"Expected indices of clients, from 0 to {num_clients - 1} and none"
+                f" twice, of the sampler `{self.sampler}`, found"
+                f" {errors.describe(drawn)}."
+            )
+        return cohort
+
+    def describe_cohorts(self) -> dict[str, Any]:
+        """Return what decides who takes part, to compare it when a run is resumed."""
+        size: Any = len(self.data) if self.cohort_size is None else self.cohort_size
+        described: dict[str, Any] = {"num_clients": len(self.data), "seed": self.seed}
+        if isinstance(self.sampler, PrivateSampler):
+            size = f"as for {self.sampler.privacy}"
+        elif self.sampler != UniformSampler(self.seed):
+            text = re.sub(" at 0x[0-9a-f]+", "", repr(self.sampler))
+            described["sampler"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return described | {"cohort_size": size}
+
+    def add_epsilon(self, training: Any, round_index: int) -> Any:
+        """Return a round's metrics, with the privacy that is spent after it, if any."""
+        if not isinstance(self.sampler, PrivateSampler):
+            return training
+        return {**training, "epsilon": self.sampler.privacy.epsilon(round_index + 1)}
+
+
+def describe_run(process: LearningProcess, spec: RunSpec) -> dict[str, Any]:
+    """Return what decides the bits of a run, and is compared when it is resumed."""
+    initialize, run_round = (_type_of(c) for c in (process.initialize, process.next))
+    return {
+        **spec.describe_cohorts(),
+        "clients": _digest_clients(spec.data),
+        "state_type": initialize,
+        "next_type": run_round,
+        "next_content": _content_of(process.next),
+        "evaluates": None if spec.evaluate is None else spec.evaluate_every,
+        **_settings(),
+    }
+
+
+def _type_of(comp: Any) -> str | None:
+    if isinstance(comp, fl.framework.Computation):
+        return str(comp.type_signature)
+    return None
+
+
+def _content_of(comp: Any) -> str | None:
+    """Return what tells a computation from others; None where nothing does."""
+    if not isinstance(comp, fl.framework.ConcreteComputation):
+        return None
+    try:
+        return rtf.identify_computation(comp)[:16]
+    except errors.UnsupportedError:  # it has Python functions
+        return None
+
+
+def _digest_clients(data: Sequence[Any]) -> str:
+    ids = getattr(data, "ids", None)
+    if ids is None:
+        ids = tuple(count_rows(client) for client in data)
+    return hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
+
+
+def _settings() -> dict[str, int | None]:
+    context = fl.framework.get_context_stack().current
+    if isinstance(context, RayFederatedContext):
+        context = context.execution_context
+    if not isinstance(context, ray_fed.ExecutionContext):
+        return {}
+    config = context.config
+    return {"config_seed": config.seed, "clients_per_leaf": config.clients_per_leaf}
 
 
 def choose_sampler(
@@ -62,16 +384,10 @@ def choose_sampler(
     num_clients: int,
     cohort_size: int | None,
     seed: int,
+    given: Sampler | None,
     state: Any,
-) -> CohortSampler | PrivateCohorts:
+) -> Sampler:
     """Return who draws the cohorts of a run.
-
-    Args:
-        process: that is run.
-        num_clients: of the data.
-        cohort_size: that is asked for.
-        seed: of the cohorts.
-        state: to go on from, if any.
 
     Raises:
         ConfigError: there are no clients, the process is for other clients or draws its
@@ -88,15 +404,19 @@ def choose_sampler(
         )
     privacy = getattr(process, "privacy", None)
     check_noise(privacy, state)
-    if privacy is None:
-        size = num_clients if cohort_size is None else cohort_size
-        return CohortSampler(num_clients, size, seed)
+    for name, value in {"cohort_size": cohort_size, "sampler": given}.items():
+        if privacy is not None and value is not None:
+            raise errors.ConfigError(
+                f"Expected no `{name}` for a process with noise, found {value}:"
+                f" its cohorts are drawn as its guarantee assumes, {privacy}."
+            )
+    if privacy is not None:
+        return PrivateSampler(privacy, seed)
+    if given is not None:
+        return given
     if cohort_size is not None:
-        raise errors.ConfigError(
-            f"Expected no `cohort_size` for a process with noise, found {cohort_size}:"
-            f" its cohorts are drawn as its guarantee assumes, {privacy}."
-        )
-    return PrivateCohorts(num_clients, privacy, seed)
+        read_whole("cohort_size", cohort_size, 1, num_clients)
+    return UniformSampler(seed)
 
 
 def begin_clients(
@@ -107,13 +427,6 @@ def begin_clients(
     state: Any,
 ) -> ClientStates | None:
     """Return what holds the values of clients of a run, none yet.
-
-    Args:
-        process: that is run.
-        num_clients: of the data.
-        storage_path: of the run.
-        given: to begin with, if any.
-        state: to go on from, if any.
 
     Raises:
         ConfigError: the process keeps nothing of clients, or what they kept is missing.
@@ -143,46 +456,16 @@ def begin_clients(
     empty = ClientStates(initial) if given is None else given.emptied(initial)
     if storage_path is None:
         return empty
-    folder = f"{os.fspath(storage_path)}/clients"
-    return SavedClientStates(initial, folder, memory_bytes=empty.max_memory_bytes)
+    return SavedClientStates(
+        initial, os.fspath(storage_path), memory_bytes=empty.max_memory_bytes
+    )
 
 
 _MOST_NUMBERS, _MOST_OF_EACH = 3, 2
 
 
-class RunProgress:
-    """Shows rounds as they are done, on the standard error of this process.
-
-    Args:
-        calls: whose events are shown.
-        num_rounds: of the whole run.
-        done: rounds before a resume.
-    """
-
-    def __init__(self, calls: ProcessCalls, num_rounds: int, done: int) -> None:
-        self._progress = RoundProgress(num_rounds, done=done)
-        self._evaluated: RoundRecord | None = None
-        calls.subscribe(self._progress)
-        self._progress.say("")
-
-    def advance(self, record: RoundRecord) -> None:
-        """Show that a round is done, with the latest evaluation."""
-        if record.evaluation is not None:
-            self._evaluated = record
-        self._progress.advance(show_metrics(record, self._evaluated))
-
-    def close(self) -> None:
-        """Leave what is shown as it is."""
-        self._progress.__exit__()
-
-
 def show_metrics(record: RoundRecord, evaluated: RoundRecord | None) -> str:
-    """Return metrics of training and of evaluation, told apart, in a line.
-
-    Args:
-        record: of the round.
-        evaluated: the last one that was evaluated.
-    """
+    """Return metrics of training and of evaluation, told apart, in a line."""
     training = _show(record, "training.", "")
     if evaluated is None:
         return "  ".join(training[:_MOST_NUMBERS])
@@ -211,6 +494,21 @@ _FOLLOW_S, _LEAVE_S = 5.0, 9.0
 
 _SAVE_S = 0.5
 """What the last save has at least, however long ago the signal was."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _CalledRound:
+    """What came of the call of a round.
+
+    Attributes:
+        cohort: of its clients; None where that was not drawn.
+        going: the round; None where a signal ended the call, or it raised.
+        error: what it raised.
+    """
+
+    cohort: Sequence[int] | None
+    going: GoingRound | None
+    error: Exception | None = None
 
 
 class RunLoop:
@@ -242,21 +540,17 @@ class RunLoop:
         self._clients = clients
         self._done = Reached(None)  # the last round that all that follows is done of
         self._first = 0
-        self._progress: RunProgress | None = None
+        self._progress: RoundProgress | None = None
+        self._evaluated: RoundRecord | None = None  # the latest that was
         self._lock = threading.Lock()
         self._is_left = False
         self._bytes_read = 0
+        self._changed: dict[ClientId, bytes] = {}  # since a state was to be saved
 
     def begin(
         self, state: Any, records: Sequence[RoundRecord], first_round: int
     ) -> None:
-        """Take what the run begins or goes on from.
-
-        Args:
-            state: plain, or as a call returned it.
-            records: of rounds before.
-            first_round: to run now.
-        """
+        """Take what the run begins or goes on from."""
         self._done = Reached(state, tuple(records))
         self._first = first_round
 
@@ -289,9 +583,9 @@ class RunLoop:
         """
         self._callbacks.start(self.history)
         if self._spec.shows_progress:
-            self._progress = RunProgress(
-                self._calls, self._spec.num_rounds, self.num_rounds
-            )
+            self._progress = RoundProgress(self._spec.num_rounds, done=self.num_rounds)
+            self._calls.subscribe(self._progress)
+            self._progress.say("")
         try:
             reason = self._run_rounds()
         except Exception:
@@ -305,48 +599,64 @@ class RunLoop:
             return reason
         finally:
             if self._progress is not None:
-                self._progress.close()
+                self._progress.__exit__()
 
     def _run_rounds(self) -> Reason:
         if self._stops():
             return "stopped early"
         following: concurrent.futures.Future[bool] | None = None
-        state = self._done.state
+        state, called = self._done.state, None
         with WorkThread(lambda: None) as work:
             for index in range(self.num_rounds, self._spec.num_rounds):
-                started = time.monotonic()
-                cohort = self._spec.sampler.sample(index)
+                started, started_at = time.monotonic(), time.time()
+                called = called or self._call(state, index)
+                cohort, going, ahead = called.cohort, called.going, list[_CalledRound]()
                 try:
-                    going = self._call(state, cohort, index)
-                    reason = self._wait(going, following)
+                    reason = self._wait(called, following, ahead)
                 except Exception as error:
                     self._say_why(error, index, cohort, following)
                     raise
-                if going is None or reason is not None:
+                if going is None or cohort is None or reason is not None:
                     return reason or self._leave(following)
-                seconds = time.monotonic() - started
+                spent = started_at, time.monotonic() - started
                 kept = self._clients.put(going.kept)
-                follow = functools.partial(self._follow, going, cohort, seconds, kept)
+                follow = functools.partial(self._follow, going, cohort, spent, kept)
                 following = work.submit(follow)
-                state = going.state
-            return self._wait(None, following) or "finished"
+                state, called = going.state, ahead[0] if ahead else None
+            return self._wait(_CalledRound(None, None), following, []) or "finished"
 
-    def _call(self, state: Any, cohort: Sequence[int], index: int) -> GoingRound | None:
-        """Call a round; None where a signal ended it."""
+    def _call(self, state: Any, index: int) -> _CalledRound:
+        """Call a round, with a state that may not be there yet."""
+        cohort = None
         try:
-            clients = {client: self._spec.data[client] for client in cohort}
+            cohort = self._spec.draw(index)
+            read = self._spec.caster
+            clients = {client: read(self._spec.data[client]) for client in cohort}
             check_batches(clients)
             taken = [*self._clients.take(index, cohort), list(clients.values())]
-            return self._calls.next(state, taken, index)
+            return _CalledRound(cohort, self._calls.next(state, taken, index))
         except StopNow:
-            return None
+            return _CalledRound(cohort, None)
+        except Exception as error:  # noqa: BLE001 (raised when it is the round's turn)
+            return _CalledRound(cohort, None, error)
 
     def _wait(
         self,
-        going: GoingRound | None,
+        called: _CalledRound,
         following: concurrent.futures.Future[bool] | None,
+        ahead: list[_CalledRound],
     ) -> Reason | None:
-        """Wait for a round and for what follows the one before; return why to end."""
+        """Wait for a round and for what follows the one before; return why to end.
+
+        Args:
+            called: the round.
+            following: the other; None: nothing.
+            ahead: takes the round after this one, once nothing but the end of this one
+                is missing.
+        """
+        if called.error is not None:
+            raise called.error
+        going = called.going
         returned = set[concurrent.futures.Future[Any]]()
         if going is not None:
             returned = {f for f in (going.metrics, going.kept) if f is not None}
@@ -354,6 +664,9 @@ class RunLoop:
         while waiting:
             if self._interrupts.since is not None:
                 return self._leave(following)
+            goes_on = not ahead and following not in waiting
+            if going is not None and goes_on and self._may_call_after(going):
+                ahead.append(self._call(going.state, going.round_index + 1))
             ended, waiting = concurrent.futures.wait(
                 waiting, _POLL_S, concurrent.futures.FIRST_COMPLETED
             )
@@ -363,11 +676,16 @@ class RunLoop:
                 done.result()
         return None
 
+    def _may_call_after(self, going: GoingRound) -> bool:
+        """Return whether a round can be called before this one is done."""
+        has_more = going.round_index + 1 < self._spec.num_rounds
+        return has_more and going.kept is None and self._calls.takes_ahead
+
     def _say_why(
         self,
         error: Exception,
         index: int,
-        cohort: Sequence[int],
+        cohort: Sequence[int] | None,
         following: concurrent.futures.Future[bool] | None,
     ) -> None:
         """Say which round of which clients failed, if not what follows the last one."""
@@ -375,7 +693,8 @@ class RunLoop:
             concurrent.futures.wait([following])
             if following.exception() is error:
                 return
-        say_who(error, index, cohort, self._spec.data)
+        if cohort is not None:
+            say_who(error, index, cohort, self._spec.data)
 
     def _leave(self, following: concurrent.futures.Future[bool] | None) -> Reason:
         """Give what follows the last round some time, once a signal came."""
@@ -393,23 +712,27 @@ class RunLoop:
         self,
         going: GoingRound,
         cohort: Sequence[int],
-        seconds: float,
-        kept: FrozenRows | None,
+        spent: tuple[float, float],
+        kept: Rows,
     ) -> bool:
         """Do what follows a round; return whether the run is to end with it.
 
-        Called on the work thread.
+        Called on the work thread. `spent` is when the round's turn came, in seconds
+        since 1970, and how many it took.
         """
         index = going.round_index
         self._calls.evaluating(index)
-        record = self._record(going, cohort, seconds)
+        record = self._record(going, cohort, *spent)
         with self._lock:
             if self._is_left:  # too late: the run was saved without this round
                 return False
             records = (*self._done.records, record)
-            self._done = Reached(going.state, records, kept)
+            self._changed |= kept
+            self._done = Reached(going.state, records, self._changed)
+        if record.evaluation is not None:
+            self._evaluated = record
         if self._progress is not None:
-            self._progress.advance(record)
+            self._progress.advance(show_metrics(record, self._evaluated))
         try:
             self._callbacks.round(record)
             wanting = self._callbacks.wanting_state(record)
@@ -418,12 +741,18 @@ class RunLoop:
                 self._callbacks.state(wanting, record, state)
             stops = self._stops()
         finally:
-            if (index + 1) % self._spec.checkpoint_every == 0:
+            is_due = (index + 1) % (self._spec.checkpoint_every or 1) == 0
+            if is_due or self._clients.is_large(self._changed):
+                self._changed = {}
                 self._checkpoints.add(self._done)
         return stops
 
     def _record(
-        self, going: GoingRound, cohort: Sequence[int], seconds: float
+        self,
+        going: GoingRound,
+        cohort: Sequence[int],
+        started_at: float,
+        seconds: float,
     ) -> RoundRecord:
         index = going.round_index
         evaluation = None
@@ -442,7 +771,7 @@ class RunLoop:
             evaluation,
             seconds,
             bytes_read=self._count_read(),
-            started_at=going.started_at,
+            started_at=started_at,
         )
         report = going.take_report()
         if report is None:
@@ -479,8 +808,6 @@ class RunLoop:
         self._checkpoints.finish(self._done, find_time_left)
 
 
-_logger = logging.getLogger("ray_fed.learning.run")
-
 Dataset = Sequence[Any]
 """What one client has: its batches, each of the model's `batch_type`."""
 
@@ -497,7 +824,8 @@ class TrainingResult:
         state: of the server, after the last of them, as plain values.
         reason: why it ended: "finished", "stopped early" or "interrupted".
         client_states: what clients kept, by their index in `data`; None where they keep
-            nothing. With a `storage_path`, what memory has no room for is read there.
+            nothing. With a `storage_path`, what memory has no room for is in a file of
+            this machine, without a name.
     """
 
     history: History
@@ -512,16 +840,20 @@ class TrainingResult:
 @tracebacks.shorten
 def run(
     process: LearningProcess,
-    data: Sequence[Dataset],
+    data: Sequence[Dataset] | Mapping[Any, Dataset],
     *,
     num_rounds: int,
     cohort_size: int | None = None,
     seed: int = 0,
+    sampler: Sampler | None = None,
     storage_path: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1,
+    checkpoint_every: int | None = None,
+    checkpoint_spacing_s: float = 0.5,
     num_to_keep: int | None = 3,
-    evaluate: Callable[[Any], Mapping[str, Any]] | None = None,
+    evaluate: Callable[[Any], Mapping[str, Any]] | LearningProcess | None = None,
+    validation_data: Any = None,
     evaluate_every: int = 1,
+    cast: bool | None = None,
     callbacks: Sequence[Any] = (),
     on_error: Literal["raise", "log"] = "raise",
     stop: Callable[[History], bool] | None = None,
@@ -540,25 +872,38 @@ def run(
 
     Args:
         process: such as `build_fed_avg` returns.
-        data: each client's batches; only those of a cohort are read.
+        data: each client's batches, by index or by id; only those of a cohort are read.
         num_rounds: of the whole run, those before a resume included; >= 0. A run that
             has more behind it runs none and returns all it has, with a warning.
         cohort_size: clients a round; None: all of them, or, for a process with noise,
             those that its guarantee assumes. Which ones they are depends on the seed
             and the round alone. The metrics of a process with noise have `epsilon`.
         seed: of the cohorts, >= 0.
+        sampler: draws the cohorts, one of `program` or an object of one's own with its
+            method `sample(round_index, num_clients, k)`, where `k` is `cohort_size`;
+            its text (`repr`) says whether a run that is resumed is the same. None:
+            `program.UniformSampler(seed)`.
         storage_path: a path, where `~` is the user's home, or a URI of fsspec, for this
             run alone; None saves nothing.
-        checkpoint_every: rounds between two saves, >= 1. Rounds that end while another
-            one is saved, or within half a second, give way to the latest of them. The
-            end is always saved.
-        num_to_keep: saved states to keep, >= 1; None keeps all, and rounds wait until
-            each that is due is saved.
+        checkpoint_every: rounds between two saves, >= 1; 1 saves each round. Rounds
+            wait where they are faster than saves. None: the latest round is saved, as
+            often as `checkpoint_spacing_s` says, and no round waits. The end is always
+            saved.
+        checkpoint_spacing_s: without `checkpoint_every`: seconds from the beginning of
+            a save to that of the next, >= 0. Rounds that end while another one is
+            saved, or within this time, give way to the latest of them.
+        num_to_keep: saved states to keep, >= 1; None keeps all.
         evaluate: called with the state, returns metrics by name: numbers, arrays,
             tensors, text, or mappings, lists and tuples of these. On ray_fed's contexts
             the state holds references, which computations take as they are, and numpy
-            reads.
+            reads. Or a process, such as `build_fed_eval` returns, of `validation_data`.
+        validation_data: what the server evaluates: a pair `(x, y)`, a list of batches,
+            or clients: their list, `ClientData`, or a dictionary by id. Without
+            `evaluate` the metrics are those of `build_fed_eval`.
         evaluate_every: rounds between two calls of `evaluate`, >= 1.
+        cast: whether arrays in lists of batches become of the model's types, where only
+            their size differs, such as int64 and float64 of numpy. None: they do, and
+            a warning says so once.
         callbacks: objects with `on_round(record)`, see `callbacks.Callback`; release
             managers of federated_language.
         on_error: whether what a callback raises ends the run, saved, or is logged.
@@ -592,9 +937,14 @@ def run(
             place in the cohort; a note says which of `data` these are.
     """
     check_process(process)
+    data = NamedClients(data) if isinstance(data, Mapping) else data
+    caster = BatchCaster(process, cast=cast)
+    evaluate = choose_evaluation(process, evaluate, validation_data, caster)
     check_kinds(
         {
             "data": data,
+            "sampler": sampler,
+            "cast": cast,
             "storage_path": storage_path,
             "evaluate": evaluate,
             "callbacks": callbacks,
@@ -604,14 +954,20 @@ def run(
         }
     )
     seed = read_whole("seed", seed, 0)
+    check_number(
+        "checkpoint_spacing_s", checkpoint_spacing_s, lambda s: s >= 0, "at least 0"
+    )
     cohort_size = read_whole_or_none("cohort_size", cohort_size, 1)
     num_to_keep = read_whole_or_none("num_to_keep", num_to_keep, 1)
     check_metrics([stop, *callbacks], process, evaluates=evaluate is not None)
     spec = RunSpec(
         data=data,
-        sampler=choose_sampler(process, len(data), cohort_size, seed, state),
+        caster=caster,
+        sampler=choose_sampler(process, len(data), cohort_size, seed, sampler, state),
+        cohort_size=cohort_size,
+        seed=seed,
         num_rounds=read_whole("num_rounds", num_rounds, 0),
-        checkpoint_every=read_whole("checkpoint_every", checkpoint_every, 1),
+        checkpoint_every=read_whole_or_none("checkpoint_every", checkpoint_every, 1),
         evaluate=evaluate,
         evaluate_every=read_whole("evaluate_every", evaluate_every, 1),
         stop=stop,
@@ -628,7 +984,10 @@ def run(
     with IoThread() as io, Interrupts() as interrupts:
         calls = open_calls(process, io, interrupts)
         checkpoints = Checkpoints(
-            storage, io, calls.fetch, keeps_all=num_to_keep is None
+            storage,
+            io,
+            calls.fetch,
+            spacing_s=checkpoint_spacing_s if checkpoint_every is None else None,
         )
         loop = RunLoop(spec, calls, interrupts, told, checkpoints, RunClients(clients))
         try:

@@ -12,47 +12,24 @@ Sources:
     Equations 3 to 5.
 """
 
-# pyright: reportUnknownLambdaType=false
-
-import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import federated_language as fl
 import keras
 import numpy as np
 import tensorflow as tf
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
-from ray_fed import tensorflow as rtf
-from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
-from ray_fed.learning.aggregators.sums import mean, sum_of_updates
-from ray_fed.learning.checks import check_epochs, check_positive, read_whole
-from ray_fed.learning.composition import (
-    ClientResult,
-    Measured,
-    ServerView,
-    build_process,
-    view_type,
-)
+from ray_fed.learning.aggregators.aggregator import Aggregator
+from ray_fed.learning.aggregators.sums import mean, with_sum
+from ray_fed.learning.checks import check_positive, read_whole
+from ray_fed.learning.composition import ServerView, build_process
 from ray_fed.learning.guards import Guards
-from ray_fed.learning.local_training import (
-    Delta,
-    LocalTrainer,
-    build_distribution,
-    measure,
-    trainable_types,
-)
-from ray_fed.learning.models import Model, ModelWeights, expect_model
+from ray_fed.learning.local_training import LocalTraining
+from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
-from ray_fed.learning.processes import (
-    AggregationPart,
-    ClientPart,
-    LearningProcess,
-    Part,
-    with_facts,
-)
-from ray_fed.learning.server_update import add_statistics, build_server_part, delta_type
+from ray_fed.learning.processes import LearningProcess, with_facts
 from ray_fed.learning.totals import widened
 
 
@@ -71,7 +48,7 @@ class ScaffoldUpdate(NamedTuple):
 @tracebacks.shorten
 def build_scaffold(
     model: Model,
-    client_learning_rate: float,
+    client_learning_rate: float | keras.optimizers.Optimizer,
     *,
     num_clients: int,
     server_learning_rate: float = 1.0,
@@ -93,7 +70,7 @@ def build_scaffold(
 
     Args:
         model: to train.
-        client_learning_rate: eta_l of the paper, > 0.
+        client_learning_rate: eta_l of the paper, > 0; or SGD with that rate.
         num_clients: N of the paper: all that ever take part, >= 1.
         server_learning_rate: eta_g of the paper, > 0.
         epochs: passes of each client over its data in a round, >= 1.
@@ -104,6 +81,8 @@ def build_scaffold(
         ConfigError: a number is out of its range, or weights have constraints.
     """
     expect_model(model)
+    if isinstance(client_learning_rate, keras.optimizers.Optimizer):
+        client_learning_rate = _rate_of(client_learning_rate)
     check_positive("client_learning_rate", client_learning_rate)
     check_positive("server_learning_rate", server_learning_rate)
     read_whole("num_clients", num_clients, 1)
@@ -115,27 +94,54 @@ def build_scaffold(
             f" {errors.describe([c for c in constraints if c])}: remove them, or"
             " use another algorithm."
         )
-    finalize = _build_finalization(model, float(server_learning_rate), num_clients)
-    sent_type = view_type(model, finalize)
+    rate, server_rate = float(client_learning_rate), float(server_learning_rate)
+    train = LocalTraining(model, keras.optimizers.SGD(rate), epochs)
 
-    @rtf.computation(sent_type)
-    def send_all(view: ServerView) -> ServerView:
-        return view
+    def client(sent: ServerView, dataset: Any, own: Any) -> Any:
+        def correct(gradients: Sequence[Any], _: Any) -> list[Any]:
+            triples = zip(gradients, own, sent.state, strict=True)
+            return [g - c_i + c for g, c_i, c in triples]
 
-    client_work = _build_client_work(
-        model, float(client_learning_rate), check_epochs(epochs), sent_type
-    )
-    inner = aggregator or mean(weighted=False)
+        trained = train(sent.weights, dataset, correct=correct)
+        steps = trained.num_steps
+        delta = model.delta(sent.weights, trained.weights)
+        shift = tuple(
+            tf.where(steps > 0, -c - _divided(d, steps * rate), tf.zeros_like(d))
+            for c, d in zip(sent.state, delta.trainable, strict=True)
+        )
+        new = tuple(c_i + s for c_i, s in zip(own, shift, strict=True))
+        weight = tf.cast(trained.totals.num_examples > 0, tf.float32)
+        return ScaffoldUpdate(delta, shift), weight, trained.totals, new
+
+    def server(weights: ModelWeights, control: Any, merged: Any) -> Any:
+        delta, shift = merged
+        new = tuple(
+            c + _divided(s, num_clients) for c, s in zip(control, shift, strict=True)
+        )
+        moved = zip(weights.trainable, delta.trainable, strict=True)
+        trainable = tuple(w + server_rate * d for w, d in moved)
+        return ModelWeights(trainable, model.move_statistics(weights, delta)), new
+
+    def no_control() -> tuple[Any, ...]:
+        return tuple(tf.zeros(v.shape, v.dtype) for v in model.trainable_variables)
+
     process = build_process(
         model,
-        distribute=build_distribution(send_all),
-        client_work=client_work,
-        aggregate=_build_aggregation(model, inner),
-        finalize=finalize,
+        client=client,
+        server=server,
+        server_state=no_control,
+        client_state=tuple(map(np.zeros_like, model.initial_weights().trainable)),
+        aggregator=with_sum(aggregator or mean(weighted=False)),
+        num_clients=num_clients,
         guards=guards,
     )
+    if process.privacy is not None:
+        raise errors.ConfigError(
+            "Expected an aggregator without noise for SCAFFOLD, found one that promises"
+            " privacy: the control variates would be summed without noise."
+        )
     return with_facts(
-        dataclasses.replace(process, num_clients=num_clients),
+        process,
         algorithm="SCAFFOLD",
         client_learning_rate=client_learning_rate,
         server_learning_rate=server_learning_rate,
@@ -144,102 +150,15 @@ def build_scaffold(
     )
 
 
-def _build_client_work(
-    model: Model, rate: float, epochs: int, sent_type: Any
-) -> ClientPart:
-    weight_types = trainable_types(model)
-    spec = OptimizerSpec(keras.optimizers.SGD(rate))
-    kept_type = fl.to_type(tuple(weight_types))
-
-    @rtf.computation(sent_type, kept_type, model.data_type.member)
-    def train_client(sent: ServerView, own: Any, dataset: Any) -> Any:
-        trainer = LocalTrainer(model, spec.stamp(model))
-        trainer.correct = lambda gradients, _: [
-            g - own_part + part
-            for g, own_part, part in zip(gradients, own, sent.optimizer, strict=True)
-        ]
-
-        @tf.function(autograph=False)
-        def train() -> Any:
-            return trainer.train(sent.weights, dataset, epochs)
-
-        after, totals = train()
-        steps = dataset.reduce(np.float32(0), lambda n, _: n + np.float32(1)) * epochs
-        delta = measure(model, sent.weights, after)
-        shift = tuple(
-            tf.where(steps > 0, -part - _divided(d, steps * rate), tf.zeros_like(d))
-            for part, d in zip(sent.optimizer, delta.trainable, strict=True)
-        )
-        new = tuple(own_part + s for own_part, s in zip(own, shift, strict=True))
-        weight = tf.cast(totals.num_examples > 0, tf.float32)
-        update = ScaffoldUpdate(delta, shift)
-        return ClientResult(update, weight, Measured(totals, ())), new
-
-    initialize = no_state()
-
-    @fl.federated_computation(
-        initialize.type_signature.result,
-        fl.FederatedType(sent_type, fl.CLIENTS, all_equal=True),
-        fl.FederatedType(kept_type, fl.CLIENTS),
-        model.data_type,
-    )
-    def next_work(state: Any, sent: Any, kept: Any, data: Any) -> Any:
-        worked = fl.federated_map(train_client, (sent, kept, data))
-        return state, worked[0], worked[1]
-
-    initial = tuple(np.zeros_like(w) for w in model.initial_weights().trainable)
-    return ClientPart(initialize, next_work, initial)
-
-
-def _build_aggregation(model: Model, aggregator: Aggregator) -> AggregationPart:
-    """Return the part that aggregates deltas as asked for, and sums controls."""
-    members: Any = (delta_type(model), tuple(trainable_types(model)))
-    update_type: Any = fl.to_type(ScaffoldUpdate(*members))
-    weight_type = fl.TensorType(np.float32)
-    deltas = aggregator.build(update_type.delta, weight_type)
-    if deltas.privacy is not None:
+def _rate_of(optimizer: keras.optimizers.Optimizer) -> float:
+    rate = OptimizerSpec(optimizer).plain_rate
+    if rate is None:
         raise errors.ConfigError(
-            "Expected an aggregator without noise for SCAFFOLD, found one that promises"
-            " privacy: the control variates would be summed without noise."
+            "Expected SGD with a learning rate alone, whose steps are sums of"
+            f" gradients, found {errors.describe(optimizer)}: pass"
+            " keras.optimizers.SGD(0.1), or 0.1."
         )
-    controls = sum_of_updates().build(update_type.control, weight_type)
-
-    @fl.federated_computation(
-        deltas.initialize.type_signature.result,
-        fl.FederatedType(update_type, fl.CLIENTS),
-        fl.FederatedType(weight_type, fl.CLIENTS),
-    )
-    def merge(state: Any, update: Any, weight: Any) -> Any:
-        merged = deltas.next(state, update.delta, weight)
-        nothing = controls.initialize()
-        summed = controls.next(nothing, update.control, weight)
-        both = fl.federated_zip((merged[1], summed[1]))
-        return merged[0], both, merged[2]
-
-    return AggregationPart(deltas.initialize, merge)
-
-
-def _build_finalization(model: Model, rate: float, num_clients: int) -> Part:
-    weight_types = trainable_types(model)
-    control_type = fl.to_type(tuple(weight_types))
-
-    @rtf.computation
-    def initial_control() -> tuple[Any, ...]:
-        return tuple(tf.zeros(list(t.shape or ()), t.dtype) for t in weight_types)
-
-    merged_type = fl.StructType([delta_type(model), control_type])
-
-    @rtf.computation(control_type, model.weights_type, merged_type)
-    def update(control: Any, weights: ModelWeights, merged: Any) -> Any:
-        delta, shift = merged
-        moved = zip(weights.trainable, delta.trainable, strict=True)
-        statistics = add_statistics(model, weights, delta)
-        new = tuple(
-            c + _divided(s, num_clients) for c, s in zip(control, shift, strict=True)
-        )
-        return new, ModelWeights(tuple(w + rate * d for w, d in moved), statistics)
-
-    return build_server_part(initial_control, update)
+    return rate
 
 
 def _divided(tensor: Any, by: Any) -> tf.Tensor:

@@ -122,15 +122,7 @@ class TotalsKeeper:
         loss: Any,
         output_losses: Sequence[Any],
     ) -> Totals:
-        """Return the totals with one more batch.
-
-        Args:
-            totals: so far.
-            labels: of the batch; by name where there are several outputs.
-            predictions: of the model for the batch, likewise.
-            loss: f32[], mean over the batch.
-            output_losses: of each output, likewise.
-        """
+        """Return the totals with one more batch."""
         size = tf.shape(tf.nest.flatten(predictions)[0], tf.int64)[0]
 
         def add_loss(sum_so_far: Any, value: Any) -> Any:

@@ -5,6 +5,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from ray_fed.plan import diagnostics, outcomes
+from ray_fed.plan.diagnostics import (
+    ComputationUnlowered,
+    RandomOpsUnkeyed,
+    WorkInterpreted,
+    WorkUnshaped,
+)
 from ray_fed.plan.fingerprint import Fingerprint
 
 
@@ -31,12 +37,14 @@ class RoundStarted:
         num_clients: size of the cohort.
         num_leaves: leaves of the merge tree.
         num_subrounds: how many run before the merge.
+        num_workers: that they have between them.
     """
 
     round_index: int
     num_clients: int
     num_leaves: int
     num_subrounds: int
+    num_workers: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +53,8 @@ class SubroundFinished:
 
     Attributes:
         round_index: of its round.
-        subround_index: in its round; the finish comes after the last one.
+        subround_index: in its round; the finish comes after the last one, unless the
+            only subround does it, too.
         num_clients: that it ran.
         attempts: 1 where nothing failed.
         started_s: when it was submitted, in seconds since its round began.
@@ -62,6 +71,7 @@ class SubroundFinished:
         bytes_returned: of its partials and of what is kept, or of its result.
         fingerprint: of the worker, where it is known.
         num_workers: how many workers ran its clients, `worker` among them.
+        busy_s: seconds that workers were at it, in sum, with reading clients' data.
     """
 
     round_index: int
@@ -81,6 +91,7 @@ class SubroundFinished:
     bytes_returned: int = 0
     fingerprint: Fingerprint | None = None
     num_workers: int = 1
+    busy_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,59 +112,6 @@ class ClientDropped:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomOpsUnkeyed:
-    """Random ops of a computation ran that seed, call and client do not decide.
-
-    They come once a round for each such computation, before its `RoundFinished`.
-
-    Attributes:
-        round_index: of the round.
-        computation: what an error would call it: name and source line where known.
-        content: starts the hash of the computation.
-        ops: name and kind of each op; it drew anew on every attempt.
-    """
-
-    round_index: int
-    computation: str
-    content: str
-    ops: tuple[str, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class ComputationUnlowered:
-    """A computation read its sequences through tf.data, which takes longer.
-
-    They come once a round for each such computation, before its `RoundFinished`.
-
-    Attributes:
-        round_index: of the round.
-        computation: what an error would call it: name and source line where known.
-        content: starts the hash of the computation.
-        reason: why it cannot do without: an op, or a few words.
-    """
-
-    round_index: int
-    computation: str
-    content: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkUnshaped:
-    """Clients ran without XLA, or one at a time, where settings ask for more.
-
-    They come once a round for each reason, before its `RoundFinished`.
-
-    Attributes:
-        round_index: of the round.
-        reason: an op, or a few words.
-    """
-
-    round_index: int
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True)
 class JitDecided:
     """Which way leaves of kernels ran with `kernels.jit="auto"`, and why.
 
@@ -166,23 +124,6 @@ class JitDecided:
 
     round_index: int
     decision: diagnostics.JitDecision
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkInterpreted:
-    """Executors did some work step by step, because its graph raised an error.
-
-    They come once a round for each such error, before its `RoundFinished`.
-
-    Attributes:
-        round_index: of the round.
-        work: what the graph was to do, in a few words.
-        reason: the class of the error, and the first line of its message.
-    """
-
-    round_index: int
-    work: str
-    reason: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,17 +159,9 @@ Event = (
 
 def of_note(note: diagnostics.Note, round_index: int) -> Event:
     """Return the event that work of a round told something."""
-    match note:
-        case diagnostics.Unkeyed():
-            return RandomOpsUnkeyed(round_index, **vars(note))
-        case diagnostics.Unlowered():
-            return ComputationUnlowered(round_index, **vars(note))
-        case diagnostics.Unshaped():
-            return WorkUnshaped(round_index, note.reason)
-        case diagnostics.JitDecision():
-            return JitDecided(round_index, note)
-        case diagnostics.Interpreted():
-            return WorkInterpreted(round_index, note.work, note.reason)
+    if isinstance(note, diagnostics.JitDecision):
+        return JitDecided(round_index, note)
+    return dataclasses.replace(note, round_index=round_index)
 
 
 class EventSink(Protocol):

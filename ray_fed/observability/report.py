@@ -1,12 +1,11 @@
 """What one round cost: gathered from its events, drawn in a notebook.
 
-Draws a round for a notebook: a row for each subround, and a bar for when it ran.
+There it is a table with a row for each subround, and a bar for when it ran.
 """
 
 import collections
 import dataclasses
 import html
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -17,71 +16,21 @@ from ray_fed.observability import events, reprs
 from ray_fed.plan import diagnostics, outcomes
 from ray_fed.plan.fingerprint import Fingerprint
 
-_HEADINGS = (
-    "subround",
-    "clients",
-    "attempts",
-    "seconds",
-    "when",
-    "worker",
-    "pid",
-    "node",
-)
-_NUMBERS = frozenset({"subround", "clients", "attempts", "seconds", "pid"})
 _BAR_PX = 160
 _BAR_COLOR = "#4c78a8"
 _RETRIED_COLOR = "#e45756"
 
 
-def draw_subrounds(
-    caption: str,
-    rows: Sequence[Mapping[str, Any]],
-    remarks: Iterable[str],
-    seconds: float,
-) -> str:
-    """Return HTML without scripts or style sheets.
-
-    Args:
-        caption: above the table.
-        rows: by name of its columns; `started_s` and `seconds` make the bar, in red
-            where there was more than one attempt.
-        remarks: below the table, a line each.
-        seconds: of the whole round: the width of the column of bars.
-    """
-    head = "".join(f"<th{_align(name)}>{name}</th>" for name in _HEADINGS)
-    body = "".join(f"<tr>{_draw_row(row, seconds)}</tr>" for row in rows)
-    notes = "".join(f"<li>{html.escape(remark)}</li>" for remark in remarks)
-    return reprs.draw_table(
-        caption,
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>",
-        f"<ul>{notes}</ul>" if notes else "",
+def _draw_bar(subround: "SubroundReport", seconds: float) -> reprs.Html:
+    """Return when a subround ran, in red where there was more than one attempt."""
+    scale = _BAR_PX / seconds if seconds > 0 else 0.0
+    left = min(_BAR_PX - 1.0, subround.started_s * scale)
+    width = min(_BAR_PX - left, max(1.0, subround.seconds * scale))
+    color = _BAR_COLOR if subround.attempts == 1 else _RETRIED_COLOR
+    return reprs.Html(
+        f"<div style='width:{_BAR_PX}px'><div style='margin-left:{left:.0f}px;"
+        f"width:{width:.0f}px;height:10px;background:{color}'></div></div>"
     )
-
-
-def _align(name: str) -> str:
-    side = "right" if name in _NUMBERS else "left"
-    return f" style='text-align:{side};padding:2px 8px'"
-
-
-def _draw_row(row: Mapping[str, Any], seconds: float) -> str:
-    return "".join(
-        f"<td{_align(name)}>{_draw_cell(name, row, seconds)}</td>" for name in _HEADINGS
-    )
-
-
-def _draw_cell(name: str, row: Mapping[str, Any], seconds: float) -> str:
-    if name == "when":
-        scale = _BAR_PX / seconds if seconds > 0 else 0.0
-        left = min(_BAR_PX - 1.0, row["started_s"] * scale)
-        width = min(_BAR_PX - left, max(1.0, row["seconds"] * scale))
-        color = _BAR_COLOR if row["attempts"] == 1 else _RETRIED_COLOR
-        return (
-            f"<div style='width:{_BAR_PX}px'><div style='margin-left:{left:.0f}px;"
-            f"width:{width:.0f}px;height:10px;background:{color}'></div></div>"
-        )
-    if name == "seconds":
-        return reprs.show_number(row["seconds"])
-    return html.escape(str(row[name]))
 
 
 _OPEN_ROUNDS = 256
@@ -112,6 +61,7 @@ class SubroundReport(pydantic.BaseModel):
     bytes_returned: int = 0
     fingerprint: Fingerprint | None = None
     num_workers: int = 1
+    busy_s: float = 0.0
 
 
 class RoundReport(pydantic.BaseModel):
@@ -121,8 +71,11 @@ class RoundReport(pydantic.BaseModel):
         round_index: calls before this one.
         num_clients: size of the cohort.
         num_leaves: leaves of the merge tree.
-        subrounds: in order; what merged and finished the round is the last.
-        seconds: from the call to its result.
+        subrounds: in order; what merged and finished the round is the last, but for a
+            round of one subround, which finishes it.
+        seconds: from the call to its result, without a wait for what it takes from
+            another call.
+        num_workers: that its subrounds had between them.
         unkeyed_ops: computations with random ops that seed, call and client do not
             decide, and those ops; what they drew differs on a retry.
         unlowered: computations that read their sequences through tf.data, which takes
@@ -156,6 +109,18 @@ class RoundReport(pydantic.BaseModel):
     dropped_clients: dict[int, str] = {}
     jit_decisions: tuple[diagnostics.JitDecision, ...] = ()
     interpreted: tuple[str, ...] = ()
+    num_workers: int = 1
+
+    @property
+    def waiting(self) -> float:
+        """The share of the round in which workers had nothing to do, from 0 to 1.
+
+        Of all workers, of the whole call: while the argument is checked, cut and sent,
+        while others still run or one merges, and while the result is on its way.
+        """
+        busy_s = sum(subround.busy_s for subround in self.subrounds)
+        had_s = self.seconds * self.num_workers
+        return max(0.0, 1 - busy_s / had_s) if had_s else 0.0
 
     @property
     def bytes_returned(self) -> int:
@@ -181,14 +146,14 @@ class RoundReport(pydantic.BaseModel):
     @property
     def fingerprints(self) -> tuple[Fingerprint, ...]:
         """What decided the bits of the result, on its workers: one, unless mixed."""
-        found = (subround.fingerprint for subround in self.subrounds)
-        return tuple(dict.fromkeys(each for each in found if each is not None))
+        by_subround = (subround.fingerprint for subround in self.subrounds)
+        return tuple(dict.fromkeys(each for each in by_subround if each is not None))
 
     @property
     def no_kernel(self) -> tuple[str, ...]:
         """Why leaves were interpreted, each reason once."""
-        found = (subround.no_kernel for subround in self.subrounds)
-        return tuple(dict.fromkeys(reason for reason in found if reason is not None))
+        reasons = (subround.no_kernel for subround in self.subrounds)
+        return tuple(dict.fromkeys(reason for reason in reasons if reason is not None))
 
     @property
     def clients_per_second(self) -> float:
@@ -207,7 +172,7 @@ class RoundReport(pydantic.BaseModel):
         their bars.
 
         Raises:
-            ImportError: matplotlib is not installed.
+            UserError: matplotlib is not installed.
         """
         return timeline.draw_spans(self.spans, str(self))
 
@@ -233,13 +198,19 @@ class RoundReport(pydantic.BaseModel):
             {
                 "subround": self._name(subround),
                 "clients": subround.num_clients,
-                "pid": subround.worker_pid,
-                **subround.model_dump(),
+                "attempts": subround.attempts,
+                "seconds": subround.seconds,
+                "when": _draw_bar(subround, self.seconds),
+                "worker": subround.worker,
+                "pid": str(subround.worker_pid),
+                "node": subround.node,
             }
             for subround in self.subrounds
         ]
+        is_told = any(subround.busy_s for subround in self.subrounds)
         moved = self.bytes_broadcast, self.bytes_sliced, self.bytes_returned
         remarks = [
+            *([f"workers waited {self.waiting:.0%} of the time"] if is_told else []),
             *([_show_moved(*moved)] if any(moved) else []),
             *(
                 f"subround {subround.subround_index}, attempt {lost.attempt},"
@@ -253,18 +224,16 @@ class RoundReport(pydantic.BaseModel):
                 for client, reason in self.dropped_clients.items()
             ),
             *(f"drew without a key: {ops}" for ops in self.unkeyed_ops),
-            *(f"read through tf.data: {found}" for found in self.unlowered),
+            *(f"read through tf.data: {computation}" for computation in self.unlowered),
             *(f"interpreted, not in a kernel: {reason}" for reason in self.no_kernel),
             *(
-                f"XLA is {'on' if found.jit else 'off'}: {found.reason}"
-                for found in self.jit_decisions
+                f"XLA is {'on' if decision.jit else 'off'}: {decision.reason}"
+                for decision in self.jit_decisions
             ),
-            *(
-                f"interpreted, as its graph raised: {found}"
-                for found in self.interpreted
-            ),
+            *(f"interpreted, as its graph raised: {work}" for work in self.interpreted),
         ]
-        return draw_subrounds(str(self), rows, remarks, self.seconds)
+        notes = "".join(f"<li>{html.escape(remark)}</li>" for remark in remarks)
+        return reprs.draw_table(str(self), rows, f"<ul>{notes}</ul>" if notes else "")
 
     def _name(self, subround: SubroundReport) -> str:
         ends = self.num_clients and not subround.num_clients
@@ -272,10 +241,10 @@ class RoundReport(pydantic.BaseModel):
 
 
 def _show_moved(broadcast: int, sliced: int, returned: int) -> str:
-    given, own, back = (
+    common, own, back = (
         reprs.show_number(moved / 1e6) for moved in (broadcast, sliced, returned)
     )
-    return f"{given} MB broadcast, {own} MB of clients, {back} MB returned"
+    return f"{common} MB broadcast, {own} MB of clients, {back} MB returned"
 
 
 class ReportBuilder:
@@ -303,17 +272,17 @@ class ReportBuilder:
                 self._open.pop(next(iter(self._open)))
             self._open[event.round_index] = _OpenRound(event)
             return
-        found = self._open.get(event.round_index)
-        if found is None:
+        open_round = self._open.get(event.round_index)
+        if open_round is None:
             return
         if isinstance(event, events.RoundFinished):
             del self._open[event.round_index]
             self.num_calls += 1
             self.seconds += event.seconds
             if event.round_index < self._below:
-                self.last = found.report(event)
+                self.last = open_round.report(event)
         else:
-            found.add(event)
+            open_round.add(event)
 
 
 @dataclasses.dataclass
@@ -369,4 +338,5 @@ class _OpenRound:
             dropped_clients=dict(sorted(self.dropped.items())),
             jit_decisions=tuple(self.decisions),
             interpreted=tuple(self.interpreted),
+            num_workers=self.started.num_workers,
         )

@@ -1,7 +1,7 @@
 """Short text and small tables of objects, for a terminal and a notebook."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _MOST_CHARACTERS = 120
@@ -34,32 +34,61 @@ def show_bytes(count: int) -> str:
     return f"{show_number(size)} {unit}"
 
 
-def draw_table(caption: str, body: str, below: str = "") -> str:
+class Html(str):
+    """A cell of a table that is HTML; other text is escaped."""
+
+
+def draw_table(
+    caption: str,
+    rows: Sequence[Mapping[str, object]],
+    below: str = "",
+    *,
+    has_heads: bool = True,
+) -> str:
     """Return HTML, without scripts or style sheets, that scrolls where it is wide.
 
     Args:
-        caption: above the table, as text.
-        body: the rows, as HTML.
+        caption: above the table.
+        rows: cells by the name of their column: numbers, text, or None for none.
         below: what follows the table, as HTML.
+        has_heads: whether the columns' names are shown.
     """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    texts = {name for row in rows for name in row if isinstance(row[name], str)}
+    # A name may continue in a second line, behind its first word.
+    heads = {n: Html(html.escape(n).replace(".", ".<wbr>", 1)) for n in names}
+
+    def draw(tag: str, row: Mapping[str, object]) -> str:
+        cells = (
+            f"<{tag}{_LEFT * (name in texts)}>{_draw_cell(row.get(name))}</{tag}>"
+            for name in names
+        )
+        return f"<tr>{''.join(cells)}</tr>"
+
+    head = f"<thead>{draw('th', heads)}</thead>" if has_heads and names else ""
+    body = "".join(draw("td", row) for row in rows)
     return (
         "<div style='overflow-x:auto;max-width:100%'><table>"
         "<caption style='white-space:nowrap;text-align:left'>"
-        f"{html.escape(caption)}</caption>{body}</table>{below}</div>"
+        f"{html.escape(caption)}</caption>{head}"
+        f"<tbody>{body}</tbody></table>{below}</div>"
     )
+
+
+_LEFT = " style='text-align:left'"
+
+
+def _draw_cell(value: object) -> str:
+    return value if isinstance(value, Html) else html.escape(_show(value))
 
 
 def draw_facts(caption: str, facts: Mapping[str, Any]) -> str:
-    """Return HTML, without scripts or style sheets: one row per fact."""
-    rows = "".join(
-        f"<tr><td style='text-align:left'>{html.escape(name)}</td>"
-        f"<td style='text-align:left'>{html.escape(_show(value))}</td></tr>"
-        for name, value in facts.items()
-    )
-    return draw_table(caption, f"<tbody>{rows}</tbody>")
+    """Return HTML of a table with one row per fact."""
+    rows = [{"name": name, "fact": _show(value)} for name, value in facts.items()]
+    return draw_table(caption, rows, has_heads=False)
 
 
 def _show(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return "" if value is None else str(value)
     return show_number(value)

@@ -11,6 +11,8 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ray_fed.imports import import_extra
+
 
 def new_figure(width: float, height: float) -> Any:
     """Return an empty figure.
@@ -20,11 +22,11 @@ def new_figure(width: float, height: float) -> Any:
         height: in inches.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        UserError: matplotlib is not installed.
     """
-    import matplotlib.figure
+    matplotlib = import_extra("matplotlib.figure", "demo", "a figure")
 
-    class ShownFigure(matplotlib.figure.Figure):
+    class ShownFigure(matplotlib.Figure):
         """A figure that a notebook shows also where pyplot was not imported."""
 
         def _repr_png_(self) -> bytes:
@@ -89,23 +91,23 @@ def spans_of(subrounds: Sequence[Any], num_clients: int) -> list[Span]:
         subrounds: `SubroundReport`s.
         num_clients: of the cohort; without any, a subround is no merge.
     """
-    found: list[Span] = []
+    spans: list[Span] = []
     for each in subrounds:
         what = "clients" if each.num_clients or not num_clients else "merge"
         begun = each.started_s
         for lost in each.lost:
             started = each.started_s + lost.started_s
             turn = (lost.node, lost.worker, what, each.subround_index, lost.attempt)
-            found.append(Span(*turn, started, lost.seconds, lost.ended or "lost"))
+            spans.append(Span(*turn, started, lost.seconds, lost.ended or "lost"))
             if lost.ended != "slower":
                 begun = max(begun, started + lost.seconds)
         ends = each.started_s + each.seconds
         turn = (each.node, each.worker, what, each.subround_index, each.attempts)
-        found.append(Span(*turn, begun, max(0.0, ends - begun)))
-    if found:
+        spans.append(Span(*turn, begun, max(0.0, ends - begun)))
+    if spans:
         first = min(each.started_s for each in subrounds)
-        found.insert(0, Span("", _DRIVER, "argument", -1, 1, 0.0, first))
-    return found
+        spans.insert(0, Span("", _DRIVER, "argument", -1, 1, 0.0, first))
+    return spans
 
 
 def draw_spans(spans: Sequence[Span], title: str) -> Any:
@@ -116,7 +118,7 @@ def draw_spans(spans: Sequence[Span], title: str) -> Any:
         title: above it.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        UserError: matplotlib is not installed.
     """
     lanes = list(dict.fromkeys((span.node, span.worker) for span in spans))
     height = min(_MOST_INCHES, 1.6 + _LANE_INCHES * len(lanes))

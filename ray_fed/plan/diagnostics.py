@@ -2,7 +2,8 @@
 
 An executor adds notes to a set in a context variable, which follows asyncio tasks and
 calls to other threads. The function that evaluates a subround collects them with
-`noting` and returns them with the results. Each becomes one event of the round.
+`noting` and returns them with the results. Each is one event of the round, before its
+`RoundFinished`, and comes once.
 """
 
 import contextlib
@@ -15,48 +16,54 @@ from typing import TypeAlias
 
 import ray_fed.error_texts as error_texts
 
-_OF_DEFECTS = AttributeError, AssertionError, LookupError, NameError
+_DEFECT_ERRORS = AttributeError, AssertionError, LookupError, NameError
 
 
 @dataclasses.dataclass(frozen=True)
-class Unkeyed:
-    """Random ops of one computation that draw anew on every attempt.
+class RandomOpsUnkeyed:
+    """Random ops of a computation ran that seed, call and client do not decide.
 
     Attributes:
-        computation: its name and line, as an error shows them.
-        content: the first characters of its hash.
-        ops: name and kind of each.
+        computation: what an error would call it: name and source line where known.
+        content: starts the hash of the computation.
+        ops: name and kind of each op; it drew anew on every attempt.
+        round_index: of the round, once it is an event.
     """
 
     computation: str
     content: str
     ops: tuple[str, ...]
+    round_index: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
-class Unlowered:
-    """A computation that reads its sequences through tf.data, which takes longer.
+class ComputationUnlowered:
+    """A computation read its sequences through tf.data, which takes longer.
 
     Attributes:
-        computation: its name and line, as an error shows them.
-        content: the first characters of its hash.
-        reason: why tf.data is needed, in a few words.
+        computation: what an error would call it: name and source line where known.
+        content: starts the hash of the computation.
+        reason: why it cannot do without: an op, or a few words.
+        round_index: of the round, once it is an event.
     """
 
     computation: str
     content: str
     reason: str
+    round_index: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
-class Unshaped:
-    """Why XLA does not compile some work, or not several clients of it run at once.
+class WorkUnshaped:
+    """Clients ran without XLA, or one at a time, where settings ask for more.
 
     Attributes:
-        reason: in a few words.
+        reason: an op, or a few words.
+        round_index: of the round, once it is an event.
     """
 
     reason: str
+    round_index: int = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,19 +80,21 @@ class JitDecision:
 
 
 @dataclasses.dataclass(frozen=True)
-class Interpreted:
-    """Work that executors did step by step, because its graph raised an error.
+class WorkInterpreted:
+    """Executors did some work step by step, because its graph raised an error.
 
     Attributes:
         work: what the graph was to do, in a few words.
         reason: the class of the error, and the first line of its message.
+        round_index: of the round, once it is an event.
     """
 
     work: str
     reason: str
+    round_index: int = -1
 
     @classmethod
-    def of(cls, work: str, error: BaseException) -> "Interpreted":
+    def of(cls, work: str, error: BaseException) -> "WorkInterpreted":
         """Return the note about work whose graph raised an error.
 
         Raises:
@@ -96,7 +105,13 @@ class Interpreted:
         return cls(work, first_line(error))
 
 
-Note: TypeAlias = Unkeyed | Unlowered | Unshaped | JitDecision | Interpreted
+Note: TypeAlias = (
+    RandomOpsUnkeyed
+    | ComputationUnlowered
+    | WorkUnshaped
+    | JitDecision
+    | WorkInterpreted
+)
 
 _noted: contextvars.ContextVar[set[Note] | None] = contextvars.ContextVar(
     "ray_fed_notes", default=None
@@ -114,11 +129,11 @@ def noting() -> Generator[set[Note]]:
         _noted.reset(token)
 
 
-def note(told: Iterable[Note]) -> None:
+def note(notes: Iterable[Note]) -> None:
     """Add notes to the innermost `noting`; outside of one, do nothing."""
     noted = _noted.get()
     if noted is not None:
-        noted.update(told)
+        noted.update(notes)
 
 
 def in_order(noted: Iterable[Note]) -> tuple[Note, ...]:
@@ -138,12 +153,12 @@ def is_defect(error: BaseException) -> bool:
     raised. A user's function or graph, and TensorFlow, raise such errors in lines of
     their own. TensorFlow may raise one again, as another object of the same class.
     """
-    found: BaseException | None = error
-    while isinstance(found, _OF_DEFECTS):
-        frames = list(traceback.walk_tb(found.__traceback__))
+    cause: BaseException | None = error
+    while isinstance(cause, _DEFECT_ERRORS):
+        frames = list(traceback.walk_tb(cause.__traceback__))
         if frames and _is_of_ray_fed(frames[-1][0]):
             return True
-        found = found.__cause__ or found.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 

@@ -94,37 +94,37 @@ class WorkerDescription:
 
 
 def describe_difference(
-    found: WorkerDescription, driver: Versions, fingerprint: Fingerprint | None
+    worker: WorkerDescription, driver: Versions, fingerprint: Fingerprint | None
 ) -> str | None:
     """Describe how a worker differs from the driver and from the other workers.
 
     Args:
-        found: the worker.
+        worker: the worker.
         driver: the driver's versions.
         fingerprint: of the other workers; None where there are none.
 
     Returns:
         Each field with both its values; None where there is no difference.
     """
-    told = [
+    differences = [
         f"{name} is {theirs} where the driver has {ours}"
-        for name, theirs, ours in _differences(found.versions, driver)
+        for name, theirs, ours in _differences(worker.versions, driver)
     ]
     if fingerprint is not None:
-        told += [
+        differences += [
             f"{name} is {theirs} where other workers have {ours}"
-            for name, theirs, ours in _differences(found.fingerprint, fingerprint)
+            for name, theirs, ours in _differences(worker.fingerprint, fingerprint)
         ]
-    return "; ".join(told) or None
+    return "; ".join(differences) or None
 
 
 def _differences(
     left: Versions | Fingerprint, right: Versions | Fingerprint
 ) -> Iterator[tuple[str, object, object]]:
     for field in dataclasses.fields(left):
-        found, expected = getattr(left, field.name), getattr(right, field.name)
-        if None not in {found, expected} and found != expected:
-            yield field.name, found, expected
+        actual, expected = getattr(left, field.name), getattr(right, field.name)
+        if None not in {actual, expected} and actual != expected:
+            yield field.name, actual, expected
 
 
 def _version_of(*distributions: str) -> str | None:

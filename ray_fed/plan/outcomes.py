@@ -1,10 +1,10 @@
 """What became of a plan: its values, and the attempts at it."""
 
 import dataclasses
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ray_fed.plan.diagnostics import Note
-from ray_fed.plan.fingerprint import Fingerprint
+from ray_fed.plan.fingerprint import Fingerprint, WorkerDescription
 
 Progress: TypeAlias = tuple[int, int, str]
 """Workers that are ready, those and the ones that start, and what they have no room
@@ -20,11 +20,13 @@ class Evaluated:
             each of its subtrees, then for each value that is kept its clients'.
         kernel_leaves: how many leaves one graph folded.
         no_kernel: why others were interpreted, if a kernel was asked for.
+        busy_s: seconds that workers were at it, in sum, with reading clients' data.
     """
 
     values: list[object]
     kernel_leaves: int = 0
     no_kernel: str | None = None
+    busy_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,21 @@ class Attempt:
     detail: str = ""
     fingerprint: Fingerprint | None = None
 
+    @classmethod
+    def on(
+        cls, worker: str, described: WorkerDescription | None, **about: Any
+    ) -> "Attempt":
+        """Return an attempt on a worker.
+
+        Args:
+            worker: its name.
+            described: what it said of itself; None where it was not ready.
+            **about: the other attributes.
+        """
+        pid = 0 if described is None else described.pid
+        node = "unknown" if described is None else described.address
+        return cls(worker=worker, worker_pid=pid, node=node, **about)
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
@@ -76,6 +93,7 @@ class Outcome:
             values stay in this process.
         fingerprint: of the process that ran the clients, where it is known.
         num_workers: how many workers ran the clients, `worker` among them.
+        busy_s: see `Evaluated`.
     """
 
     values: tuple[object, ...]
@@ -91,3 +109,4 @@ class Outcome:
     value_bytes: tuple[int, ...] = ()
     fingerprint: Fingerprint | None = None
     num_workers: int = 1
+    busy_s: float = 0.0

@@ -12,30 +12,20 @@ alone decides the tree, so the bits of a result depend on neither workers nor su
 A subround is a contiguous run of leaves. It merges inside its largest whole
 subtrees and returns one partial for each; the rest is merged once, by index. Half of
 the leaves are one subtree, and so are a quarter, an eighth and a sixteenth of them.
-
-Work that a worker runs as one graph, as data: an executor embeds it by content.
-
-    PartialMerge   <U, U> -> U                      two partials
-    ServerWork     what a function at the server takes -> its result
-    RoundFinish    partials, merged -> what comes after them
-    KeySelection   constants, keys -> what a function at the server has for each
-    ClientFold     zeros, constants and clients -> partials of subtrees of leaves
-
-What cannot be one graph has no such value: the executor refuses it, and the work is
-done computation by computation, with the same bits.
 """
 
-import abc
 import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, cast
 
-from typing_extensions import override
+import federated_language as fl
 
+from ray_fed.language import blocks, type_checks
 from ray_fed.plan.merge_tree import Subtree
 from ray_fed.plan.random_keys import DrawKey
+from ray_fed.values import tensor_structures
 
 
 def as_argument(values: Sequence[Any]) -> Any:
@@ -118,86 +108,22 @@ class Kernel:
         return hashlib.sha256(options + self.work + self.accumulate).digest()
 
 
-@dataclasses.dataclass(frozen=True)
-class NoKernel:
-    """Why there is no kernel, so that leaves are interpreted.
+@dataclasses.dataclass(unsafe_hash=True)
+class Fallback(Exception):  # noqa: N818 (no error: the work goes the other way)
+    """Why work is interpreted, step by step, instead of run as one graph.
+
+    Or why a computation reads its sequences through tf.data. Raised where that shows,
+    and returned by whoever takes the other way: as a new one, since what was raised
+    keeps each frame that it was raised through, and their arguments.
 
     Attributes:
         reason: a few words, for an event.
         leaf: position in its subround of the leaf whose work raised; None where there
-            is no kernel at all.
+            is no graph at all.
     """
 
     reason: str
     leaf: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Subround:
-    """A run of leaves to evaluate with one computation.
-
-    Attributes:
-        computation: serialised `pb.Computation`, evaluated once a leaf.
-        merge: serialised merge of two partials; None: results are not merged.
-        clients_per_leaf: of the largest leaf of the whole cohort.
-        first_leaf: index among all leaves of the first of this run.
-        leaves: the clients of each leaf of this run, by index in the cohort; clients
-            in `draw.dropped` are not counted.
-        draw: key of the random numbers of this call.
-        subtrees: the subtrees to return, by index among all leaves; empty without
-            `merge`, where every leaf's result is returned as it is.
-        components_type: see `Finish`; of every leaf's result.
-        kernel: runs the work of `computation` for many clients; or why there is
-            none; None where kernels are turned off.
-        call_s: seconds of clients that one call of the kernel may cover, about.
-        num_kept: how many values at clients `computation` returns behind the
-            value that is merged: each is returned after the partials, as a list with
-            one element for each client.
-        names_failures: whether an error names all failing clients of its leaf.
-        chunks: contiguous runs of its leaves, by index among all leaves, of which each
-            may run on a worker of its own; every one of `subtrees` lies in one chunk.
-            Empty: the leaves stay together.
-        num_workers: how many workers may run the subround together, >= 1. With one
-            leaf, each runs some of its clients; else each runs some of the chunks.
-    """
-
-    computation: bytes
-    merge: bytes | None
-    clients_per_leaf: int
-    first_leaf: int
-    leaves: tuple[range, ...]
-    draw: DrawKey
-    subtrees: tuple[Subtree, ...]
-    components_type: bytes | None = None
-    kernel: Kernel | NoKernel | None = None
-    call_s: float = 5.0
-    num_kept: int = 0
-    names_failures: bool = False
-    chunks: tuple[range, ...] = ()
-    num_workers: int = 1
-
-    def of_leaves(self, run: range) -> "Subround":
-        """Return the plan for some of the leaves, by index among all, on one worker.
-
-        Args:
-            run: whole chunks, side by side.
-        """
-        return dataclasses.replace(
-            self,
-            first_leaf=run.start,
-            leaves=self.leaves[
-                run.start - self.first_leaf : run.stop - self.first_leaf
-            ],
-            subtrees=tuple(t for t in self.subtrees if t[0] in run),
-            chunks=(),
-            num_workers=1,
-        )
-
-    @property
-    def places(self) -> list[range]:
-        """The clients of each leaf of this run, by index among those of the run."""
-        first = self.leaves[0].start
-        return [range(leaf.start - first, leaf.stop - first) for leaf in self.leaves]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,118 +154,101 @@ class Finish:
     in_graphs: bool = False
 
 
-class Fused(abc.ABC):
-    """Work that is one graph.
+@dataclasses.dataclass(frozen=True)
+class Subround:
+    """A run of leaves to evaluate with one computation.
 
     Attributes:
-        label: what the graph is to do, in a few words.
+        computation: serialised `pb.Computation`, evaluated once a leaf.
+        merge: serialised merge of two partials; None: results are not merged.
+        clients_per_leaf: of the largest leaf of the whole cohort.
+        first_leaf: index among all leaves of the first of this run.
+        leaves: the clients of each leaf of this run, by index in the cohort; clients
+            in `draw.dropped` are not counted.
+        draw: key of the random numbers of this call.
+        subtrees: the subtrees to return, by index among all leaves; empty without
+            `merge`, where every leaf's result is returned as it is.
+        components_type: see `Finish`; of every leaf's result.
+        kernel: runs the work of `computation` for many clients; or why there is
+            none; None where kernels are turned off.
+        call_s: seconds of clients that one call of the kernel may cover, about.
+        num_kept: how many values at clients `computation` returns behind the
+            value that is merged: each is returned after the partials, as a list with
+            one element for each client.
+        names_failures: whether an error names all failing clients of its leaf.
+        chunks: contiguous runs of its leaves, by index among all leaves, of which each
+            may run on a worker of its own; every one of `subtrees` lies in one chunk.
+            Empty: the leaves stay together.
+        num_workers: how many workers may run the subround together, >= 1. With one
+            leaf, each runs some of its clients; else each runs some of the chunks.
+        finish: of the round, where these are all of its leaves and one worker runs
+            them: its result is returned in place of the partials. The argument is a
+            pair then: that of the leaves, and what the finish takes before what was
+            merged.
     """
 
-    label: ClassVar[str]
+    computation: bytes
+    merge: bytes | None
+    clients_per_leaf: int
+    first_leaf: int
+    leaves: tuple[range, ...]
+    draw: DrawKey
+    subtrees: tuple[Subtree, ...]
+    components_type: bytes | None = None
+    kernel: Kernel | Fallback | None = None
+    call_s: float = 5.0
+    num_kept: int = 0
+    names_failures: bool = False
+    chunks: tuple[range, ...] = ()
+    num_workers: int = 1
+    finish: Finish | None = None
+
+    def of_leaves(self, run: range) -> "Subround":
+        """Return the plan for some of the leaves, by index among all, on one worker.
+
+        Args:
+            run: whole chunks, side by side.
+        """
+        return dataclasses.replace(
+            self,
+            first_leaf=run.start,
+            leaves=self.leaves[
+                run.start - self.first_leaf : run.stop - self.first_leaf
+            ],
+            subtrees=tuple(t for t in self.subtrees if t[0] in run),
+            chunks=(),
+            num_workers=1,
+        )
 
     @property
-    @abc.abstractmethod
-    def content(self) -> bytes:
-        """What identifies it: equal content, equal graph."""
+    def places(self) -> list[range]:
+        """The clients of each leaf of this run, by index among those of the run."""
+        first = self.leaves[0].start
+        return [range(leaf.start - first, leaf.stop - first) for leaf in self.leaves]
 
 
 @dataclasses.dataclass(frozen=True)
-class PartialMerge(Fused):
-    """A merge of two partials.
+class KeySelection:
+    """A function of a key for many keys: an executor embeds it as one function.
+
+    It takes the constants and i32[keys], and returns a list of the tensors of an
+    element, each with a first dimension more, by key.
 
     Attributes:
-        merge: serialised <U, U> -> U.
+        function: serialised, see `Selection`.
     """
 
-    label = "the merge of two partials"
-    merge: bytes
-
-    @property
-    @override
-    def content(self) -> bytes:
-        return b"merge" + self.merge
-
-
-@dataclasses.dataclass(frozen=True)
-class ServerWork(Fused):
-    """A function of values at the server.
-
-    Attributes:
-        function: serialised.
-    """
-
-    label = "zeros and constants at the server"
     function: bytes
 
-    @property
-    @override
-    def content(self) -> bytes:
-        return b"server" + self.function
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundFinish(Fused):
-    """Partials merged along their tree, and what is computed of that at the server.
-
-    Attributes:
-        merge: of two partials.
-        computation: serialised; None returns what was merged.
-        num_others: how many parts `computation` takes before what was merged.
-    """
-
-    label = "the finish of a round"
-    merge: PartialMerge
-    computation: bytes | None
-    num_others: int
-
-    @property
-    @override
-    def content(self) -> bytes:
-        after = self.computation or b""
-        head = b"finish%d %d " % (self.num_others, len(self.merge.content))
-        return head + self.merge.content + after
-
-
-@dataclasses.dataclass(frozen=True)
-class ClientFold(Fused):
-    """The work of clients and its accumulation, leaf by leaf.
-
-    Attributes:
-        kernel: functions of one client.
-        merge: of two partials, for subtrees; None: no graph merges them.
-        one_a_leaf: whether each of the leaves that are to run has one client.
-    """
-
-    label = "the work of clients"
-    kernel: Kernel
-    merge: PartialMerge | None
-    one_a_leaf: bool = False
-
-    @property
-    @override
-    def content(self) -> bytes:
-        merge = b"" if self.merge is None else self.merge.content
-        return b"fold%d" % self.one_a_leaf + self.kernel.content + merge
-
-
-@dataclasses.dataclass(frozen=True)
-class KeySelection(Fused):
-    """A function of a key, for many keys.
-
-    Attributes:
-        function: serialised, see `plans.Selection`.
-    """
-
-    label = "what keys select"
-    function: bytes
-
-    @property
-    @override
-    def content(self) -> bytes:
-        return b"select" + self.function
-
-
-class Arguments(tuple[Any, ...]):
-    """What the graph of fused work takes, as its class says: embedded as it is."""
-
-    __slots__ = ()
+    @functools.cached_property
+    def type_signature(self) -> fl.FunctionType:
+        """<constants, i32[keys]> -> the tensors of the elements, by key."""
+        one = type_checks.function_type(
+            blocks.parse_block(self.function).type_signature
+        )
+        constants, key = type_checks.struct_type(cast("fl.Type", one.parameter))
+        elements = fl.StructType(tensor_structures.flatten_type(one.result))
+        return fl.FunctionType(
+            fl.StructType([constants, tensor_structures.batch_type(key)]),
+            tensor_structures.batch_type(elements),
+        )

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 STATE_SIZE = 3
 """Words of a Philox state: two of counter, one of key."""
 
-_IN_NAMES = (
+_OP_NAME_PARTS = (
     b"FractionalAvgPool", b"FractionalMaxPool", b"Multinomial", b"NonDeterministic",
     b"Random", b"RecordInput", b"Sampl", b"SeedGenerator", b"Shuffle",
     b"TruncatedNormal",
@@ -92,10 +92,10 @@ def may_draw(computation: bytes) -> bool:
 
     May be true of a computation that draws nothing but contains the name of such an op.
     """
-    return any(name in computation for name in _IN_NAMES)
+    return any(name in computation for name in _OP_NAME_PARTS)
 
 
-def pinned() -> DrawKey:
+def current_or_random() -> DrawKey:
     """Return the key of the work that runs; a random one where there is none.
 
     For work that may be repeated and must then draw the same numbers.

@@ -38,6 +38,7 @@ from ray_fed.contexts.installation import create_context
 from ray_fed.executors.loops import gather_by_index
 from ray_fed.language import structs, type_checks
 from ray_fed.values import components, read_limits
+from ray_fed.values.client_references import ListCache
 
 _T = TypeVar("_T")
 
@@ -153,7 +154,7 @@ async def wait_in_loop(future: concurrent.futures.Future[_T]) -> _T:
 Reference = fl.program.MaterializableValueReference
 
 
-def check(value: object, type_spec: fl.Type, label: str) -> Any:
+def check(value: object, type_spec: fl.Type, label: str, lists: ListCache) -> Any:
     """Check an argument against its type; references by theirs, without reading them.
 
     Returns:
@@ -166,16 +167,16 @@ def check(value: object, type_spec: fl.Type, label: str) -> Any:
         case fl.StructType():
             elements = structs.struct_elements(value, type_spec, label)
             return tuple(
-                check(element, element_type, element_label)
+                check(element, element_type, element_label, lists)
                 for element_type, element_label, element in elements
             )
         case fl.FederatedType() if type_spec.placement == fl.SERVER:
-            return check(value, type_spec.member, label)
+            return check(value, type_spec.member, label, lists)
         case fl.TensorType() | fl.SequenceType() if isinstance(value, Reference):
             type_checks.check_assignable(type_spec, value.type_signature, label)
             return value
         case fl.FederatedType() if type_checks.differs_by_client(type_spec):
-            return plain_values.to_plain(_to_list(value), type_spec, label)
+            return plain_values.to_plain(_to_list(value), type_spec, label, lists)
         case _:
             return plain_values.to_plain(value, type_spec, label)
 
@@ -186,7 +187,7 @@ def _to_list(value: object) -> object:
     What has no length may have no end, and what is no sequence may have no order:
     mappings, sets, and arrays or datasets, which are values of one client.
     """
-    is_of_one = hasattr(value, "__array__") or hasattr(value, "as_numpy_iterator")
+    is_of_one = hasattr(value, "__array__") or plain_values.is_dataset(value)
     if is_of_one or isinstance(value, Sequence | Mapping | AbstractSet):
         return value
     if isinstance(value, Sized) and isinstance(value, Iterable):
@@ -322,7 +323,12 @@ class RayFederatedContext(fl.program.FederatedContext):
         type_checks.check_no_argument(type_spec, arg)
         comp, arg = bind_functions(comp, arg)
         with read_limits.limited(self._context.read_limits):
-            checked = _check_argument(arg, comp.type_signature.parameter)
+            parameter, lists = comp.type_signature.parameter, self._context.lists
+            checked = (
+                None
+                if parameter is None
+                else check(arg, parameter, "the argument", lists)
+            )
         references = [
             RayValueReference(cast("Any", component_type), self._context)
             for component_type in components.component_types(type_spec.result)
@@ -402,12 +408,6 @@ def _check_result(type_spec: fl.Type) -> None:
         "Expected a result of structures, tensors, sequences and values placed at the"
         f" server, found `{type_spec}`: aggregate what is placed at clients."
     )
-
-
-def _check_argument(arg: Any, parameter: fl.Type | None) -> Any:
-    if parameter is None:
-        return None
-    return check(arg, parameter, "the argument")
 
 
 def _closed() -> errors.ContextStateError:

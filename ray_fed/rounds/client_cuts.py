@@ -1,11 +1,14 @@
-"""Cuts a round's argument by clients: pure, by index, nothing copied.
+"""How a round is cut by clients, and what one call has so far.
 
-How rounds are cut and carried: what a context decides once for all its calls.
+    CohortCut     the leaves of a cohort, and the runs of leaves that are subrounds
+    RoundPolicy   how calls are cut and carried: what a context decides once
+    RoundState    one call: its argument by runs, what was merged, what is kept
 
-What one call has so far: its argument by runs, what was merged, what is kept.
+All cuts are by index, and nothing is copied.
 """
 
 import dataclasses
+import functools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -16,19 +19,21 @@ from numpy.typing import NDArray
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 from ray_fed.compiler.form import KeepingStage
-from ray_fed.language import blocks, structs, type_checks
+from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.observability import events
 from ray_fed.plan import merge_tree, outcomes
 from ray_fed.plan.diagnostics import Note
 from ray_fed.values import components, stored
-from ray_fed.values import stored as stored_
 from ray_fed.values.client_references import ClientRun
-from ray_fed.values.columnar_sequence import ColumnarSequence
 from ray_fed.values.stored import ArgumentPart, ClientValues, Stored, StoredClients
 
 _BASE_WEIGHT = 10
 """What a client costs beside its rows: about so many rows of a small model."""
+
+
+_SUBROUND_S = 0.01
+"""Seconds of work that a subround is to have at least, where nobody says how many."""
 
 
 def count_clients(arg: Plain, type_spec: fl.Type | None, default: int) -> int:
@@ -45,18 +50,16 @@ def count_clients(arg: Plain, type_spec: fl.Type | None, default: int) -> int:
     """
     if type_spec is None:
         return default
-    counts: list[tuple[fl.Type, int]] = []
-
-    def note(part_type: fl.Type, part: ArgumentPart) -> None:
-        if type_checks.differs_by_client(part_type):
-            counts.append((part_type, len(stored.client_sequence(part, part_type))))
-
-    stored.map_placed(note, arg, type_spec)
+    counts = [
+        (part_type, len(stored.client_sequence(part, part_type)))
+        for part_type, part in stored.placed_parts(arg, type_spec)
+        if type_checks.differs_by_client(part_type)
+    ]
     if len({count for _, count in counts}) > 1:
-        found = ", ".join(f"{count} for `{t}`" for t, count in counts)
+        described = ", ".join(f"{count} for `{t}`" for t, count in counts)
         raise errors.CardinalityError(
             "Expected as many values in every argument placed at clients, found"
-            f" {found}: pass one value a client."
+            f" {described}: pass one value a client."
         )
     return counts[0][1] if counts else default
 
@@ -75,34 +78,17 @@ def weigh_clients(arg: Plain, type_spec: fl.Type | None) -> NDArray[np.float64] 
     rows: list[NDArray[np.float64]] = []  # NaN where it is not known
     if type_spec is None:
         return None
-
-    def note(part_type: fl.Type, part: ArgumentPart) -> None:
+    for part_type, part in stored.placed_parts(arg, type_spec):
         if isinstance(part, ClientRun):
             rows.append(np.empty(0) if part.weights is None else part.weights)
         elif type_checks.differs_by_client(part_type) and isinstance(
             part, list | tuple
         ):
-            member = type_checks.member_type(part_type)
-            rows.append(np.array([_count_rows(v, member) for v in part], np.float64))
-
-    stored.map_placed(note, arg, type_spec)
-    told = [counts for counts in rows if not np.isnan(counts).all()]
-    if not told or any(np.isnan(counts).any() for counts in told):
+            rows.append(np.array(list(map(stored.count_rows, part)), np.float64))
+    known = [counts for counts in rows if not np.isnan(counts).all()]
+    if not known or any(np.isnan(counts).any() for counts in known):
         return None  # some clients' data are in files, say
-    return _BASE_WEIGHT + np.sum(told, axis=0)
-
-
-def _count_rows(value: Plain, type_spec: fl.Type) -> int | None:
-    if isinstance(value, ColumnarSequence):
-        return max([value.length, *(len(column.rows) for column in value.columns)])
-    if not isinstance(type_spec, fl.StructType) or not isinstance(value, list | tuple):
-        return None
-    counts = [
-        _count_rows(member, element)
-        for member, (_, element) in zip(value, type_spec.items(), strict=True)
-    ]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    return _BASE_WEIGHT + np.sum(known, axis=0)
 
 
 def cut_by_weight(weights: Sequence[float], num_runs: int) -> list[range]:
@@ -146,13 +132,13 @@ def drop_clients(clients: ClientValues, dropped: Sequence[int]) -> ClientValues:
 
 def without_clients(arg: Plain, type_spec: fl.Type) -> Plain:
     """Return an argument with stand-ins of the same length for values of clients."""
-
-    def leave_out(part_type: fl.Type, part: ArgumentPart) -> ArgumentPart:
-        if type_checks.differs_by_client(part_type):
-            return stored.StoredClients(None, 0, len(part))
-        return part
-
-    return stored.map_placed(leave_out, arg, type_spec)
+    parts = (
+        stored.StoredClients(None, 0, len(part))
+        if type_checks.differs_by_client(part_type)
+        else part
+        for part_type, part in stored.placed_parts(arg, type_spec)
+    )
+    return stored.join_placed(parts, type_spec)
 
 
 def join_parts(
@@ -181,19 +167,14 @@ def join_results(results: list[Plain], type_spec: fl.Type) -> Plain:
         type_spec: of one result; values at clients are joined, of any other part the
             first is taken, as all are equal.
     """
-    if type_checks.is_placed_struct(type_spec):
-        struct = type_checks.struct_type(type_spec)
-        columns = [
-            [structs.struct_elements(result, struct)[index][2] for result in results]
-            for index in range(len(struct))
-        ]
-        return tuple(
-            join_results(column, element)
-            for column, (_, element) in zip(columns, struct.items(), strict=True)
-        )
-    if type_checks.differs_by_client(type_spec):
-        return [member for result in results for member in result]
-    return results[0]
+    columns = zip(*(stored.placed_parts(r, type_spec) for r in results), strict=True)
+    parts = (
+        [member for _, members in column for member in members]
+        if type_checks.differs_by_client(column[0][0])
+        else column[0][1]
+        for column in columns
+    )
+    return stored.join_placed(parts, type_spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +185,8 @@ class RoundPolicy:
         cut_leaves: from the size of the cohort to its leaves; never empty.
         num_subrounds: at most so many runs of leaves; None: as many as workers.
         num_workers: that the subrounds of a round have between them.
-        count_workers: asked for that number as each round begins; None: it stays.
+        count_workers: asked for that number as each round begins, which may resize the
+            pool; None: it stays.
         spreads_subrounds: whether one subround may run on several workers, where there
             are more workers than subrounds.
         default_num_clients: the cohort of a call without client arguments.
@@ -215,13 +197,14 @@ class RoundPolicy:
             stands for it, and how many bytes of arrays leave this process.
         fetch: reads what `store` or a runner put in a store; returns any other value as
             it is. None: values are never stored.
-        sinks: receive events.
+        emit: receives events.
         call_s: seconds of clients that one call of a kernel may cover, about; None:
             all work is interpreted.
         jit: see `plans.Kernel`.
         vectorised_clients: see `plans.Kernel`.
         leaves_out_clients: whether runners take stand-ins for values of clients that a
             finish does not read.
+        finishes_in_subrounds: whether runners take a subround that finishes its round.
         kept_bytes: of clients' values that a call may keep for later stages.
         max_dropped_clients: whose work raised, that a call may go on without.
     """
@@ -236,36 +219,47 @@ class RoundPolicy:
     seed: int = 0
     store: Callable[[Any], tuple[Any, int]] = lambda value: (value, 0)
     fetch: Callable[[Any], Awaitable[Any]] | None = None
-    sinks: tuple[events.EventSink, ...] = ()
+    emit: Callable[[events.Event], None] = events.Sinks().on_event
     call_s: float | None = None
     jit: Literal["auto", "on", "off"] = "off"
     vectorised_clients: int = 1
     leaves_out_clients: bool = False
+    finishes_in_subrounds: bool = False
     kept_bytes: int = 0
     max_dropped_clients: int = 0
 
-    async def at_round(self) -> "RoundPolicy":
-        """Return what holds for a round that begins now."""
-        if self.count_workers is None:
-            return self
-        return dataclasses.replace(self, num_workers=await self.count_workers())
+    async def workers_now(self, work_s: float | None = None) -> int:
+        """Return how many workers a round has that begins now.
+
+        Args:
+            work_s: seconds that workers will take in all, as far as is known.
+        """
+        num_workers = self.num_workers
+        if self.count_workers is not None:
+            num_workers = await self.count_workers()
+        if work_s is not None and self.num_subrounds is None:
+            # A subround of less costs more on its way than it spares beside another.
+            num_workers = max(1, min(num_workers, int(work_s / _SUBROUND_S)))
+        return num_workers
 
     async def read_clients(self, part: ClientValues) -> ClientValues:
         """Return the values of clients that a runner kept in a store, or returned."""
         if self.fetch is None or not isinstance(part, StoredClients):
             return part
-        held = await self.fetch(Stored(part.reference))
-        return held[part.start : part.stop]
+        values = await self.fetch(Stored(part.reference))
+        return values[part.start : part.stop]
 
-    def workers_of(self, num_subrounds: int, num_leaves: int) -> int:
+    def workers_per_subround(
+        self, num_workers: int, num_subrounds: int, num_leaves: int
+    ) -> int:
         """Return how many workers one of some subrounds may use, by its leaves."""
         if not self.spreads_subrounds:
             return 1
-        return max(1, min(self.num_workers // num_subrounds, num_leaves))
+        return max(1, min(num_workers // num_subrounds, num_leaves))
 
 
 @dataclasses.dataclass(frozen=True)
-class CallSpec:
+class RoundRequest:
     """What is decided of a call before it begins.
 
     Attributes:
@@ -321,6 +315,7 @@ class CohortCut:
     def of(
         cls,
         num_clients: int,
+        num_workers: int,
         policy: RoundPolicy,
         parameter: fl.Type | None,
         weights: NDArray[np.float64] | None = None,
@@ -329,6 +324,7 @@ class CohortCut:
 
         Args:
             num_clients: of the cohort.
+            num_workers: of the round.
             policy: how to cut.
             parameter: type of the argument; None without one.
             weights: of each client, > 0; None where they are not known.
@@ -341,15 +337,15 @@ class CohortCut:
             starts = [leaf.start for leaf in leaves]
             of_leaf = np.add.reduceat(weights, starts).tolist()
         whole = range(len(leaves))
-        runs = _cut(whole, of_leaf, policy.num_subrounds or policy.num_workers)
+        runs = _cut(whole, of_leaf, policy.num_subrounds or num_workers)
         sums = [_weigh(run, of_leaf) for run in runs]
         order = sorted(range(len(runs)), key=lambda run: -sums[run])
         size = max(1, *(len(leaf) for leaf in leaves), 1)
-        chunks = tuple(
-            tuple(_cut(run, of_leaf, policy.workers_of(len(runs), len(run))))
-            for run in runs
-        )
-        return cls(leaves, tuple(runs), size, tuple(order), chunks)
+        chunks: list[tuple[range, ...]] = []
+        for run in runs:
+            count = policy.workers_per_subround(num_workers, len(runs), len(run))
+            chunks.append(tuple(_cut(run, of_leaf, count)))
+        return cls(leaves, tuple(runs), size, tuple(order), tuple(chunks))
 
     def first_runs(self, num_bytes: int, member_bytes: int) -> list[bool]:
         """Return which runs, from the first on, fit into so many bytes together.
@@ -361,29 +357,36 @@ class CohortCut:
         ends = [self.leaves[run[-1]].stop for run in self.runs]
         return [end * member_bytes <= num_bytes for end in ends]
 
-    def subtrees_of(self, run: int) -> list[merge_tree.Subtree]:
-        """Return the subtrees of the chunks of a run, in order."""
-        tree = (0, len(self.leaves))
-        return [
-            subtree
-            for chunk in self.chunks[run]
-            for subtree in merge_tree.subtrees(chunk.start, chunk.stop, tree)
-        ]
+    @functools.cached_property
+    def clients(self) -> tuple[range, ...]:
+        """The clients of each run, by index in the cohort."""
+        return tuple(
+            range(self.leaves[run.start].start, self.leaves[run.stop - 1].stop)
+            for run in self.runs
+        )
 
-    @property
-    def subtrees(self) -> list[merge_tree.Subtree]:
-        """The subtrees of all runs, in order."""
-        return [tree for run in range(len(self.runs)) for tree in self.subtrees_of(run)]
+    @functools.cached_property
+    def subtrees(self) -> tuple[tuple[merge_tree.Subtree, ...], ...]:
+        """Of each run, the subtrees of its chunks, in order."""
+        tree = (0, len(self.leaves))
+        return tuple(
+            tuple(
+                subtree
+                for chunk in chunks
+                for subtree in merge_tree.subtrees(chunk.start, chunk.stop, tree)
+            )
+            for chunks in self.chunks
+        )
 
 
 def _cut(leaves: range, weights: Sequence[float] | None, count: int) -> list[range]:
     """Cut contiguous leaves into at most so many runs, even by weight or by number."""
     if weights is None:
-        found = merge_tree.cut_runs(len(leaves), count)
+        runs = merge_tree.cut_runs(len(leaves), count)
     else:
-        found = cut_by_weight(weights[leaves.start : leaves.stop], count)
+        runs = cut_by_weight(weights[leaves.start : leaves.stop], count)
     first = leaves.start
-    return [range(first + run.start, first + run.stop) for run in found]
+    return [range(first + run.start, first + run.stop) for run in runs]
 
 
 def _weigh(run: range, weights: Sequence[float] | None) -> float:
@@ -395,7 +398,7 @@ def _has_clients(parameter: fl.Type | None) -> bool:
 
 
 @dataclasses.dataclass
-class Call:
+class RoundState:
     """The state of one call while it runs.
 
     Attributes:
@@ -404,8 +407,8 @@ class Call:
         store: see `RoundPolicy`.
         parameter: type of the argument; None where the computation takes none.
         argument: the argument, if the computation takes one; at most one element.
-        at_finish: the same, as after-merge work takes it.
-        of_runs: the argument of each subround: with the values of its clients alone.
+        finish_argument: the same, as after-merge work takes it.
+        subround_arguments: of each subround: with the values of its clients alone.
         merged: the merged value of each stage that is done.
         dropped: why clients take no part, by index in the cohort.
         max_dropped: how many clients may be dropped.
@@ -414,19 +417,20 @@ class Call:
         bytes_broadcast: of what all its subrounds are given, each value once.
         bytes_sliced: of clients' values, for each run.
         next_index: of the next subround.
+        work_s: seconds that workers took.
         notes: the notes that its work left, see `diagnostics`.
         decisions: about XLA, by the content of kernels that it runs.
     """
 
-    spec: CallSpec
+    spec: RoundRequest
     cut: CohortCut
     store: Callable[[ArgumentPart], tuple[ArgumentPart, int]]
     parameter: fl.Type | None = None
     argument: list[ArgumentPart] = dataclasses.field(default_factory=list[ArgumentPart])
-    at_finish: list[ArgumentPart] = dataclasses.field(
+    finish_argument: list[ArgumentPart] = dataclasses.field(
         default_factory=list[ArgumentPart]
     )
-    of_runs: dict[int, list[ArgumentPart]] = dataclasses.field(
+    subround_arguments: dict[int, list[ArgumentPart]] = dataclasses.field(
         default_factory=dict[int, list[ArgumentPart]]
     )
     merged: list[ArgumentPart] = dataclasses.field(default_factory=list[ArgumentPart])
@@ -439,6 +443,7 @@ class Call:
     bytes_broadcast: int = 0
     bytes_sliced: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
     next_index: int = 0
+    work_s: float = 0.0
     notes: set[Note] = dataclasses.field(default_factory=set[Note])
 
     def take_indices(self, count: int) -> int:
@@ -464,60 +469,48 @@ class Call:
         self.parameter = parameter
         if parameter is not None:
             shared = self.share(argument, parameter)
-            self.argument = self.at_finish = [shared]
+            self.argument = self.finish_argument = [shared]
             if leaves_out_clients:
-                self.at_finish = [without_clients(shared, parameter)]
+                self.finish_argument = [without_clients(shared, parameter)]
         for run in range(len(self.cut.runs)):
             self.slice_run(run)
 
     def share(self, value: Plain, type_spec: fl.Type) -> Plain:
         """Store what all subrounds see; leave what is cut by clients."""
-
-        def store(part: Plain) -> ArgumentPart:
-            stored, num_bytes = self.store(part)
-            self.bytes_broadcast += num_bytes
-            return stored
-
-        def share(part_type: fl.Type, part: ArgumentPart) -> ArgumentPart:
+        parts: list[ArgumentPart] = []
+        for part_type, part in stored.placed_parts(value, type_spec):
             if type_checks.differs_by_client(part_type):
-                return part
-            if stored_.holds_stored(part):
-                held = components.split(part, part_type)
-                return stored_.StoredComponents(tuple(map(store, held)))
-            return store(part)
-
-        return stored_.map_placed(share, value, type_spec)
+                parts.append(part)
+                continue
+            apart = stored.holds_stored(part)
+            members = components.split(part, part_type) if apart else [part]
+            shared = [self.store(member) for member in members]
+            self.bytes_broadcast += sum(num_bytes for _, num_bytes in shared)
+            values = tuple(value for value, _ in shared)
+            parts.append(stored.StoredComponents(values) if apart else values[0])
+        return stored.join_placed(iter(parts), type_spec)
 
     def slice_run(self, run: int) -> None:
         """Store the values of a run's clients, once."""
         self.bytes_sliced[run] = 0
-        clients = self.clients(run)
         if self.parameter is None:
-            self.of_runs[run] = []
+            self.subround_arguments[run] = []
             return
-        dropped = [client - clients.start for client in self.dropped_of(run)]
+        clients = self.cut.clients[run]
+        dropped = [client - clients.start for client in self.dropped_in(run)]
+        parts: list[ArgumentPart] = []
+        for part_type, part in stored.placed_parts(self.argument[0], self.parameter):
+            if type_checks.differs_by_client(part_type):
+                inside = drop_clients(part[clients.start : clients.stop], dropped)
+                part, num_bytes = self.store(inside)  # noqa: PLW2901 (in its place)
+                self.bytes_sliced[run] += num_bytes
+            parts.append(part)
+        argument = stored.join_placed(iter(parts), self.parameter)
+        self.subround_arguments[run] = [argument]
 
-        def cut(part_type: fl.Type, part: ArgumentPart) -> ArgumentPart:
-            if not type_checks.differs_by_client(part_type):
-                return part
-            inside = part[clients.start : clients.stop]
-            stored, num_bytes = self.store(drop_clients(inside, dropped))
-            self.bytes_sliced[run] += num_bytes
-            return stored
-
-        (argument,) = self.argument
-        self.of_runs[run] = [stored_.map_placed(cut, argument, self.parameter)]
-
-    def clients(self, run: int) -> range:
-        """Return the clients of a run, by index in the cohort."""
-        leaves = self.cut.runs[run]
-        return range(
-            self.cut.leaves[leaves.start].start, self.cut.leaves[leaves.stop - 1].stop
-        )
-
-    def dropped_of(self, run: int) -> tuple[int, ...]:
+    def dropped_in(self, run: int) -> tuple[int, ...]:
         """Return those of a run's clients that take no part, in order."""
-        clients = self.clients(run)
+        clients = self.cut.clients[run]
         return tuple(sorted(client for client in self.dropped if client in clients))
 
     def drop_clients(self, error: errors.ComputationError) -> dict[int, str]:
@@ -529,54 +522,53 @@ class Call:
         Raises:
             ComputationError: the error, where there are none or too many.
         """
-        found = sorted(error.failures.keys() - self.dropped.keys())
-        if not found:
+        failed = sorted(error.failures.keys() - self.dropped.keys())
+        if not failed:
             raise error
-        if len(self.dropped) + len(found) > self.max_dropped:
+        if len(self.dropped) + len(failed) > self.max_dropped:
             error.add_note(
                 f"Expected at most {self.max_dropped} clients to fail"
-                f" (`max_dropped_clients`), found {len(self.dropped) + len(found)}."
+                f" (`max_dropped_clients`), found {len(self.dropped) + len(failed)}."
             )
             raise error
-        causes = {client: error.failures[client] for client in found}
+        causes = {client: error.failures[client] for client in failed}
         self.dropped.update(causes)
         return causes
 
     def leaves(self, run: int) -> tuple[range, ...]:
         """Return the clients of each leaf of a run, counted without those dropped."""
-        leaves = tuple(self.cut.leaves[index] for index in self.cut.runs[run])
-        dropped, start = self.dropped_of(run), leaves[0].start
+        indices = self.cut.runs[run]
+        leaves = self.cut.leaves[indices.start : indices.stop]
+        dropped, start = self.dropped_in(run), leaves[0].start
         if not dropped:
             return leaves
-        found: list[range] = []
+        remaining: list[range] = []
         for leaf in leaves:
             size = len(leaf) - sum(client in leaf for client in dropped)
-            found.append(range(start, start + size))
+            remaining.append(range(start, start + size))
             start += size
-        return tuple(found)
+        return tuple(remaining)
 
-    def run_arg(self, run: int, takes: Sequence[str] = ()) -> Plain:
+    def run_arg(self, run: int, loads: Sequence[str] = ()) -> Plain:
         """Return what the work of this stage takes, with the values of a run's clients.
 
-        `takes` names values that were kept.
+        `loads` names values that were kept.
         """
-        kept = tuple(self.kept[run][name] for name in takes)
-        return plans.as_argument(
-            [*self.of_runs[run], *self.merged, *([kept] if takes else [])]
-        )
+        kept = [tuple([self.kept[run][name] for name in loads])] if loads else []
+        return plans.as_argument([*self.subround_arguments[run], *self.merged, *kept])
 
     def keep(
         self, run: int, keeping: KeepingStage, outcome: outcomes.Outcome
     ) -> tuple[object, ...]:
-        """Keep what a subround emitted; return the rest of what it returned."""
-        num_others = len(outcome.values) - len(keeping.emits)
+        """Keep what a subround saved; return the rest of what it returned."""
+        num_others = len(outcome.values) - len(keeping.saves)
         num_clients = sum(len(leaf) for leaf in self.leaves(run))
-        emitted = [
-            stored_.StoredClients(value.reference, 0, num_clients)
-            if isinstance(value, stored_.Stored)
+        saved = [
+            stored.StoredClients(value.reference, 0, num_clients)
+            if isinstance(value, stored.Stored)
             else value
             for value in outcome.values[num_others:]
         ]
-        held = self.kept.setdefault(run, {})
-        held.update(zip(keeping.emits, emitted, strict=True))
+        by_name = self.kept.setdefault(run, {})
+        by_name.update(zip(keeping.saves, saved, strict=True))
         return outcome.values[:num_others]

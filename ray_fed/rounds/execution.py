@@ -7,19 +7,6 @@
 
 A subround waits for a free runner; there may be more subrounds than runners. Results
 are kept by index, never by arrival.
-
-Keeps what was made of computations: by content, and the same object at once.
-
-A computation is hashed and compared by its whole message, which takes as long as a
-small round: a program calls the same object over and over.
-
-Computations as plans carry them: serialised, and fused into client kernels.
-
-Hands plans to runners that are free, and tells sinks what became of them.
-
-Runs the leaves of one computation in subrounds, without clients that fail.
-
-A subround waits for a free runner; there may be more subrounds than runners.
 """
 
 import asyncio
@@ -31,6 +18,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import federated_language as fl
+import numpy as np
+from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
@@ -43,12 +32,13 @@ from ray_fed.language import blocks, type_checks
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics, outcomes
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.rounds.client_cuts import Call, CallSpec, CohortCut, RoundPolicy
+from ray_fed.rounds.client_cuts import CohortCut, RoundPolicy, RoundRequest, RoundState
 from ray_fed.values.lru_cache import LruCache
 
 Computation = fl.framework.ConcreteComputation
 _T = TypeVar("_T")
 _CAPACITY = 128
+_CUTS = 16
 
 
 class ComputationCache(Generic[_T]):
@@ -66,49 +56,47 @@ class ComputationCache(Generic[_T]):
 
     def get(self, comp: Computation) -> _T:
         """Return what was made of a computation, or of one that is equal."""
-        _, found = self._by_identity.get(
+        _, made = self._by_identity.get(
             id(comp),
             lambda: (comp, self._by_content.get(comp, lambda: self._make(comp))),
         )
-        return found
+        return made
 
 
 flf = fl.framework
 
 
-class PreparedWork:
-    """Prepares the computations of stages, each once while it is in use.
+class StageAgainError(Exception):
+    """A client was dropped after stages in which it took part."""
+
+
+class Rounds:
+    """Runs mergeable forms, and whole computations, over runners.
 
     Args:
-        policy: whether and how client kernels are made.
+        runners: AsyncContexts that take plans; each is given one at a time.
+        policy: how to cut.
     """
 
-    def __init__(self, policy: RoundPolicy) -> None:
+    def __init__(
+        self, runners: Sequence[flf.AsyncContext], policy: RoundPolicy
+    ) -> None:
+        self._free: asyncio.Queue[flf.AsyncContext] = asyncio.Queue()
+        for runner in runners:
+            self._free.put_nowait(runner)
         self._policy = policy
+        self._lock = threading.Lock()
+        self.num_calls = 0
         self._serialised = ComputationCache(blocks.serialize_computation)
         self._kernels = ComputationCache(self._plan_kernel)
-
-    def serialise(self, comp: flf.ConcreteComputation) -> bytes:
-        """Return a computation as plans carry it."""
-        return self._serialised.get(comp)
-
-    def fuse(
-        self, up_to_merge: flf.ConcreteComputation
-    ) -> plans.Kernel | plans.NoKernel | None:
-        """Return the client kernel of a leaf's work, or why there is none.
-
-        Returns:
-            None where kernels are off.
-        """
-        if self._policy.call_s is None:
-            return None
-        return self._kernels.get(up_to_merge)
+        self._cuts: LruCache[tuple[object, ...], CohortCut] = LruCache(_CUTS)
+        self._client_s: LruCache[bytes, float] = LruCache(_CAPACITY)
 
     def _plan_kernel(
         self, up_to_merge: flf.ConcreteComputation
-    ) -> plans.Kernel | plans.NoKernel:
+    ) -> plans.Kernel | plans.Fallback:
         kernel = fuse(up_to_merge)
-        if isinstance(kernel, plans.NoKernel):
+        if isinstance(kernel, plans.Fallback):
             return kernel
         return dataclasses.replace(
             kernel,
@@ -116,36 +104,240 @@ class PreparedWork:
             vectorised_clients=self._policy.vectorised_clients,
         )
 
-
-class Dispatcher:
-    """Gives each runner one plan at a time; a plan waits for a free runner.
-
-    Args:
-        runners: AsyncContexts that take plans.
-        sinks: receive the events of all rounds.
-    """
-
-    def __init__(
+    def _cut(
         self,
-        runners: Sequence[fl.framework.AsyncContext],
-        sinks: Sequence[events.EventSink],
-    ) -> None:
-        self._free: asyncio.Queue[fl.framework.AsyncContext] = asyncio.Queue()
-        for runner in runners:
-            self._free.put_nowait(runner)
-        self._sinks = sinks
+        num_clients: int,
+        num_workers: int,
+        parameter: fl.Type | None,
+        weights: NDArray[np.float64] | None = None,
+    ) -> CohortCut:
+        """Return how a cohort is cut; one that comes again is not cut again."""
+        about = None if weights is None else weights.tobytes()
+        type_spec = None if self._policy.replicas is None else parameter
+        cut = num_clients, num_workers, self._policy, parameter, weights
+        return self._cuts.get(
+            (num_clients, num_workers, type_spec, about), lambda: CohortCut.of(*cut)
+        )
 
-    def emit(self, event: events.Event) -> None:
-        """Send an event to all sinks."""
-        for sink in self._sinks:
-            sink.on_event(event)
+    def new_call(
+        self,
+        *,
+        by_component: bool = False,
+        started: float | None = None,
+        number: int | None = None,
+    ) -> RoundRequest:
+        """Number a call, in the order in which threads ask; one with a `number` is not.
 
-    async def run(
+        `started` is now, unless that is said, by the monotonic clock.
+        """
+        started = time.monotonic() if started is None else started
+        if number is not None:
+            return RoundRequest(number, started, by_component)
+        with self._lock:
+            self.num_calls += 1
+            return RoundRequest(self.num_calls - 1, started, by_component)
+
+    async def run_chain(
+        self, chain: MergeableCompChain, arg: Any, spec: RoundRequest
+    ) -> Any:
+        """Return the result of a chain of stages, in the form that runners return.
+
+        Args:
+            chain: what to run.
+            arg: None without a parameter; parts of it may be stored.
+            spec: from `new_call`; with `by_component` it returns components.
+        """
+        parameter = chain.parameter
+        num_clients = client_cuts.count_clients(
+            arg, parameter, self._policy.default_num_clients
+        )
+        weights = client_cuts.weigh_clients(arg, parameter)
+        work = self._serialised.get(chain.stages[0].up_to_merge)
+        client_s = self._client_s.find(work)
+        num_workers = await self._policy.workers_now(
+            client_s and client_s * num_clients
+        )
+        cut = self._cut(num_clients, num_workers, parameter, weights)
+        async with self._round(spec, num_workers, num_clients, cut) as call:
+            leaves_out = self._policy.leaves_out_clients
+            call.take_argument(arg, parameter, leaves_out_clients=leaves_out)
+            call.keeps = cut.first_runs(
+                self._policy.kept_bytes, chain.kept_member_bytes
+            )
+            result_type = chain.after_merge.type_signature.result
+            if not type_checks.holds_clients(result_type):
+                call.max_dropped = self._policy.max_dropped_clients
+            while True:
+                with contextlib.suppress(StageAgainError):
+                    result = await self._run_stages(chain, call)
+                    break
+        self._client_s.put(work, call.work_s / max(1, num_clients))
+        return result
+
+    async def run_whole(
+        self, comp: flf.ConcreteComputation, arg: Any, spec: RoundRequest
+    ) -> Any:
+        """Return the result of a computation that is not cut into subrounds."""
+        parameter = comp.type_signature.parameter
+        num_clients = client_cuts.count_clients(
+            arg, parameter, self._policy.default_num_clients
+        )
+        num_workers = await self._policy.workers_now()
+        cut = self._cut(num_clients, num_workers, parameter)
+        # One leaf of all clients: nothing merges the results of two.
+        whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,), ((),))
+        num_leaves = len(cut.leaves)
+        at_once = self._policy.workers_per_subround(num_workers, 1, num_leaves)
+        async with self._round(spec, num_workers, num_clients, whole) as call:
+            call.take_argument(arg, parameter)
+            call.keeps = [False]
+            components_type = spec.components_type(comp.type_signature.result)
+            (returned,) = await self._run_subrounds(
+                comp, None, call, components_type, num_workers=at_once
+            )
+            return returned[0] if components_type is None else returned
+
+    @contextlib.asynccontextmanager
+    async def _round(
+        self, spec: RoundRequest, num_workers: int, num_clients: int, cut: CohortCut
+    ) -> AsyncGenerator[RoundState]:
+        call = RoundState(spec, cut, self._policy.store)
+        round_index = spec.round_index
+        self._policy.emit(
+            events.RoundStarted(
+                *(round_index, num_clients, len(cut.leaves), len(cut.runs)),
+                num_workers,
+            )
+        )
+        yield call
+        for note in diagnostics.in_order(call.notes):
+            self._policy.emit(events.of_note(note, round_index))
+        seconds = time.monotonic() - spec.started
+        self._policy.emit(
+            events.RoundFinished(
+                round_index,
+                seconds,
+                call.bytes_broadcast,
+                sum(call.bytes_sliced.values()),
+            )
+        )
+
+    async def _run_stages(self, chain: MergeableCompChain, call: RoundState) -> Any:
+        call.merged, call.kept = [], {}
+        *earlier, last = chain.stages
+        for stage in earlier:
+            partials = await self._run_up_to_merge(stage, call)
+            call.merged.append(await self._merge(stage, partials, call))
+        if self._finishes_in_subround(chain, call):
+            finish = self._plan_finish(last, chain.after_merge, call)
+            components_type = finish.components_type
+            ((*values,),) = await self._run_subrounds(
+                last.up_to_merge, last.merge, call, components_type, finish=finish
+            )
+            return values[0] if components_type is None else tuple(values)
+        partials = await self._run_up_to_merge(last, call)
+        return await self._run_after_merge(last, partials, chain, call)
+
+    def _finishes_in_subround(
+        self, chain: MergeableCompChain, call: RoundState
+    ) -> bool:
+        """Return whether the last stage's only subround is to finish the round, too."""
+        last = chain.stages[-1]
+        return (
+            self._policy.finishes_in_subrounds
+            and len(call.cut.runs) == 1
+            and len(call.cut.chunks[0]) == 1
+            and not (last.keeping and any(call.keeps))
+            and not type_checks.is_empty_struct(last.partial_type)
+            and not type_checks.holds_clients(chain.after_merge.type_signature.result)
+        )
+
+    async def _run_subrounds(
+        self,
+        comp: flf.ConcreteComputation,
+        merge: flf.ConcreteComputation | None,
+        call: RoundState,
+        components_type: bytes | None = None,
+        keeping: KeepingStage | None = None,
+        num_workers: int = 1,
+        finish: plans.Finish | None = None,
+    ) -> list[tuple[object, ...]]:
+        """Return what each subround returned, in order, but for what is kept.
+
+        Args:
+            comp: of a leaf.
+            merge: of the results of two leaves; None leaves them as they are.
+            call: that they belong to.
+            components_type: see `plans.Finish`.
+            keeping: what to keep of clients for later stages, where runs keep it.
+            num_workers: that a subround of one leaf may use.
+            finish: of the round, for its only subround to do, too.
+        """
+        merging = None if merge is None else self._serialised.get(merge)
+        has_kernel = merge is not None and self._policy.call_s is not None
+        first = call.take_indices(len(call.cut.runs))
+
+        async def run(index: int) -> tuple[object, ...]:
+            chunks = call.cut.chunks[index]
+            kept = keeping if call.keeps[index] else None
+            work = comp if kept is None else kept.computation
+            while True:
+                dropped = call.dropped_in(index)
+                subround = plans.Subround(
+                    computation=self._serialised.get(work),
+                    merge=merging,
+                    clients_per_leaf=call.cut.size,
+                    first_leaf=call.cut.runs[index].start,
+                    leaves=call.leaves(index),
+                    draw=DrawKey(
+                        self._policy.seed, call.spec.round_index, dropped=dropped
+                    ),
+                    subtrees=() if merge is None else call.cut.subtrees[index],
+                    components_type=components_type,
+                    kernel=self._kernels.get(work) if has_kernel else None,
+                    call_s=self._policy.call_s or 0.0,
+                    num_kept=0 if kept is None else len(kept.saves),
+                    names_failures=call.max_dropped > 0,
+                    chunks=chunks,
+                    num_workers=max(num_workers, len(chunks)),
+                    finish=finish,
+                )
+                arg = call.run_arg(index, () if kept is None else kept.loads)
+                if finish is not None:
+                    arg = (arg, (*call.finish_argument, *call.merged))
+                try:
+                    outcome = await self._run_plan(
+                        subround, arg, first + index, call, call.bytes_sliced[index]
+                    )
+                except errors.ComputationError as error:
+                    for client, cause in call.drop_clients(error).items():
+                        self._policy.emit(
+                            events.ClientDropped(
+                                *(call.spec.round_index, first + index, client, cause)
+                            )
+                        )
+                else:
+                    call.work_s += outcome.busy_s
+                    if kept is None:
+                        return outcome.values
+                    return call.keep(index, kept, outcome)
+                # The same run without them: what other subrounds returned stands.
+                call.slice_run(index)
+                if call.merged:  # by stages in which they took part
+                    raise StageAgainError
+
+        return await gather_by_index(
+            (run(index) for index in range(len(call.cut.runs))),
+            # The heaviest first: as the last one it would hold up the round alone.
+            first=call.cut.heaviest_first,
+        )
+
+    async def _run_plan(
         self,
         comp: Any,
         arg: Any,
         subround_index: int,
-        call: Call,
+        call: RoundState,
         bytes_sliced: int = 0,
     ) -> outcomes.Outcome:
         """Return what a runner makes of a plan, once one is free, and tell of it.
@@ -160,9 +352,23 @@ class Dispatcher:
         Raises:
             LocatedError: it failed; the error names round and subround.
         """
-        outcome, started = await self._invoke(comp, arg, subround_index, call)
+        runner = await self._free.get()
+        started = time.monotonic()
+        try:
+            outcome: outcomes.Outcome = await runner.invoke(comp, arg)
+        except errors.LocatedError as error:
+            located = error.located(
+                round_index=call.spec.round_index, subround_index=subround_index
+            )
+            cause_text = error.cause_text
+            raise located from (
+                tracebacks.WorkerTraceback(cause_text) if cause_text else None
+            )
+        finally:
+            self._free.put_nowait(runner)
+        call.notes.update(outcome.notes)
         leaves: Iterable[range] = getattr(comp, "leaves", ())
-        self.emit(
+        self._policy.emit(
             events.SubroundFinished(
                 round_index=call.spec.round_index,
                 subround_index=subround_index,
@@ -181,295 +387,63 @@ class Dispatcher:
                 bytes_returned=sum(outcome.value_bytes),
                 fingerprint=outcome.fingerprint,
                 num_workers=outcome.num_workers,
+                busy_s=outcome.busy_s,
             )
         )
         return outcome
 
-    async def _invoke(
-        self, comp: Any, arg: Any, subround_index: int, call: Call
-    ) -> tuple[outcomes.Outcome, float]:
-        """Return what a runner makes of a plan, and when it was free to begin."""
-        runner = await self._free.get()
-        started = time.monotonic()
-        try:
-            outcome: outcomes.Outcome = await runner.invoke(comp, arg)
-        except errors.LocatedError as error:
-            located = error.located(
-                round_index=call.spec.round_index, subround_index=subround_index
-            )
-            told = error.cause_text
-            raise located from (tracebacks.WorkerTraceback(told) if told else None)
-        finally:
-            self._free.put_nowait(runner)
-        call.notes.update(outcome.notes)
-        return outcome, started
-
-
-class StageAgainError(Exception):
-    """A client was dropped after stages in which it took part."""
-
-
-class Subrounds:
-    """Runs computations on the leaves of calls.
-
-    Args:
-        dispatcher: runs plans.
-        policy: how calls are cut and carried.
-        work: prepares the computations.
-    """
-
-    def __init__(
-        self, dispatcher: Dispatcher, policy: RoundPolicy, work: PreparedWork
-    ) -> None:
-        self._dispatcher, self._policy, self._work = dispatcher, policy, work
-
-    def draw(self, call: Call, dropped: tuple[int, ...] = ()) -> DrawKey:
-        """Return the key of a call's random numbers.
-
-        Args:
-            call: that draws.
-            dropped: clients, by index, that others are not renumbered for.
-        """
-        seed, round_index = self._policy.seed, call.spec.round_index
-        return DrawKey(seed, round_index, dropped=dropped)
-
-    async def run(
-        self,
-        comp: flf.ConcreteComputation,
-        merge: flf.ConcreteComputation | None,
-        call: Call,
-        components_type: bytes | None = None,
-        keeping: KeepingStage | None = None,
-        num_workers: int = 1,
-    ) -> list[tuple[object, ...]]:
-        """Return what each subround returned, in order, but for what is kept.
-
-        Args:
-            comp: of a leaf.
-            merge: of the results of two leaves; None leaves them as they are.
-            call: that they belong to.
-            components_type: see `plans.Finish`.
-            keeping: what to keep of clients for later stages, where runs keep it.
-            num_workers: that a subround of one leaf may use.
-        """
-        merging = None if merge is None else self._work.serialise(merge)
-        first = call.take_indices(len(call.cut.runs))
-
-        async def run(index: int, leaves: range) -> tuple[object, ...]:
-            while True:
-                try:
-                    return await run_once(index, leaves)
-                except errors.ComputationError as error:
-                    self._drop_clients(error, first + index, call)
-                call.slice_run(index)
-                if call.merged:  # by stages in which they took part
-                    raise StageAgainError
-
-        async def run_once(index: int, leaves: range) -> tuple[object, ...]:
-            chunks = call.cut.chunks[index]
-            kept = keeping if call.keeps[index] else None
-            work = comp if kept is None else kept.computation
-            subround = plans.Subround(
-                self._work.serialise(work),
-                merging,
-                call.cut.size,
-                leaves.start,
-                call.leaves(index),
-                self.draw(call, call.dropped_of(index)),
-                () if merge is None else tuple(call.cut.subtrees_of(index)),
-                components_type,
-                None if merge is None else self._work.fuse(work),
-                self._policy.call_s or 0.0,
-                0 if kept is None else len(kept.emits),
-                call.max_dropped > 0,
-                chunks,
-                max(num_workers, len(chunks)),
-            )
-            arg = call.run_arg(index, () if kept is None else kept.takes)
-            num_bytes = call.bytes_sliced[index]
-            outcome = await self._dispatcher.run(
-                subround, arg, first + index, call, num_bytes
-            )
-            return outcome.values if kept is None else call.keep(index, kept, outcome)
-
-        return await gather_by_index(
-            (run(index, leaves) for index, leaves in enumerate(call.cut.runs)),
-            first=call.cut.heaviest_first,
-        )
-
-    def _drop_clients(
-        self, error: errors.ComputationError, subround_index: int, call: Call
-    ) -> None:
-        """Go on without the clients that an error names; see `Call.drop_clients`."""
-        for client, cause in call.drop_clients(error).items():
-            dropped = events.ClientDropped(
-                call.spec.round_index, subround_index, client, cause
-            )
-            self._dispatcher.emit(dropped)
-
-
-class Rounds:
-    """Runs mergeable forms, and whole computations, over runners.
-
-    Args:
-        runners: AsyncContexts that take plans; each is given one at a time.
-        policy: how to cut.
-    """
-
-    def __init__(
-        self, runners: Sequence[flf.AsyncContext], policy: RoundPolicy
-    ) -> None:
-        self._dispatcher = Dispatcher(runners, policy.sinks)
-        self._policy = policy
-        self._lock = threading.Lock()
-        self.num_calls = 0
-        self._work = PreparedWork(policy)
-        self._subrounds = Subrounds(self._dispatcher, policy, self._work)
-
-    def new_call(
-        self,
-        *,
-        by_component: bool = False,
-        started: float | None = None,
-        number: int | None = None,
-    ) -> CallSpec:
-        """Number a call, in the order in which threads ask; one with a `number` is not.
-
-        `started` is now, unless that is said, by the monotonic clock.
-        """
-        started = time.monotonic() if started is None else started
-        if number is not None:
-            return CallSpec(number, started, by_component)
-        with self._lock:
-            self.num_calls += 1
-            return CallSpec(self.num_calls - 1, started, by_component)
-
-    async def run_chain(
-        self, chain: MergeableCompChain, arg: Any, spec: CallSpec
-    ) -> Any:
-        """Return the result of a chain of stages, in the form that runners return.
-
-        Args:
-            chain: what to run.
-            arg: None without a parameter; parts of it may be stored.
-            spec: from `new_call`; with `by_component` it returns components.
-        """
-        parameter = chain.parameter
-        num_clients = client_cuts.count_clients(
-            arg, parameter, self._policy.default_num_clients
-        )
-        weights = client_cuts.weigh_clients(arg, parameter)
-        policy = await self._policy.at_round()
-        cut = CohortCut.of(num_clients, policy, parameter, weights)
-        async with self._round(spec, num_clients, cut) as call:
-            leaves_out = policy.leaves_out_clients
-            call.take_argument(arg, parameter, leaves_out_clients=leaves_out)
-            call.keeps = cut.first_runs(policy.kept_bytes, chain.kept_member_bytes)
-            result_type = chain.after_merge.type_signature.result
-            if not type_checks.holds_clients(result_type):
-                call.max_dropped = self._policy.max_dropped_clients
-            while True:
-                with contextlib.suppress(StageAgainError):
-                    return await self._run_stages(chain, call)
-
-    async def run_whole(
-        self, comp: flf.ConcreteComputation, arg: Any, spec: CallSpec
-    ) -> Any:
-        """Return the result of a computation that is not cut into subrounds."""
-        parameter = comp.type_signature.parameter
-        num_clients = client_cuts.count_clients(
-            arg, parameter, self._policy.default_num_clients
-        )
-        policy = await self._policy.at_round()
-        cut = CohortCut.of(num_clients, policy, parameter)
-        whole = CohortCut((range(num_clients),), (range(1),), cut.size, (0,), ((),))
-        num_workers = policy.workers_of(1, len(cut.leaves))
-        async with self._round(spec, num_clients, whole) as call:
-            call.take_argument(arg, parameter)
-            call.keeps = [False]
-            components_type = spec.components_type(comp.type_signature.result)
-            (held,) = await self._subrounds.run(
-                comp, None, call, components_type, num_workers=num_workers
-            )
-            return held[0] if components_type is None else held
-
-    @contextlib.asynccontextmanager
-    async def _round(
-        self, spec: CallSpec, num_clients: int, cut: CohortCut
-    ) -> AsyncGenerator[Call]:
-        call = Call(spec, cut, self._policy.store)
-        round_index = spec.round_index
-        self._dispatcher.emit(
-            events.RoundStarted(
-                round_index, num_clients, len(cut.leaves), len(cut.runs)
-            )
-        )
-        yield call
-        for note in diagnostics.in_order(call.notes):
-            self._dispatcher.emit(events.of_note(note, round_index))
-        seconds = time.monotonic() - spec.started
-        self._dispatcher.emit(
-            events.RoundFinished(
-                round_index,
-                seconds,
-                call.bytes_broadcast,
-                sum(call.bytes_sliced.values()),
-            )
-        )
-
-    async def _run_stages(self, chain: MergeableCompChain, call: Call) -> Any:
-        call.merged, call.kept = [], {}
-        *earlier, last = chain.stages
-        for stage in earlier:
-            partials = await self._run_up_to_merge(stage, call)
-            call.merged.append(await self._merge(stage, partials, call))
-        partials = await self._run_up_to_merge(last, call)
-        return await self._run_after_merge(last, partials, chain, call)
-
-    async def _run_up_to_merge(self, stage: Stage, call: Call) -> list[Any]:
-        partial = type_checks.member_type(stage.up_to_merge.type_signature.result)
+    async def _run_up_to_merge(self, stage: Stage, call: RoundState) -> list[Any]:
+        partial = stage.partial_type
         is_empty = type_checks.is_empty_struct(partial)
         if is_empty and not (stage.keeping and all(call.keeps)):
             call.keeps = [False] * len(call.keeps)  # the end computes it all
             return []
-        outcomes = await self._subrounds.run(
+        outcomes = await self._run_subrounds(
             stage.up_to_merge, stage.merge, call, keeping=stage.keeping
         )
         return [partial for o in outcomes for partial in o if not is_empty]
+
+    def _plan_finish(
+        self,
+        stage: Stage,
+        computation: flf.ConcreteComputation | None,
+        call: RoundState,
+        *,
+        merges: bool = True,
+    ) -> plans.Finish:
+        result_type = stage.partial_type
+        if computation is not None:
+            result_type = computation.type_signature.result
+        return plans.Finish(
+            merge=self._serialised.get(stage.merge) if merges else None,
+            subtrees=tuple(tree for run in call.cut.subtrees for tree in run),
+            partial_type=blocks.serialise_type(stage.partial_type),
+            computation=computation and self._serialised.get(computation),
+            num_clients=call.cut.leaves[-1].stop,
+            clients_per_leaf=call.cut.size,
+            draw=DrawKey(self._policy.seed, call.spec.round_index),
+            components_type=call.spec.components_type(result_type),
+            in_graphs=self._policy.call_s is not None,
+        )
 
     async def _finish(
         self,
         stage: Stage,
         partials: list[Any],
         computation: flf.ConcreteComputation | None,
-        call: Call,
+        call: RoundState,
     ) -> Any:
         """Return what a stage merged; with a computation, its result."""
-        partial_type = type_checks.member_type(stage.up_to_merge.type_signature.result)
-        result_type = (
-            partial_type if computation is None else computation.type_signature.result
-        )
-        components_type = call.spec.components_type(result_type)
-        finish = plans.Finish(
-            merge=self._work.serialise(stage.merge) if partials else None,
-            subtrees=tuple(call.cut.subtrees),
-            partial_type=blocks.serialise_type(partial_type),
-            computation=computation and self._work.serialise(computation),
-            num_clients=call.cut.leaves[-1].stop,
-            clients_per_leaf=call.cut.size,
-            draw=self._subrounds.draw(call),
-            components_type=components_type,
-            in_graphs=self._policy.call_s is not None,
-        )
-        before = () if computation is None else (*call.at_finish, *call.merged)
+        finish = self._plan_finish(stage, computation, call, merges=bool(partials))
+        before = () if computation is None else (*call.finish_argument, *call.merged)
         arg = (tuple(partials), before)
-        outcome = await self._dispatcher.run(finish, arg, call.take_indices(1), call)
-        return outcome.values[0] if components_type is None else outcome.values
+        outcome = await self._run_plan(finish, arg, call.take_indices(1), call)
+        return outcome.values[0] if finish.components_type is None else outcome.values
 
-    async def _merge(self, stage: Stage, partials: list[Any], call: Call) -> Any:
+    async def _merge(self, stage: Stage, partials: list[Any], call: RoundState) -> Any:
         """Return what a stage merged, to be passed along."""
         merged = await self._finish(stage, partials, None, call)
-        result_type = type_checks.member_type(stage.up_to_merge.type_signature.result)
+        result_type = stage.partial_type
         return call.share(call.spec.as_whole(merged, result_type), result_type)
 
     async def _run_after_merge(
@@ -477,7 +451,7 @@ class Rounds:
         stage: Stage,
         partials: list[Any],
         chain: MergeableCompChain,
-        call: Call,
+        call: RoundState,
     ) -> Any:
         after_merge, parts = chain.after_merge, chain.parts
         result_type = after_merge.type_signature.result
@@ -507,20 +481,22 @@ class Rounds:
         self,
         comp: flf.ConcreteComputation,
         keeping: KeepingStage | None,
-        call: Call,
+        call: RoundState,
     ) -> Any:
         """Return a result that leaves compute, or the clients' parts of it."""
-        outcomes = await self._subrounds.run(comp, None, call, keeping=keeping)
+        outcomes = await self._run_subrounds(comp, None, call, keeping=keeping)
         results = [result for outcome in outcomes for result in outcome]
         return client_cuts.join_results(results, comp.type_signature.result)
 
-    async def _read_kept(self, names: Sequence[str], call: Call) -> list[list[Any]]:
+    async def _read_kept(
+        self, names: Sequence[str], call: RoundState
+    ) -> list[list[Any]]:
         """Return values of all clients that stages kept."""
         runs = range(len(call.cut.runs))
-        held = [call.kept[run][name] for name in names for run in runs]
-        read = await gather_by_index(self._policy.read_clients(part) for part in held)
-        of_runs = len(call.cut.runs)
+        parts = [call.kept[run][name] for name in names for run in runs]
+        read = await gather_by_index(self._policy.read_clients(part) for part in parts)
+        num_runs = len(call.cut.runs)
         return [
-            [member for part in read[start : start + of_runs] for member in part]
-            for start in range(0, len(read), of_runs)
+            [member for part in read[start : start + num_runs] for member in part]
+            for start in range(0, len(read), num_runs)
         ]

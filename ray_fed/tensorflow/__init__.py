@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import ray_fed.imports as imports
 
 if TYPE_CHECKING:
-    from ray_fed.tensorflow.external.external_data import data
-    from ray_fed.tensorflow.front.tracing import computation
+    from ray_fed.tensorflow.external_data import data
     from ray_fed.tensorflow.graphs.identity import identify_computation
+    from ray_fed.tensorflow.tracing import computation
 
 __all__ = ["computation", "data", "identify_computation"]
 
 __getattr__ = imports.import_lazily(
     __name__,
     {
-        "computation": "ray_fed.tensorflow.front.tracing",
-        "data": "ray_fed.tensorflow.external.external_data",
+        "computation": "ray_fed.tensorflow.tracing",
+        "data": "ray_fed.tensorflow.external_data",
         "identify_computation": "ray_fed.tensorflow.graphs.identity",
     },
 )

@@ -1,18 +1,29 @@
 """Clients by reference: names of their values, which are read where the work is.
 
     ClientSource    has every client's value: arrays, or a function of the client
+    HeldSource      one whose values are in this process
     ClientMember    one client of a source; stands for its value
     ClientReference the same for users, with the client's weight
     ClientRun       some of them, in order; stands for a value placed at clients
+    ListCache       makes runs of lists that come again
 
 None of these is read on its way: a run is cut by slicing, and the executor that embeds
 a member reads it from its source.
 """
 
 import abc
+import collections
 import dataclasses
+import hashlib
+import io
+import logging
+import operator
+import pickle
+import threading
+import types
+import uuid
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import IO, Any, Literal, cast
 
 import federated_language as fl
 import numpy as np
@@ -21,7 +32,12 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.language.structs import Plain
+from ray_fed.values import stored
+from ray_fed.values.columnar_sequence import ColumnarSequence
+from ray_fed.values.lru_cache import LruCache
 from ray_fed.values.stored import ClientSequence
+
+_logger = logging.getLogger(__name__)
 
 
 class ClientSource(abc.ABC):
@@ -98,6 +114,62 @@ class ClientSource(abc.ABC):
         Read where the values are, under the key of the work that runs.
         """
         return None
+
+
+class HeldSource(ClientSource):
+    """Values in this process.
+
+    Args:
+        held: plain, by position.
+    """
+
+    is_resident = True
+
+    def __init__(self, held: Sequence[Plain]) -> None:
+        self.token = uuid.uuid4().hex
+        self.held = held
+        self.num_bytes = stored.count_bytes(list(held))
+        self._checked: set[int] = set()
+
+    @override
+    def read(self, position: int) -> Plain:
+        return self.held[position]
+
+    @override
+    def check_batches(self, position: int, client: Hashable) -> None:
+        if position not in self._checked:
+            check_rows(self.held[position], client)
+            self._checked.add(position)
+
+
+def check_rows(value: Plain, client: Hashable) -> None:
+    """Raise unless each element's tensors of unknown first size have one size.
+
+    Warns of values that are not a number.
+    """
+    if not isinstance(value, ColumnarSequence):
+        return
+    floats = (column.rows for column in value.columns if column.rows.dtype.kind == "f")
+    num_nan = sum(int(np.isnan(rows).sum()) for rows in floats)
+    if num_nan:
+        _logger.warning(
+            "The client with the id %r has values that are not a number (NaN): %d."
+            " Weights that are trained on them are NaN.",
+            client,
+            num_nan,
+        )
+    held = [column.splits for column in value.columns if column.splits is not None]
+    if not held:
+        return
+    sizes = np.stack([np.diff(splits) for splits in held])
+    differing = np.flatnonzero((sizes != sizes[:1]).any(axis=0))
+    if len(differing):
+        batch = int(differing[0])
+        raise errors.ValueMismatchError(
+            f"Expected one number of rows in the batch {batch} of the client with the"
+            f" id {client!r}, found {sizes[:, batch].tolist()}, in the order of its"
+            " type."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,3 +347,197 @@ def _gather(value: object) -> ClientRun | None:
         np.array([member.position for member in members], np.int64),
         np.array(weights, np.float64) if len(weights) == len(members) else None,
     )
+
+
+_LEAST_BYTES = 64 * 1024
+"""Smaller lists travel inside of a call, as quick as what would stand for them."""
+
+_SEEN_LISTS = 64
+"""Lists that came once, of which a few bytes are remembered."""
+
+_SAMPLED_ARRAYS, _SAMPLED = 64, 16
+
+
+class _ListPickler(pickle.Pickler):
+    """Writes lists of numbers, text and arrays; the arrays' bytes stay where they are.
+
+    Raises:
+        PicklingError: there is something else, or an array whose bytes are in pieces.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.arrays: list[NDArray[Any]] = []
+
+    @override
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.ndarray and not obj.dtype.hasobject:
+            order = "C" if obj.flags.c_contiguous else "F"
+            whole = obj if order == "C" else obj.T
+            if not whole.flags.c_contiguous:
+                raise pickle.PicklingError
+            if obj.dtype.kind not in "biufc":  # others' memory is not shown as it is
+                whole = whole.reshape(-1).view(np.uint8)
+            self.arrays.append(whole)
+            return _lay_array, (obj.shape, obj.dtype, order)
+        is_named = isinstance(obj, tuple) and hasattr(obj, "_fields")
+        if is_named or isinstance(obj, _PICKLED):
+            return NotImplemented
+        raise pickle.PicklingError
+
+
+_PICKLED = (
+    np.ndarray,
+    np.generic,
+    np.dtype,
+    collections.OrderedDict,
+    types.FunctionType,  # these three say how the others are made
+    types.BuiltinFunctionType,
+    type,
+)
+
+
+def _lay_array(*about: Any) -> NDArray[Any]:
+    """Stand for `_ListUnpickler.lay` in a structure."""
+    raise NotImplementedError(f"An array without its bytes: {about}.")
+
+
+class _ListUnpickler(pickle.Unpickler):
+    def __init__(self, content: "_Content") -> None:
+        super().__init__(io.BytesIO(content.structure))
+        self._arrays = iter(content.arrays)
+
+    @override
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) == (__name__, _lay_array.__name__):
+            return self.lay
+        return super().find_class(module_name, global_name)
+
+    def lay(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"]
+    ) -> NDArray[Any]:
+        return np.ndarray(shape, dtype, next(self._arrays), order=order)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Content:
+    """What a list holds.
+
+    Attributes:
+        structure: all but the bytes of its arrays.
+        arrays: these, where they are, or copied.
+        num_bytes: of all.
+    """
+
+    structure: bytes
+    arrays: Sequence[Any]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, members: Sequence[Any]) -> "_Content | None":
+        """Return what a list holds; None: something else than its bytes counts."""
+        file = io.BytesIO()
+        pickler = _ListPickler(file)
+        try:
+            pickler.dump(members)
+        except (pickle.PicklingError, RecursionError):
+            return None
+        num_bytes = file.tell() + sum(array.nbytes for array in pickler.arrays)
+        return cls(file.getvalue(), pickler.arrays, num_bytes)
+
+    def sample(self) -> bytes:
+        """Return what tells lists apart which differ in shape, or at most places."""
+        found = hashlib.sha256(self.structure)
+        for array in self.arrays[:: 1 + len(self.arrays) // _SAMPLED_ARRAYS]:
+            flat = array.reshape(-1)
+            found.update(flat[:_SAMPLED].tobytes() + flat[-_SAMPLED:].tobytes())
+        return found.digest()
+
+    def equals(self, other: "_Content") -> bool:
+        """Return whether a list holds the same bytes as this copy."""
+        return self.structure == other.structure and all(
+            map(operator.eq, self.arrays, other.arrays)
+        )
+
+    def copy(self) -> "_Content":
+        copies = [bytearray(memoryview(array)) for array in self.arrays]
+        return dataclasses.replace(self, arrays=copies)
+
+    def read(self) -> Sequence[Any]:
+        """Return the list, over the same bytes."""
+        return _ListUnpickler(self).load()
+
+
+class ListCache:
+    """Lists with a value for each client, kept by what they hold.
+
+        once         some bytes of it are remembered
+        once more    it is copied, and clients by reference stand for it from now on
+        again        it is compared with the copy, byte for byte
+
+    So workers keep what they made of it. A list that was written to is another one.
+    Any thread may use this.
+
+    Args:
+        max_bytes: of all lists that are kept, each counted twice, as sequences that are
+            laid end to end are copies, too; the least recently used one goes first.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._seen: LruCache[Hashable, Hashable] = LruCache(_SEEN_LISTS)
+        self._kept: collections.OrderedDict[Hashable, tuple[_Content, ClientRun]]
+        self._kept = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(
+        self,
+        members: Sequence[Any],
+        member: fl.Type,
+        read: Callable[[Sequence[Any]], list[Plain]],
+    ) -> Sequence[Plain]:
+        """Return the plain values of a list of clients, or a run that stands for them.
+
+        Args:
+            members: what each client has, unchecked.
+            member: the type of that.
+            read: returns the plain values of such a list; called where none is kept.
+        """
+        content = _Content.of(members) if self._max_bytes else None
+        if content is None or content.num_bytes < _LEAST_BYTES:
+            return read(members)
+        if 2 * content.num_bytes > self._max_bytes:
+            return read(members)
+        key = content.sample(), member
+        with self._lock:
+            kept, run = self._kept.get(key, (None, []))
+            if kept is not None:
+                self._kept.move_to_end(key)
+        if kept is not None and kept.equals(content):
+            return run
+        if self._seen.find(key) is None:
+            self._seen.put(key, key)
+            return read(members)
+        copy = content.copy()
+        run = _place(read(copy.read()), member)
+        with self._lock:
+            self._kept[key] = copy, run
+            while self._count_bytes() > self._max_bytes:
+                self._kept.popitem(last=False)
+        return run
+
+    def _count_bytes(self) -> int:
+        return 2 * sum(copy.num_bytes for copy, _ in self._kept.values())
+
+    def clear(self) -> None:
+        """Forget all lists."""
+        with self._lock:
+            self._kept.clear()
+        self._seen.clear()
+
+
+def _place(held: Sequence[Plain], member: fl.Type) -> ClientRun:
+    """Return values of clients in this process as a run."""
+    rows = stored.count_rows_of_each(held)
+    weights = None if rows is None else np.array(rows, np.float64)
+    return ClientRun(HeldSource(held), member, np.arange(len(held)), weights)

@@ -45,7 +45,7 @@ import ray_fed.errors as errors
 from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain, Struct, is_raw_memory, show, struct_elements
 from ray_fed.values import columnar_sequence, read_limits
-from ray_fed.values.client_references import ClientMember, as_run
+from ray_fed.values.client_references import ClientMember, ListCache, as_run
 from ray_fed.values.stored import (
     External,
     Stored,
@@ -380,7 +380,7 @@ def to_plain_sequence(
     if isinstance(value, columnar_sequence.ColumnarSequence):
         return value
     element = type_spec.element
-    if hasattr(value, "as_numpy_iterator"):
+    if is_dataset(value):
         laid = _read_stacked(value, element, label)
         if laid is not None:
             return laid
@@ -393,6 +393,11 @@ def to_plain_sequence(
             " row, or one a batch where the type has batches."
         )
     return _read_elements(value, tried, type_spec, label, to_plain)
+
+
+def is_dataset(value: object) -> bool:
+    """Return whether a value is a dataset of TensorFlow's, which need not be loaded."""
+    return hasattr(value, "as_numpy_iterator")
 
 
 def iterate_dataset(dataset: Any) -> Iterator[Any]:
@@ -634,7 +639,12 @@ def _build_maker(
     return make
 
 
-def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Plain:
+def to_plain(
+    value: object,
+    type_spec: fl.Type,
+    label: str = "the value",
+    lists: ListCache | None = None,
+) -> Plain:
     """Check a Python value against its type and return the plain value.
 
     `Stored`, `StoredComponents`, `External` and `ClientMember` are returned unread.
@@ -644,6 +654,7 @@ def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Pla
             containers of them; or what an executor computed.
         type_spec: the declared type; holds no functions.
         label: what the value is called in an error.
+        lists: keeps lists of clients that come again; None: nobody does.
 
     Returns:
         The plain value.
@@ -663,7 +674,7 @@ def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Pla
             return to_plain_tensor(value, type_spec, label)
         case fl.StructType():
             return tuple(
-                to_plain(element, element_type, element_label)
+                to_plain(element, element_type, element_label, lists)
                 for element_type, element_label, element in struct_elements(
                     value, type_spec, label
                 )
@@ -671,7 +682,7 @@ def to_plain(value: object, type_spec: fl.Type, label: str = "the value") -> Pla
         case fl.SequenceType():
             return to_plain_sequence(value, type_spec, label, to_plain)
         case fl.FederatedType():
-            return _plain_federated(value, type_spec, label)
+            return _plain_federated(value, type_spec, label, lists)
         case _:
             raise errors.ValueMismatchError(
                 f"Expected {label} to be of a type with values, found `{type_spec}`."
@@ -688,7 +699,9 @@ def _plain_data(value: fl.framework.Data, type_spec: fl.Type, label: str) -> Ext
     return External(blocks.data_uri(value))
 
 
-def _plain_federated(value: object, type_spec: fl.FederatedType, label: str) -> Plain:
+def _plain_federated(
+    value: object, type_spec: fl.FederatedType, label: str, lists: ListCache | None
+) -> Plain:
     if type_spec.all_equal:
         return to_plain(value, type_spec.member, label)
     if isinstance(value, StoredClients):
@@ -701,15 +714,21 @@ def _plain_federated(value: object, type_spec: fl.FederatedType, label: str) -> 
             f"Expected {label} to be a list with a value for each client, as"
             f" `{type_spec}` is placed at {type_spec.placement}, found {show(value)}."
         )
+
+    def read(members: Sequence[Any]) -> list[Plain]:
+        if isinstance(members, list | tuple):  # another one may read each as it comes
+            arrays = gather_arrays(members, type_spec.member)
+            if arrays is not None:
+                return arrays
+        return [
+            to_plain(member, type_spec.member, f"{label}[{index}]")
+            for index, member in enumerate(members)
+        ]
+
     members = cast("Sequence[Any]", value)
-    if isinstance(value, list | tuple):  # another one may read each as it comes
-        arrays = gather_arrays(members, type_spec.member)
-        if arrays is not None:
-            return arrays
-    return [
-        to_plain(member, type_spec.member, f"{label}[{index}]")
-        for index, member in enumerate(members)
-    ]
+    if lists is None or type(value) not in (list, tuple):
+        return read(members)
+    return lists.find(members, type_spec.member, read)
 
 
 def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
@@ -747,7 +766,12 @@ def to_structs(plain: Plain, type_spec: fl.Type) -> Any:
                 )
             )
         case fl.SequenceType():
-            return [unflatten(iter(tensors), type_spec.element) for tensors in plain]
+            element = type_spec.element
+            return [
+                # Any strategy's own executors may have computed it: then it is one.
+                unflatten(iter(tensors), element) if type(tensors) is tuple else tensors
+                for tensors in plain
+            ]
         case fl.FederatedType() if not type_spec.all_equal:
             return [to_structs(member, type_spec.member) for member in plain]
         case fl.FederatedType():

@@ -47,13 +47,23 @@ _check: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def limited(limits: Limits) -> Generator[None]:
-    """Hold what is read inside to limits."""
+def limited(
+    limits: Limits, checking: Callable[[], None] | None = None
+) -> Generator[None]:
+    """Hold what is read inside to limits.
+
+    Args:
+        limits: of what is read.
+        checking: called before each client, and after every step; raises a
+            `ClusterError` to end the reading. None: what is called already stays.
+    """
     token = _limits.set(limits)
+    check_token = _check.set(_check.get() if checking is None else checking)
     try:
         yield
     finally:
         _limits.reset(token)
+        _check.reset(check_token)
 
 
 def limits() -> Limits:
@@ -61,22 +71,8 @@ def limits() -> Limits:
     return _limits.get()
 
 
-@contextlib.contextmanager
-def checked(checking: Callable[[], None]) -> Generator[None]:
-    """Call a function before each client, and after every step, of what is read inside.
-
-    Args:
-        checking: raises a `ClusterError` to end the reading.
-    """
-    token = _check.set(checking)
-    try:
-        yield
-    finally:
-        _check.reset(token)
-
-
 def check() -> None:
-    """Raise if the caller no longer waits for the value; see `checked`."""
+    """Raise if the caller no longer waits for the value; see `limited`."""
     _check.get()()
 
 

@@ -5,7 +5,7 @@ private.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import federated_language as fl
@@ -100,38 +100,40 @@ class StoredClients(ClientSequence):
         return StoredClients(self.reference, self.start + start, self.start + stop)
 
 
-def map_placed(
-    fn: Callable[[fl.Type, ArgumentPart], object], value: object, type_spec: fl.Type
-) -> Any:
-    """Apply `fn` to each placed or unplaced part of an argument.
+def placed_parts(
+    value: object, type_spec: fl.Type
+) -> list[tuple[fl.Type, ArgumentPart]]:
+    """Return the type and the value of each placed or unplaced part of an argument.
 
-    Structures that hold federated types become tuples of what `fn` returns; each other
-    part goes whole to `fn(type, part)`.
+    Only structures that hold federated types are taken apart.
     """
-    if is_placed_struct(type_spec):
-        pairs = list(struct_type(type_spec).items())
-        if type(value) is tuple and len(value) == len(pairs):  # plain: in order
-            elements = zip(
-                (element_type for _, element_type in pairs), value, strict=True
-            )
-        else:
-            found = struct_elements(value, struct_type(type_spec))
-            elements = ((element_type, element) for element_type, _, element in found)
-        return tuple(map_placed(fn, element, e) for e, element in elements)
-    return fn(type_spec, value)
+    if not is_placed_struct(type_spec):
+        return [(type_spec, value)]
+    struct = struct_type(type_spec)
+    elements: Iterable[tuple[fl.Type, Any]]
+    if type(value) is tuple and len(value) == len(struct):  # plain: in order
+        elements = zip((part for _, part in struct.items()), value, strict=True)
+    else:
+        elements = ((part, e) for part, _, e in struct_elements(value, struct))
+    return [each for part, e in elements for each in placed_parts(e, part)]
+
+
+def join_placed(parts: Iterator[Any], type_spec: fl.Type) -> Any:
+    """Return an argument, or a result, of its parts; its structures are tuples."""
+    if not is_placed_struct(type_spec):
+        return next(parts)
+    return tuple([join_placed(parts, e) for _, e in struct_type(type_spec).items()])
 
 
 def slice_clients(arg: Plain, type_spec: fl.Type | None, clients: range) -> Plain:
     """Return an argument with the values of some contiguous clients only."""
     if type_spec is None:
         return None
-
-    def cut(part_type: fl.Type, part: ArgumentPart) -> ArgumentPart:
-        if differs_by_client(part_type):
-            return part[clients.start : clients.stop]
-        return part
-
-    return map_placed(cut, arg, type_spec)
+    parts = (
+        part[clients.start : clients.stop] if differs_by_client(part_type) else part
+        for part_type, part in placed_parts(arg, type_spec)
+    )
+    return join_placed(parts, type_spec)
 
 
 def is_listed(value: object) -> bool:
@@ -197,3 +199,19 @@ def count_bytes(value: Plain) -> int:
         return columnar_sequence.bytes_of(value)
     size = getattr(value, "nbytes", None)
     return int(getattr(value, "num_bytes", 0) if size is None else size)
+
+
+def count_rows(value: Plain) -> float | None:
+    """Return how many elements the sequences of a plain value have; None: no such."""
+    if isinstance(value, columnar_sequence.ColumnarSequence):
+        return float(max([value.length, *(len(c.rows) for c in value.columns)]))
+    if not isinstance(value, tuple):
+        return None
+    counts = [count_rows(member) for member in cast("tuple[Any, ...]", value)]
+    return sum(known) if (known := [c for c in counts if c is not None]) else None
+
+
+def count_rows_of_each(values: Sequence[Plain]) -> list[float] | None:
+    """Return `count_rows` of each of some values; None where one has no sequence."""
+    counts = [count for count in map(count_rows, values) if count is not None]
+    return counts if len(counts) == len(values) else None

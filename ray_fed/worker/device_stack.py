@@ -13,21 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import federated_language as fl
 from typing_extensions import override
 
-import ray_fed.errors as errors
-import ray_fed.plan.plans as plans
 from ray_fed.executors.closure import ResolvedValue
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
 from ray_fed.executors.threads import ThreadDelegatingExecutor
-from ray_fed.language import blocks, type_checks
-from ray_fed.plan.plans import Arguments, Fused
+from ray_fed.language import blocks
 from ray_fed.values import components, stored
 from ray_fed.values.client_references import ClientMember
 from ray_fed.values.lru_cache import LruCache
 from ray_fed.worker.client_store import ClientStore
 
 if TYPE_CHECKING:
-    from ray_fed.executors.eager_tf import EagerTFExecutor, EagerValue
+    from ray_fed.executors.eager_tf import EagerTFExecutor
 
 _T = TypeVar("_T")
 _CACHED_BLOCKS = 128
@@ -68,12 +65,13 @@ class DeviceStack(ReferenceResolvingExecutor):
         client_bytes: of clients' data that is kept between rounds.
 
     Attributes:
+        eager: runs every graph.
         clients: their data.
     """
 
     def __init__(self, eager: "EagerTFExecutor", client_bytes: int) -> None:
         super().__init__(SequenceExecutor(eager))
-        self._eager = eager
+        self.eager = eager
         self.clients = ClientStore(client_bytes)
         self._paces: LruCache[bytes, Pace] = LruCache(_PACES)
         self._blocks: LruCache[bytes, fl.framework.ComputationBuildingBlock]
@@ -81,9 +79,6 @@ class DeviceStack(ReferenceResolvingExecutor):
 
     @override
     async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
-        if isinstance(value, Fused | Arguments):
-            embedded = await self._eager.create_value(value, type_spec)
-            return ResolvedValue(embedded, embedded.type_signature)
         if isinstance(value, ClientMember):
             value = self.clients.read(value)
         if isinstance(value, stored.StoredComponents):
@@ -96,29 +91,10 @@ class DeviceStack(ReferenceResolvingExecutor):
 
     def on_device(self) -> contextlib.AbstractContextManager[object]:
         """Return what puts operations of the thread that enters it on the device."""
-        return self._eager.on_device()
-
-    async def embed_fused(self, work: Fused) -> "EagerValue | plans.NoKernel":
-        """Return fused work, embedded for `call_fused`; or why it is no graph."""
-        try:
-            return await self._eager.create_value(work)
-        except errors.UnsupportedError as error:
-            return plans.NoKernel(str(error))
-
-    async def call_fused(
-        self, function: fl.framework.ExecutorValue, *arguments: Any
-    ) -> "EagerValue":
-        """Return what the graph of fused work makes of its arguments.
-
-        Raises:
-            Exception: what TensorFlow raises.
-        """
-        taken = type_checks.function_type(function.type_signature).parameter
-        given = await self._eager.create_value(Arguments(arguments), taken)
-        return await self._eager.create_call(function, given)
+        return self.eager.on_device()
 
     def pace_of(self, content: bytes) -> Pace:
-        """Return how fast the graph of fused work, named by content, has been here."""
+        """Return how fast the kernel of a content has been here."""
         return self._paces.get(content, Pace)
 
     @override
@@ -143,4 +119,4 @@ class ThreadedStack(ThreadDelegatingExecutor):
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the thread of the stack, which it may call freely."""
-        return await self._delegate(work)
+        return await self._thread.run(work)

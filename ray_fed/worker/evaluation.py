@@ -5,8 +5,9 @@ task over remote executors. So all do the same, in the same order.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import federated_language as fl
 
@@ -14,14 +15,20 @@ import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 from ray_fed.executors.closure import ResolvedValue
 from ray_fed.executors.loops import gather_by_index
+from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.structs import Plain
 from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.plan.outcomes import Evaluated
+from ray_fed.plan.plans import Fallback
 from ray_fed.values import components, stored
 from ray_fed.worker.device_stack import DeviceStack
+from ray_fed.worker.kernel_runner import run_kernel
 from ray_fed.worker.merging import fetch, merge_subtrees, merge_values
-from ray_fed.worker.stacks import FederatedStack, federated_stack
+from ray_fed.worker.stacks import device_federated_stack
+
+if TYPE_CHECKING:
+    from ray_fed.executors.eager_tf import EagerTFExecutor
 
 flf = fl.framework
 Block: TypeAlias = flf.ComputationBuildingBlock
@@ -39,12 +46,14 @@ class Executors:
         unplaced: runs merges, and what those stacks do not place.
         parse: returns the block of a serialised computation.
         gather: runs the leaves.
+        device: runs kernels; None: there are none.
     """
 
-    stack_for: Callable[[int], FederatedStack]
+    stack_for: Callable[[int], ReferenceResolvingExecutor]
     unplaced: flf.Executor
     parse: Callable[[bytes], Block] = blocks.parse_block
     gather: Gather = gather_by_index
+    device: DeviceStack | None = None
 
     @classmethod
     def of_device(
@@ -55,10 +64,10 @@ class Executors:
     ) -> "Executors":
         """Return those of one device, for cohorts of such leaves."""
 
-        def stack_for(num_clients: int) -> FederatedStack:
-            return federated_stack(stack, num_clients, clients_per_leaf)
+        def stack_for(num_clients: int) -> ReferenceResolvingExecutor:
+            return device_federated_stack(stack, num_clients, clients_per_leaf)
 
-        return cls(stack_for, stack, stack.parse, gather)
+        return cls(stack_for, stack, stack.parse, gather, stack)
 
 
 async def _call(
@@ -75,11 +84,6 @@ async def _call(
     return type_checks.narrow(called, ResolvedValue, "a federated stack")
 
 
-def _at_server(value: ResolvedValue) -> flf.ExecutorValue:
-    """Return a server-placed result as the unplaced executor's own value."""
-    return value.reference.reference
-
-
 async def evaluate_plan(
     comp: plans.Subround | plans.Finish, arg: Any, executors: Executors
 ) -> Evaluated:
@@ -87,28 +91,47 @@ async def evaluate_plan(
 
     Args:
         comp: what to run.
-        arg: with the values of all its clients; for a finish, (partials, before).
+        arg: with the values of all its clients; for a finish, (partials, before); for a
+            subround that finishes its round, (the former, before).
         executors: that run it.
 
     Returns:
         What the plan asks for, in order; with a `components_type`, its components.
+
+    Raises:
+        ComputationError: client work raised; the index is the client's in the cohort.
     """
-    with random_keys.using(comp.draw):
-        if isinstance(comp, plans.Subround):
-            evaluated = await evaluate_subround(comp, arg, executors)
-        else:
-            partials, before = arg
-            result = await evaluate_finish(comp, partials, before, executors)
-            evaluated = Evaluated([result])
-    if comp.components_type is None:
-        return evaluated
-    type_spec = blocks.parse_type(comp.components_type)
-    split = [c for r in evaluated.values for c in components.split(r, type_spec)]
-    return dataclasses.replace(evaluated, values=split)
+    started = time.monotonic()
+    finish = comp
+    evaluated = Evaluated([])
+    if isinstance(comp, plans.Subround):
+        finish = comp.finish
+        leaves_arg, before = (arg, ()) if finish is None else arg
+        with random_keys.using(comp.draw):
+            ran = comp.kernel
+            if isinstance(ran, plans.Kernel):
+                device = type_checks.narrow(executors.device, DeviceStack, "a kernel")
+                ran = await run_kernel(device, comp, leaves_arg)
+            if isinstance(ran, Evaluated):
+                evaluated = ran
+            else:
+                evaluated = await _interpret(comp, leaves_arg, executors, ran)
+        partials: Sequence[Any] = evaluated.values
+    else:
+        partials, before = arg
+    values = evaluated.values
+    if isinstance(finish, plans.Finish):
+        with random_keys.using(finish.draw):
+            values = [await evaluate_finish(finish, partials, before, executors)]
+    if comp.components_type is not None:
+        type_spec = blocks.parse_type(comp.components_type)
+        values = [c for r in values for c in components.split(r, type_spec)]
+    busy_s = time.monotonic() - started
+    return dataclasses.replace(evaluated, values=values, busy_s=busy_s)
 
 
-async def evaluate_subround(
-    subround: plans.Subround, arg: Any, executors: Executors
+async def _interpret(
+    subround: plans.Subround, arg: Any, executors: Executors, fallback: Fallback | None
 ) -> Evaluated:
     """Run a computation on each leaf, merge inside the largest whole subtrees.
 
@@ -116,52 +139,27 @@ async def evaluate_subround(
         subround: what to run.
         arg: with the values of all clients; None for a computation of no argument.
         executors: that run it.
-
-    Returns:
-        The partial of each of `subround.subtrees`; without a merge the result of each
-        leaf. Then what is kept.
-
-    Raises:
-        ComputationError: client work raised; the index is the client's in the cohort.
+        fallback: why there is no kernel that does; None: nobody asked for one.
     """
-    ran = await fold(subround, arg, executors)
-    if isinstance(ran, Evaluated):
-        return ran
-    reason = None if ran is None else ran.reason
-    parameter = _parameter(executors.parse(subround.computation))
+    block = executors.parse(subround.computation)
+    parameter = type_checks.function_type(block.type_signature).parameter
     run = _LeafRun(subround, arg, parameter, executors)
-    if ran is not None and ran.leaf is not None:
+    if fallback is not None and fallback.leaf is not None:
         # The leaf alone, first: it most likely raises, and names the client.
-        await run.evaluate(subround.leaves[ran.leaf])
+        await run.evaluate(subround.leaves[fallback.leaf])
     evaluated = await executors.gather(run.evaluate(leaf) for leaf in subround.leaves)
     leaves: list[Any] = [result for result, _ in evaluated]
     if subround.merge is not None:
-        partials = [_at_server(leaf) for leaf in leaves]
+        # Results at the server, as the unplaced executor's own values.
+        partials = [leaf.reference.reference for leaf in leaves]
         leaves = await merge_subtrees(subround, partials, executors.unplaced)
     fetched = await gather_by_index(fetch(value) for value in leaves)
     kept = [
         [member for _, of_leaf in evaluated for member in of_leaf[index]]
         for index in range(subround.num_kept)
     ]
+    reason = None if fallback is None else fallback.reason
     return Evaluated([*fetched, *kept], no_kernel=reason)
-
-
-async def fold(
-    subround: plans.Subround, arg: Any, executors: Executors
-) -> Evaluated | plans.NoKernel | None:
-    """Have the strategy fold the clients of a subround, or say why it does not.
-
-    None where nobody asked for that.
-    """
-    if not isinstance(subround.kernel, plans.Kernel):
-        return subround.kernel
-    num_clients = sum(map(len, subround.leaves))
-    return await executors.stack_for(num_clients).fold(subround, arg)
-
-
-def _parameter(block: Block) -> fl.Type | None:
-    """Return the type of what the computation of a subround takes."""
-    return type_checks.function_type(block.type_signature).parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,8 +186,8 @@ class _LeafRun:
             named = self.subround.names_failures
             if not named or error.location.client_index is None:
                 raise
-            found = await self._find_failures(leaf)
-            failures = {error.location.client_index: error.message, **found}
+            others = await self._find_failures(leaf)
+            failures = {error.location.client_index: error.message, **others}
             raise error.naming(failures) from error
 
     async def _find_failures(self, leaf: range) -> dict[int, str]:
@@ -228,6 +226,7 @@ class _LeafRun:
             index = error.location.client_index
             if index is None:
                 raise
+            # The index counts clients that take part; users know those of the cohort.
             in_cohort = self.subround.draw.in_cohort(clients.start + index)
             raise error.located(client_index=in_cohort) from error
 
@@ -250,10 +249,10 @@ async def evaluate_finish(
     Returns:
         The result of the after-merge computation; without one the merged partial.
     """
-    if finish.in_graphs and finish.merge is not None:
-        found = await _finish_in_graph(finish, partials, before, executors.unplaced)
-        if found is not None:
-            return found[0]
+    if finish.in_graphs and finish.merge is not None and executors.device is not None:
+        result = _finish_in_graph(finish, partials, before, executors.device.eager)
+        if result is not None:
+            return result[0]
     merged = await _merge_partials(finish, partials, executors)
     if finish.computation is None:
         return await fetch(merged)
@@ -262,27 +261,24 @@ async def evaluate_finish(
     return await fetch(await _call(stack, executors.parse(finish.computation), args))
 
 
-async def _finish_in_graph(
+def _finish_in_graph(
     finish: plans.Finish,
     partials: Sequence[Any],
     before: Sequence[Any],
-    unplaced: flf.Executor,
+    eager: "EagerTFExecutor",
 ) -> tuple[Plain] | None:
     """Return the result of a finish by one graph; None where executors are to do it."""
-    merge = plans.PartialMerge(cast("bytes", finish.merge))
-    work = plans.RoundFinish(merge, finish.computation, len(before))
+    merge = cast("bytes", finish.merge)
+    graph = eager.kernels.finish(merge, finish.computation, len(before))
+    if isinstance(graph, Fallback):
+        return None
     pairs = [(m.left, m.right) for m in merge_tree.merge_order(finish.subtrees)]
     try:
-        function = await unplaced.create_value(work)
-        parameter = type_checks.function_type(function.type_signature).parameter
-        given = plans.Arguments((before, partials, pairs))
-        argument = await unplaced.create_value(given, parameter)
-        called = await unplaced.create_call(function, argument)
-        return (await called.compute(),)
-    except errors.UnsupportedError:
-        pass  # no graph is made of it; that is noted already
+        tensors = eager.run_kernel(graph, before, partials, pairs)
+        return (graph.to_plain(tensors),)
     except Exception as error:  # noqa: BLE001 (the executors will say what it is)
-        diagnostics.note([diagnostics.Interpreted.of(work.label, error)])
+        work = "the finish of a round"
+        diagnostics.note([diagnostics.WorkInterpreted.of(work, error)])
     return None
 
 

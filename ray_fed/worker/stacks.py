@@ -1,41 +1,32 @@
-"""Where executors meet: the stacks that ray_fed builds, drawn.
+"""Where executors meet: the stacks that ray_fed builds, and strategies in a process.
 
     device_stack                    local_stack
 
-    DeviceStack (resolves names)    FederatedStack (resolves names)
+    DeviceStack (resolves names)    ReferenceResolvingExecutor
     SequenceExecutor                FederatingExecutor --- LocalStrategy
-    EagerTFExecutor                 device_stack           device_stack, one a thread
+    EagerTFExecutor                 device_stack           device_stack, one per thread
+
+
+Work on a contiguous chunk of clients is one set of functions, which an actor calls,
+too: so a client's arithmetic, its order and its errors do not depend on where it runs.
 
 TensorFlow is imported inside of functions: a coordinator imports this module, but
 never loads TensorFlow.
-
-Work on a contiguous chunk of clients over one executor, the same everywhere.
-
-A local strategy calls these functions in its process, an actor calls them in its own:
-so a client's arithmetic, its order and its errors do not depend on where it runs.
-
-Clients on executors of this process, usually one a thread.
-
-Clients of one device: by the four verbs, or folded by one graph.
 """
 
 import asyncio
 import contextlib
-import dataclasses
-import functools
 import itertools
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
-import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
-import ray_fed.worker.client_fold as client_fold
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.loops import gather_by_index
 from ray_fed.executors.references import ReferenceResolvingExecutor
@@ -44,13 +35,10 @@ from ray_fed.executors.threads import ThreadDelegatingExecutor
 from ray_fed.language import structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
-from ray_fed.plan import diagnostics, merge_tree, random_keys
-from ray_fed.plan.outcomes import Evaluated
+from ray_fed.plan import merge_tree, random_keys
 from ray_fed.values import read_limits, stored
-from ray_fed.values.stored import ArgumentPart, ClientValues
-from ray_fed.worker.client_fold import select
 from ray_fed.worker.device_stack import DeviceStack, ThreadedStack
-from ray_fed.worker.merging import fetch, merge_plain
+from ray_fed.worker.merging import merge_plain
 
 ExecutorValue = fl.framework.ExecutorValue
 
@@ -203,7 +191,7 @@ async def _let_end() -> None:
     An executor may answer without waiting, and so without letting its loop cancel.
 
     Raises:
-        ClusterError: nobody waits for this work; see `read_limits.checked`.
+        ClusterError: nobody waits for this work; see `read_limits.limited`.
     """
     read_limits.check()
     await asyncio.sleep(0)
@@ -217,9 +205,9 @@ def describe_failure(
     frames = [i for i, line in enumerate(lines) if line.startswith('File "')]
     if frames:
         lines = lines[frames[-1] + 2 :]  # a frame has a second line, which may be empty
-    told = [line for line in lines if set(line) - _MARKERS]
-    told = [line for line in told if not line.startswith(_BOILERPLATE)]
-    summary = _TAGS.sub("", " ".join(told[:_MESSAGE_LINES])) or "no message"
+    meaningful = [line for line in lines if set(line) - _MARKERS]
+    meaningful = [line for line in meaningful if not line.startswith(_BOILERPLATE)]
+    summary = _TAGS.sub("", " ".join(meaningful[:_MESSAGE_LINES])) or "no message"
     origin = error_texts.origin_of(error) or "a computation"
     said = _OWN_ASSERTION.fullmatch(summary)
     kind = errors.ComputationError
@@ -293,7 +281,9 @@ class LocalStrategy(FederatingStrategy):
         self._leaves = merge_tree.cut_leaves(self.num_clients, clients_per_leaf)
 
     @override
-    async def place(self, value: Any, type_spec: fl.FederatedType) -> Placed:
+    async def place(self, value: Any, type_spec: fl.FederatedType) -> Any:
+        if type_spec.placement == fl.SERVER:
+            return value
         member = type_spec.member
         if type_spec.all_equal:
             if not isinstance(value, ExecutorValue):
@@ -302,7 +292,11 @@ class LocalStrategy(FederatingStrategy):
                 )
             return LocalPlaced(member, lambda: self._embed_all_equal(value, member))
         stored.check_cardinality(value, type_spec, self.num_clients)
-        members = plain_values.to_plain(value, type_spec, "a value placed at clients")
+        members: Any = value  # of datasets: read as far as the work goes
+        if not (isinstance(value, list) and all(map(plain_values.is_dataset, value))):
+            members = plain_values.to_plain(
+                value, type_spec, "a value placed at clients"
+            )
 
         async def embed() -> list[list[ExecutorValue]]:
             return await gather_by_index(
@@ -357,6 +351,7 @@ class LocalStrategy(FederatingStrategy):
         placed = type_checks.narrow(arg, LocalPlaced, "LocalStrategy")
         groups = await placed.groups()
         zero_type = zero.type_signature
+        # Plain, as each leaf begins at zero on a target of its own.
         zero_plain = plain_values.to_plain(await zero.compute(), zero_type, "zero")
 
         async def reduce_group(index: int) -> list[Plain]:
@@ -380,6 +375,7 @@ class LocalStrategy(FederatingStrategy):
         reduced = await gather_by_index(
             reduce_group(index) for index in range(len(self._groups))
         )
+        # Without clients there is no leaf, and the result is zero.
         partials = [partial for group in reduced for partial in group] or [zero_plain]
         return await merge_plain(self._unplaced, partials, merge)
 
@@ -458,27 +454,17 @@ def threaded_stacks(
     return stacks
 
 
-class FederatedStack(ReferenceResolvingExecutor):
-    """Runs any computation over a strategy.
+def federated_stack(
+    strategy_factory: Callable[[FederatingExecutor], FederatingStrategy],
+    unplaced: flf.Executor,
+) -> ReferenceResolvingExecutor:
+    """Return a stack that runs any computation over a strategy.
 
     Args:
         strategy_factory: see `FederatingExecutor`.
         unplaced: runs what is not placed; owned.
     """
-
-    def __init__(
-        self,
-        strategy_factory: Callable[[FederatingExecutor], FederatingStrategy],
-        unplaced: flf.Executor,
-    ) -> None:
-        self._federating = FederatingExecutor(strategy_factory, unplaced)
-        super().__init__(self._federating)
-
-    async def fold(
-        self, subround: Any, arg: Plain = None
-    ) -> Evaluated | plans.NoKernel:
-        """Fold clients: see `FederatingExecutor.fold`."""
-        return await self._federating.fold(subround, arg)
+    return ReferenceResolvingExecutor(FederatingExecutor(strategy_factory, unplaced))
 
 
 def local_stack(
@@ -486,7 +472,7 @@ def local_stack(
     targets: Sequence[flf.Executor],
     unplaced: flf.Executor,
     clients_per_leaf: int | None = None,
-) -> FederatedStack:
+) -> ReferenceResolvingExecutor:
     """Return a stack over executors of this process.
 
     Args:
@@ -498,7 +484,7 @@ def local_stack(
     cut = merge_tree.cut_leaves(num_clients, clients_per_leaf)
     runs = merge_tree.cut_runs(len(cut), len(targets))
     groups = [range(cut[run.start].start, cut[run.stop - 1].stop) for run in runs]
-    return FederatedStack(
+    return federated_stack(
         lambda executor: LocalStrategy(
             executor.unplaced, targets[: len(groups)], groups, clients_per_leaf
         ),
@@ -507,12 +493,16 @@ def local_stack(
 
 
 class _DebuggingFactory(flf.ExecutorFactory):
-    """Builds one debugging stack for each set of cardinalities, and owns it."""
+    """Builds one debugging stack for each set of cardinalities.
+
+    All of them share its threads: those of the largest cohort, and one for the server.
+    """
 
     def __init__(self, num_clients: int | None, clients_per_thread: int) -> None:
         self._num_clients = num_clients
         self._clients_per_thread = clients_per_thread
         self._executors: dict[tuple[tuple[str, int], ...], flf.Executor] = {}
+        self._leaves: list[flf.Executor] = []  # the server's first
 
     @override
     def create_executor(self, cardinalities: Any) -> flf.Executor:
@@ -533,30 +523,33 @@ class _DebuggingFactory(flf.ExecutorFactory):
             range(start, min(start + self._clients_per_thread, num_clients or 0))
             for start in range(0, num_clients or 0, self._clients_per_thread)
         ]
-        targets = [_debugging_leaf(index) for index in range(len(groups))]
+        names = ["server", *map(str, range(len(groups)))]
+        for name in names[len(self._leaves) :]:
+            self._leaves.append(_debugging_leaf(name))
+        unplaced, *targets = self._leaves[: len(names)]
         federating = FederatingExecutor(
-            lambda executor: LocalStrategy(executor.unplaced, targets, groups),
-            _debugging_leaf(len(groups)),
+            lambda executor: LocalStrategy(executor.unplaced, targets, groups), unplaced
         )
         return ReferenceResolvingExecutor(federating)
 
     @override
     def clean_up_executor(self, cardinalities: Any) -> None:
-        """Close the stack for the cardinalities, if there is one."""
-        executor = self._executors.pop(_key(cardinalities), None)
-        if executor is not None:
-            executor.close()
+        """Drop the stack for the cardinalities; with the last one, the threads end."""
+        self._executors.pop(_key(cardinalities), None)
+        if not self._executors:
+            while self._leaves:
+                self._leaves.pop().close()
 
 
 def _key(cardinalities: Any) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((placement.uri, n) for placement, n in cardinalities.items()))
 
 
-def _debugging_leaf(index: int) -> flf.Executor:
+def _debugging_leaf(name: str) -> flf.Executor:
     from ray_fed.executors.eager_tf import EagerTFExecutor
 
     leaf = EagerTFExecutor.of_written_graphs()
-    return ThreadDelegatingExecutor(leaf, f"ray_fed debugging {index}")
+    return ThreadDelegatingExecutor(leaf, f"ray_fed debugging {name}")
 
 
 def thread_debugging_executor_factory(
@@ -586,79 +579,11 @@ def thread_debugging_executor_factory(
     return _DebuggingFactory(num_clients, clients_per_thread)
 
 
-class DeviceStrategy(LocalStrategy):
-    """Runs all clients on the stack of one device.
-
-    Args:
-        stack: of the device; runs everything that is not placed, too.
-        num_clients: size of the cohort.
-        clients_per_leaf: see `merge_tree.cut_leaves`.
-    """
-
-    def __init__(
-        self, stack: DeviceStack, num_clients: int, clients_per_leaf: int | None
-    ) -> None:
-        super().__init__(stack, [stack], [range(num_clients)], clients_per_leaf)
-        self._stack = stack
-
-    @override
-    async def fold(
-        self, subround: plans.Subround, arg: Plain = None
-    ) -> Evaluated | plans.NoKernel:
-        kernel = cast("plans.Kernel", subround.kernel)
-        handed: Sequence[ClientValues] = ()
-        if kernel.first is not None:
-            first = dataclasses.replace(subround, kernel=kernel.first, merge=None)
-            ran = await self.fold(first, arg)
-            if isinstance(ran, plans.NoKernel):
-                return ran
-            handed = cast("Sequence[ClientValues]", ran.values)
-        inputs = await self._compute_shared(subround, kernel, arg)
-        data: list[ClientValues] = [_part(arg, path) for path in kernel.data]
-        data += handed
-        constants = inputs[kernel.num_aggregations :]
-        for selection in kernel.selections:
-            place = selection.keys
-            keys = handed[place] if isinstance(place, int) else _part(arg, place)
-            selected = await select(self._stack, selection, constants, keys)
-            if isinstance(selected, plans.NoKernel):
-                return selected
-            data.append(selected)
-        return await client_fold.fold(self._stack, subround, inputs, data)
-
-    async def _compute_shared(
-        self, subround: plans.Subround, kernel: plans.Kernel, arg: Plain
-    ) -> Sequence[Plain]:
-        """Return zeros and constants: plain, or tensors in tuples."""
-        given = tuple(_part(arg, path) for path in kernel.parts)
-        work = plans.ServerWork(kernel.server)
-        graph = await self._stack.embed_fused(work)
-        if not isinstance(graph, plans.NoKernel):
-            try:
-                found = await self._stack.call_fused(graph, [given])
-            except Exception as error:  # noqa: BLE001 (the executors say what it is)
-                diagnostics.note([diagnostics.Interpreted.of(work.label, error)])
-            else:
-                return graph.reference.nest(iter(found.reference))
-        size = len(subround.leaves[0])
-        stack = federated_stack(self._stack, size, subround.clients_per_leaf)
-        function = await stack.create_value(self._stack.parse(kernel.server))
-        parameter = cast("fl.FunctionType", function.type_signature).parameter
-        argument = None
-        if parameter is not None:
-            argument = await stack.create_value(given, parameter)
-        called = await stack.create_call(function, argument)
-        return cast("Sequence[Plain]", await fetch(called.reference.reference))
-
-
-def federated_stack(
-    stack: DeviceStack, num_clients: int, clients_per_leaf: int | None
-) -> FederatedStack:
-    """Return a stack that runs any computation on one device."""
-    return FederatedStack(
-        lambda _: DeviceStrategy(stack, num_clients, clients_per_leaf), stack
+def device_federated_stack(
+    device: DeviceStack, num_clients: int, clients_per_leaf: int | None
+) -> ReferenceResolvingExecutor:
+    """Return a stack that runs any computation, and all clients, on one device."""
+    groups = [range(num_clients)]
+    return federated_stack(
+        lambda _: LocalStrategy(device, [device], groups, clients_per_leaf), device
     )
-
-
-def _part(arg: Plain, path: plans.Path) -> ArgumentPart:
-    return functools.reduce(lambda part, index: part[index], path, arg)

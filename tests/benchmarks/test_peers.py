@@ -5,7 +5,6 @@ import os
 import pathlib
 import select
 import signal
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -16,8 +15,7 @@ import pytest
 
 from benchmarks import rounds, workloads
 from benchmarks.peers import __main__ as command
-from benchmarks.peers import environments, variants
-from benchmarks.peers.environments import Environment, EnvironmentFailure
+from benchmarks.peers import variants
 from benchmarks.peers.processes import PeerFailure, PeerProcess
 
 SERVES = """
@@ -141,21 +139,6 @@ def test_the_fastest_setting_takes_part_and_the_others_end(start: Any) -> None:
         assert not pathlib.Path(f"/proc/{started[name].pid}").exists()
 
 
-def test_a_setting_far_slower_than_another_is_given_up(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "_PATIENCE_S", 0.5)
-    settings: dict[str, dict[str, int]] = {"fast": {}, "endless": {"ms": 100_000}}
-
-    setting, process, tried = command.choose_fastest(
-        list(settings), lambda name: start(**settings[name])
-    )
-
-    assert setting == "fast"
-    assert "no answer within 0.5" in str(tried["endless"])
-    assert process.limit_s == 60.0
-
-
 def test_a_peer_that_no_setting_runs_fails_with_its_last_line(start: Any) -> None:
     with pytest.raises(PeerFailure, match=r"^ValueError: no such thing$"):
         command.choose_fastest(["a", "b"], lambda _: start(fails=1))
@@ -203,83 +186,6 @@ def test_figures_are_medians_and_ratios_to_the_peer() -> None:
 )
 def test_weights_agree_up_to_rounding(found: Any, same: bool) -> None:
     assert rounds.agree(found, [np.ones(3)]) == same
-
-
-HERE = ".".join(map(str, sys.version_info[:2]))
-
-
-def test_an_interpreter_of_the_first_version_there_is_serves() -> None:
-    found = environments.find_python(("2.0", HERE, "2.1"), ())
-
-    probe = "import sys; print('%d.%d' % sys.version_info[:2])"
-    told = subprocess.run(
-        [found, "-c", probe], capture_output=True, text=True, check=True
-    )
-    assert told.stdout.strip() == HERE
-
-
-def test_without_an_interpreter_the_versions_are_named() -> None:
-    with pytest.raises(EnvironmentFailure, match=r"Python 2\.0 or 2\.1, found none"):
-        environments.find_python(("2.0", "2.1"), ("/no/such/python",))
-
-
-def test_an_environment_is_made_once_and_again_when_its_needs_change(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[list[str]] = []
-
-    def note(given: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        ran.append(given)
-        if "venv" in given:
-            pathlib.Path(given[-1]).mkdir(exist_ok=True)
-            (pathlib.Path(given[-1]) / "pyvenv.cfg").touch()
-        return subprocess.CompletedProcess(given, 0, HERE, "")
-
-    monkeypatch.setattr(environments.subprocess, "run", note)
-    monkeypatch.setenv("PATH", "")
-
-    first = Environment("peer", (HERE,), ("one",), ("alone",))
-    python = environments.prepare(first, tmp_path, ())
-    again = environments.prepare(first, tmp_path, ())
-    installs = [line[line.index("install") + 2 :] for line in ran if "install" in line]
-    environments.prepare(Environment("peer", (HERE,), ("two",)), tmp_path, ())
-
-    assert python == again == tmp_path / "peer" / "bin" / "python"
-    assert installs == [["one"], ["--no-deps", "alone"]]
-    assert ran[-1][-1] == "two"
-
-
-def test_what_does_not_install_is_named_by_its_last_line(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(given: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        if "install" in given:
-            return subprocess.CompletedProcess(given, 1, "", "noise\nERROR: gone\n\n")
-        return subprocess.CompletedProcess(given, 0, HERE, "")
-
-    monkeypatch.setattr(environments.subprocess, "run", fail)
-
-    with pytest.raises(EnvironmentFailure, match=r"^ERROR: gone$"):
-        environments.prepare(Environment("peer", (HERE,), ("x",)), tmp_path, ())
-
-
-def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "peer").mkdir()
-    (tmp_path / "peer" / "thesis.txt").write_text("years of work")
-
-    with pytest.raises(EnvironmentFailure, match="choose another --cache"):
-        environments.prepare(Environment("peer", (HERE,), ()), tmp_path, ())
-
-    assert (tmp_path / "peer" / "thesis.txt").read_text() == "years of work"
-
-
-@pytest.mark.parametrize(
-    ("text", "last"),
-    [("a\nb\n", "b"), ("a\n \n", "a"), ("", "it said nothing")],
-    ids=["last", "empty lines", "nothing"],
-)
-def test_last_line(text: str, last: str) -> None:
-    assert environments.last_line(text) == last
 
 
 def test_every_peer_has_a_module_and_settings_of_one_shape() -> None:

@@ -4,6 +4,7 @@
 
 import asyncio
 import concurrent.futures
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import ray
 import ray.exceptions
 
-from ray_fed.cluster.actors.leaf_worker import LeafWorker
-from ray_fed.cluster.task.connection import LostWorkerError, Worker
+from ray_fed.cluster.ray_strategy import LostWorkerError, Worker
+from ray_fed.cluster.worker_actor import LeafWorker
+from ray_fed.plan.fingerprint import Versions, WorkerDescription
 
 
 class _Method:
@@ -37,7 +39,8 @@ class FakeHandle:
 
     def __init__(self) -> None:
         self._actor = LeafWorker(1, 0.0, 2**20)
-        self._actor.load_now()
+        self._actor._loading.result()
+        self._actor._describe = functools.lru_cache(self._describe)
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self.calls: list[str] = []
         self.dies_at: str | None = None
@@ -58,6 +61,10 @@ class FakeHandle:
         result = getattr(self._actor, name)(*args)
         self.calls.append(name)
         return result
+
+    def _describe(self) -> WorkerDescription:
+        prints = self._actor._fingerprint
+        return WorkerDescription(1, "10.0.0.1", "node", Versions.read(), prints)
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -83,7 +90,7 @@ class FakeSource:
         if loss is not None and len(self.handles) == self.max_workers:
             raise loss
         self.handles.append(FakeHandle())
-        worker = Worker(self.handles[-1], self._name, self._name, "10.0.0.1")
+        worker = Worker(self.handles[-1], f"{self._name}/1", self._name)
         await worker.call("begin")
         return worker
 

@@ -19,7 +19,6 @@ from ray import _raylet as ray_raylet
 from ray._private import state as ray_state
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
-from ray.experimental import internal_kv
 
 import ray_fed
 from ray_fed import tensorflow as rtf
@@ -49,18 +48,21 @@ def data() -> list[Any]:
 
 
 def requested() -> int:
-    """How many bundles are asked of an autoscaler."""
-    noted = cast("Any", internal_kv)._internal_kv_get(b"autoscaler_resource_request")
-    return len(json.loads(noted)) if noted else 0
+    """How many workers wait at Ray for room, which is what an autoscaler adds."""
+    return sum(worker["State"] not in {"ALIVE", "DEAD"} for worker in workers())
+
+
+def workers() -> list[dict[str, Any]]:
+    actors: Any = cast("Any", ray_state).actors().values()
+    return [actor for actor in actors if actor["ActorClassName"] == "LeafWorker"]
 
 
 def live_workers() -> dict[int, str]:
     """The node of each worker, by its process."""
-    actors: Any = cast("Any", ray_state).actors().values()
     return {
-        actor["Pid"]: actor["Address"]["NodeID"]
-        for actor in actors
-        if actor["ActorClassName"] == "LeafWorker" and actor["State"] == "ALIVE"
+        worker["Pid"]: worker["Address"]["NodeID"]
+        for worker in workers()
+        if worker["State"] == "ALIVE"
     }
 
 
@@ -118,6 +120,13 @@ class Story:
             reached = holds(used, num_subrounds)
         self.told[name] = {"reached": reached, "bits": sorted(bits)}
 
+    def await_requested(self, count: int, name: str) -> None:
+        """Wait until so many workers wait for room; tell how many did in the end."""
+        ends = time.monotonic() + PATIENCE_S
+        while requested() != count and time.monotonic() < ends:
+            time.sleep(0.2)
+        self.told[f"requested with {name}"] = requested()
+
     def end(self) -> None:
         if self.context is not None:
             self.context.close()
@@ -135,15 +144,15 @@ def come_and_go() -> None:
     first = story.add_node()
     story.connect()
     story.run_until(lambda used, n: (used, n) == ({first.node_id}, 1), "one node")
-    story.told["requested with one node"] = requested()
+    story.await_requested(2, "one node")
     second = story.add_node()
     story.run_until(lambda used, n: second.node_id in used and n == 2, "second node")
     third = story.add_node()
     story.run_until(lambda used, n: third.node_id in used and n == 3, "third node")
-    story.told["requested with three nodes"] = requested()
+    story.await_requested(0, "three nodes")
     story.cluster.remove_node(third, allow_graceful=False)
     story.run_until(lambda used, n: third.node_id not in used and n == 2, "third lost")
-    story.told["requested with two nodes"] = requested()
+    story.await_requested(1, "two nodes")
     drain(story.cluster.address, second)
     story.run_until(lambda used, n: (used, n) == ({first.node_id}, 1), "second drains")
     drain(story.cluster.address, first)
@@ -155,6 +164,7 @@ def come_and_go() -> None:
         story.told["error"] = str(error)
     story.told["error after"] = time.monotonic() - begun
     fourth = story.add_node()
+    story.await_requested(2, "fourth node")  # one has a process: no round waits for it
     story.run_until(lambda used, _: used == {fourth.node_id}, "fourth node")
     story.end()
 

@@ -84,7 +84,21 @@ def leave_during(name: str, work: Callable[[], object]) -> str:
     return outcome(work)
 
 
+def count_starts() -> list[None]:
+    """Return a list that has an element for each Ray that is started from now on."""
+    started: list[None] = []
+    init: Any = ray.init
+
+    def counted(*args: Any, **options: Any) -> Any:
+        started.append(None)
+        return init(*args, **options)
+
+    setattr(ray, "init", counted)  # noqa: B010
+    return started
+
+
 def main() -> dict[str, Any]:
+    started = count_starts()
     start_ray()
     clients = read_clients(make_dataset())
     factory = framework.RayExecutorFactory(CONFIG)
@@ -108,6 +122,7 @@ def main() -> dict[str, Any]:
     told["clients used"] = outcome(lambda: total(clients))
     told["mean"] = float(mean(VALUES))
     ray_fed.shutdown()
+    told["starts"] = len(started)
     return told
 
 

@@ -54,15 +54,16 @@ def test_rounds_follow_the_nodes_and_bits_do_not(
     assert len(told["bits"]) == 1
 
 
-def test_what_is_missing_is_asked_of_an_autoscaler_and_withdrawn(
+def test_what_is_missing_waits_where_an_autoscaler_sees_it(
     come_and_go: dict[str, Any],
 ) -> None:
     asked = {name: n for name, n in come_and_go.items() if name.startswith("requested")}
 
     assert asked == {
-        "requested with one node": 3,
+        "requested with one node": 2,
         "requested with three nodes": 0,
-        "requested with two nodes": 3,
+        "requested with two nodes": 1,
+        "requested with fourth node": 2,
         "requested at the end": 0,
     }
 

@@ -35,6 +35,7 @@ def test_work_on_a_ray_that_was_left_says_so(told: Any, name: str) -> None:
 def test_what_was_left_closes_in_silence_and_starts_no_ray(told: Any) -> None:
     assert told["close"] == "None"
     assert told["Ray runs"] is False
+    assert told["starts"] == 3  # the two of the user, and the context's own
 
 
 def test_context_of_its_own_ray_says_so_and_works_afterwards(told: Any) -> None:

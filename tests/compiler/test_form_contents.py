@@ -102,6 +102,16 @@ def test_the_list_of_aggregations_is_whole() -> None:
     assert known <= AGGREGATIONS.keys()
 
 
+def ended_by(finish: Callable[..., Any], uri: str) -> Any:
+    """Return what comes after the merge, with an aggregation of its own."""
+
+    @federated_computation(AT_CLIENTS, AT_SERVER)
+    def after_merge(clients: Any, merged: Any) -> Any:
+        return finish(clients, AGGREGATIONS[uri](clients), merged)
+
+    return after_merge
+
+
 @pytest.mark.parametrize("uri", AGGREGATIONS)
 class TestAggregations:
     def test_may_stand_in_up_to_merge(self, uri: str) -> None:
@@ -152,32 +162,17 @@ class TestAggregations:
         ):
             form(merge=merge)
 
-    @pytest.mark.parametrize(
-        "finish",
-        [
-            pytest.param(lambda _x, total, _m: total, id="at the server"),
-            pytest.param(lambda x, total, _m: (x, total), id="beside clients"),
-            pytest.param(
-                lambda x, total, _m: fl.federated_zip(
-                    (x, fl.federated_broadcast(total))
-                ),
-                id="sent to clients",
-            ),
-            pytest.param(lambda _x, _total, m: m, id="for nothing"),
-        ],
-    )
-    def test_may_not_stand_in_after_merge(
-        self, uri: str, finish: Callable[..., Any]
-    ) -> None:
-        @federated_computation(AT_CLIENTS, AT_SERVER)
-        def after_merge(clients: Any, merged: Any) -> Any:
-            return finish(clients, AGGREGATIONS[uri](clients), merged)
+    def test_may_not_stand_in_after_merge(self, uri: str) -> None:
+        finishes: list[Callable[..., Any]] = [
+            lambda x, total, _: fl.federated_zip((x, fl.federated_broadcast(total))),
+            lambda _x, _total, merged: merged,  # for nothing
+        ]
+        told = f"no aggregation in `after_merge`, .*, found the intrinsic `{uri}`"
 
-        with pytest.raises(
-            errors.CompileError,
-            match=f"no aggregation in `after_merge`, .*, found the intrinsic `{uri}`",
-        ):
-            form(after_merge=after_merge)
+        for finish in finishes:
+            after_merge = ended_by(finish, uri)
+            with pytest.raises(errors.CompileError, match=told):
+                form(after_merge=after_merge)
 
 
 AT_HAND: dict[str, Callable[[Any, Any], Any]] = {

@@ -203,7 +203,7 @@ TOO_MUCH = (
 )
 
 
-def _fuse(comp: Any) -> plans.Kernel | plans.NoKernel:
+def _fuse(comp: Any) -> plans.Kernel | plans.Fallback:
     return fuse(compile_to_mergeable_comp_form(comp).up_to_merge)
 
 
@@ -364,10 +364,10 @@ def test_work_without_an_argument_has_constants_alone() -> None:
     ids=["sequence intrinsic", "sequence for all", "much to hand on", "no aggregation"],
 )
 def test_what_is_not_fused_says_why(comp: Any, reason: str) -> None:
-    assert _fuse(comp) == plans.NoKernel(reason)
+    assert _fuse(comp) == plans.Fallback(reason)
 
 
 def test_form_that_nobody_compiled_is_not_fused() -> None:
     by_hand: Any = with_a_report
 
-    assert fuse(by_hand) == plans.NoKernel("not of the form that the compiler writes")
+    assert fuse(by_hand) == plans.Fallback("not of the form that the compiler writes")

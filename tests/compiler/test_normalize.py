@@ -1,7 +1,5 @@
 """Symbolic evaluation: lambdas applied, names resolved, calls in order."""
 
-from typing import Any
-
 import federated_language as fl
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ Block = flf.ComputationBuildingBlock
 
 INT = fl.TensorType(np.int32)
 PAIR = fl.StructType([INT, INT])
-AT_CLIENTS = fl.FederatedType(INT, fl.CLIENTS)
 ONE = flf.Literal(1, INT)
 TWO = flf.Literal(2, INT)
 X = flf.Reference("x", INT)
@@ -28,62 +25,6 @@ def _plus(left: Block, right: Block) -> flf.Call:
 def _print(graph: CallGraph) -> str:
     calls = [f"{name}={call.compact_representation()}" for name, call in graph.calls]
     return "; ".join([*calls, graph.result.compact_representation()])
-
-
-@pytest.mark.parametrize(
-    ("block", "expected"),
-    [
-        pytest.param(flf.Lambda("x", INT, X), "argument", id="identity"),
-        pytest.param(flf.Lambda(None, None, ONE), "1", id="constant"),
-        pytest.param(
-            flf.Lambda("x", INT, _plus(X, ONE)),
-            "v0=generic_plus(<argument,1>); v0",
-            id="call",
-        ),
-        pytest.param(
-            flf.Lambda("x", INT, _plus(_plus(X, ONE), TWO)),
-            "v0=generic_plus(<argument,1>); v1=generic_plus(<v0,2>); v1",
-            id="nested calls, the inner first",
-        ),
-        pytest.param(
-            flf.Lambda(
-                "x", INT, flf.Block([("y", _plus(X, ONE))], flf.Reference("y", INT))
-            ),
-            "v0=generic_plus(<argument,1>); v0",
-            id="local",
-        ),
-        pytest.param(
-            flf.Lambda(
-                "x", INT, flf.Call(flf.Lambda("y", INT, flf.Reference("y", INT)), X)
-            ),
-            "argument",
-            id="lambda is applied",
-        ),
-        pytest.param(
-            flf.Lambda("x", PAIR, flf.Selection(flf.Reference("x", PAIR), index=1)),
-            "argument[1]",
-            id="selection from the argument",
-        ),
-        pytest.param(
-            flf.Lambda("x", INT, flf.Selection(flf.Struct([ONE, X]), index=1)),
-            "argument",
-            id="selection from a struct",
-        ),
-        pytest.param(
-            flf.Lambda("x", INT, flf.Struct([("a", X), ("b", _plus(X, X))])),
-            "v0=generic_plus(<argument,argument>); <a=argument,b=v0>",
-            id="names of a struct are kept",
-        ),
-        pytest.param(flf.Lambda("x", INT, flf.Struct([])), "<>", id="empty struct"),
-        pytest.param(
-            flf.Intrinsic(flf.GENERIC_PLUS.uri, fl.FunctionType(PAIR, INT)),
-            "v0=generic_plus(argument); v0",
-            id="intrinsic alone",
-        ),
-    ],
-)
-def test_function_becomes_calls_and_a_result(block: Block, expected: str) -> None:
-    assert _print(normalize(block)) == expected
 
 
 def test_local_that_is_used_twice_is_called_once() -> None:
@@ -134,51 +75,6 @@ def test_lambda_does_not_see_a_later_local_of_the_same_name() -> None:
     )
 
     assert _print(normalize(block)) == "1"
-
-
-def _map_at_clients(function: Block, argument: Block) -> flf.Call:
-    return flf.create_federated_map(function, argument)
-
-
-def test_lambda_given_to_an_intrinsic_keeps_its_calls() -> None:
-    increment = flf.Lambda("y", INT, _plus(flf.Reference("y", INT), ONE))
-    block = flf.Lambda(
-        "x", AT_CLIENTS, _map_at_clients(increment, flf.Reference("x", AT_CLIENTS))
-    )
-
-    assert _print(normalize(block)) == (
-        "v2=federated_map(<(v0 -> (let v1=generic_plus(<v0,1>) in v1)),argument>); v2"
-    )
-
-
-def test_lambda_given_to_an_intrinsic_may_capture_outer_calls() -> None:
-    add = flf.Lambda("y", INT, _plus(flf.Reference("y", INT), flf.Reference("k", INT)))
-    mapped = _map_at_clients(add, flf.Reference("x", AT_CLIENTS))
-    block = flf.Lambda("x", AT_CLIENTS, flf.Block([("k", _plus(ONE, TWO))], mapped))
-
-    assert _print(normalize(block)) == (
-        "v0=generic_plus(<1,2>);"
-        " v3=federated_map(<(v1 -> (let v2=generic_plus(<v1,v0>) in v2)),argument>);"
-        " v3"
-    )
-
-
-def test_function_in_the_result_stays_a_lambda() -> None:
-    block = flf.Lambda("x", INT, flf.Lambda("y", INT, X))
-
-    assert _print(normalize(block)) == "(v0 -> argument)"
-
-
-def test_python_container_of_the_result_is_kept() -> None:
-    block = flf.Lambda("x", INT, flf.Struct([("a", X)], dict))
-
-    result: Any = normalize(block).result.type_signature
-
-    assert result.python_container is dict
-
-
-def test_argument_is_named_only_where_there_is_one() -> None:
-    assert normalize(flf.Lambda(None, None, ONE)).parameter is None
 
 
 def test_computation_that_is_no_function_is_refused() -> None:

@@ -100,7 +100,7 @@ result = train(make_model(Scaled()), clients)
 result = train(make_model(), [*clients[:2], make_client(5, columns=3)])
 """,
     "another dtype": """
-wrong = [{"x": clients[0][0]["x"].astype(np.float64), "y": clients[0][0]["y"]}]
+wrong = [{"x": clients[0][0]["x"].astype(np.complex64), "y": clients[0][0]["y"]}]
 result = train(make_model(), [*clients[:2], wrong])
 """,
     "an evaluation": """

@@ -28,25 +28,17 @@ INTERPRETED = {"kernels": {"enabled": False}}
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "kernels in subrounds": IN_SUBROUNDS,
-    "kernels": AT_ONCE,
     "vectorised kernels": AT_ONCE | {"kernels": {"vectorised_clients": 2}},
     "compiled kernels": AT_ONCE | {"kernels": {"jit": "on"}},
     "interpreter in subrounds": IN_SUBROUNDS | INTERPRETED,
-    "interpreter": AT_ONCE | INTERPRETED,
     "debugging": {"debug": True},
 }
 
-IN_FULL = {
-    ("kernels in subrounds", 0),
-    ("kernels in subrounds", 1),
-    ("kernels in subrounds", 4),
-    ("vectorised kernels", 4),
-    ("compiled kernels", 4),
-}
-"""Ways and numbers of clients that run every case; the others run `A_FEW`.
+IN_FULL = {("kernels in subrounds", 4)}
+"""The way and number of clients that run every case; the others run `A_FEW`.
 
-The first is what users have. What may be vectorised, or compiled by XLA, is decided
-case by case; the other ways are made of parts that the stacks of executors have too.
+It is what users have. `worker/test_shaped_leaves` has what is vectorised and compiled;
+the other ways are made of parts that the stacks of executors have too.
 """
 
 BY_DEFAULT = {
@@ -56,8 +48,8 @@ BY_DEFAULT = {
 }
 """Ways and numbers of clients on threads; the slow tests have the others."""
 
-BY_DEFAULT_ON_RAY = {("kernels in subrounds", 4)}
-"""The same on Ray, and what runs every case there: workers run the code of threads."""
+BY_DEFAULT_ON_RAY = {("kernels in subrounds", 4), ("kernels in subrounds", 0)}
+"""The same on Ray, which runs `A_FEW`: workers run the code of threads."""
 
 INTERPRETED_FOR = {
     "`ray_fed_check_maximum` at clients",
@@ -96,7 +88,7 @@ def cases(
             marks=[pytest.mark.slow] * ((way, num_clients) not in by_default),
         )
         for way in ways
-        for num_clients in (0, 1, 4)
+        for num_clients in (0, 4)
         for name in (CASES if (way, num_clients) in in_full else A_FEW)
         if num_clients or not CASES[name].needs_clients
     ]
@@ -134,11 +126,7 @@ def test_computes_what_numpy_says(
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("way", "name", "num_clients"),
-    cases(
-        ["kernels in subrounds", "interpreter in subrounds"],
-        BY_DEFAULT_ON_RAY,
-        BY_DEFAULT_ON_RAY,
-    ),
+    cases(["kernels in subrounds"], BY_DEFAULT_ON_RAY, set()),
 )
 def test_computes_what_numpy_says_on_ray(
     ray_contexts: ContextFactory, way: str, name: str, num_clients: int

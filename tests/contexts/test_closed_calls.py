@@ -73,10 +73,10 @@ SETTINGS = [
     pytest.param({"backend": "local"}, id="local"),
     pytest.param({"backend": "local", "kernels": {"enabled": False}}, id="interpreted"),
     pytest.param({"backend": "local", "debug": True}, id="debug"),
-    pytest.param(
-        {"backend": "ray"}, id="ray", marks=[pytest.mark.ray, pytest.mark.slow]
-    ),
 ]
+ON_RAY = pytest.param(
+    {"backend": "ray"}, id="ray", marks=[pytest.mark.ray, pytest.mark.slow]
+)
 
 
 @pytest.fixture(params=SETTINGS)
@@ -101,6 +101,7 @@ def close_under(context: ExecutionContext, caller: Caller) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.parametrize("context", [*SETTINGS, ON_RAY], indirect=True)
 @pytest.mark.parametrize("way", ["from a thread", "from a coroutine"])
 def test_call_under_shutdown_is_a_context_state_error(
     context: ExecutionContext, way: str

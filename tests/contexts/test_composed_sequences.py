@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
+import ray_fed.tensorflow.external_data as external_data
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.files import opening
 from ray_fed.program import ClientData
-from ray_fed.tensorflow.external import held_rows
 
 ContextFactory = Callable[..., ExecutionContext]
 
@@ -142,13 +142,13 @@ def test_a_file_is_read_again_once_it_changed(
     monkeypatch.setattr(opening, "_COARSE_S", -1.0)  # as if files were old
     work, clients = run_by(batch, train), write(tmp_path, suffix)
     context, read = local_contexts(workers=1), list[str]()
-    read_if_small = held_rows.read_if_small
+    read_if_small = external_data.read_if_small
 
     def noting(uri: str, type_spec: Any) -> Any:
         read.append(pathlib.Path(uri).stem)
         return read_if_small(uri, type_spec)
 
-    monkeypatch.setattr(held_rows, "read_if_small", noting)
+    monkeypatch.setattr(external_data, "read_if_small", noting)
 
     found = [context.invoke(work, cut).tobytes() for cut in (clients, clients[::-1])]
     (tmp_path / f"9{suffix}").write_bytes((tmp_path / f"1{suffix}").read_bytes())
@@ -225,7 +225,7 @@ def test_files_that_are_too_large_are_read_as_they_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     work, clients = run_by(batch, train), write(tmp_path, ".npz")
-    monkeypatch.setattr(held_rows, "SMALL_BYTES", 100)
+    monkeypatch.setattr(external_data, "SMALL_BYTES", 100)
 
     found, report = invoke(local_contexts, work, clients)
     wanted, _ = invoke(local_contexts, work, clients, enabled=False)

@@ -292,14 +292,6 @@ def test_bits_are_those_of_threads(local_contexts: ContextFactory) -> None:
     )
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_bits_are_those_of_ray(
-    local_contexts: ContextFactory, ray_contexts: ContextFactory
-) -> None:
-    check_bits(local_contexts(debug=True), ray_contexts(workers=2, subrounds=3))
-
-
 def test_ray_is_refused() -> None:
     with pytest.raises(
         errors.ConfigError, match='Expected backend="local" with `debug'

@@ -19,12 +19,11 @@ import tensorflow as tf
 
 import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.driver.direct import RayExecutorFactory
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.language.structs import Struct
 from ray_fed.observability import events
 from ray_fed.plan.random_keys import DrawKey, using
-from ray_fed.tensorflow.kernels.graph_builder import Grafts, Interpreter
+from ray_fed.tensorflow.kernels.graph_builder import GraphBuilder, GraphImporter
 from ray_fed.worker.stacks import thread_debugging_executor_factory
 
 ContextFactory = Callable[..., ExecutionContext]
@@ -64,11 +63,6 @@ def draw_for(x: Any) -> Any:
 @rtf.computation(np.int32, np.float64)
 def put_drawn(x: Any, value: Any) -> Any:
     return put(x, value)
-
-
-@rtf.computation(np.float64, np.float64)
-def draw_beside(x: Any, y: Any) -> Any:
-    return tf.stack([x, y, uniform()])
 
 
 @rtf.computation(np.float64)
@@ -297,14 +291,9 @@ EACH_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 BACKENDS = [
     ("local", True),
     ("local", False),
-    pytest.param(("ray", True), marks=[pytest.mark.ray, pytest.mark.slow]),
-    pytest.param(("ray", False), marks=[pytest.mark.ray, pytest.mark.slow]),
 ]
 """Where work runs, and whether in kernels."""
-IDS = ["local-kernels", "local-interpreter", "ray-kernels", "ray-interpreter"]
-KERNELS = pytest.mark.parametrize(
-    "kernels", [True, False], ids=["kernels", "interpreter"]
-)
+IDS = ["kernels", "builder"]
 
 
 def draws(context: Any, case: Case) -> list[float]:
@@ -361,19 +350,16 @@ def test_draws_depend_on_neither_workers_subrounds_nor_kernels(
 
 @pytest.mark.ray
 @pytest.mark.slow
-@KERNELS
 def test_draws_on_ray_are_those_of_one_process(
-    ray_contexts: ContextFactory, local_contexts: ContextFactory, kernels: bool
+    ray_contexts: ContextFactory, local_contexts: ContextFactory
 ) -> None:
-    settings = {"clients_per_leaf": LEAF, "kernels": {"enabled": kernels}}
-    local = local_contexts(workers=1, **settings)
+    local = local_contexts(workers=1, clients_per_leaf=LEAF)
+    context = ray_contexts(workers=2, subrounds=4, clients_per_leaf=LEAF)
 
-    for subrounds in (1, 4):
-        context = ray_contexts(workers=2, subrounds=subrounds, **settings)
-        for index, case in enumerate(CASES.values()):
-            for other in (context, local):
-                other.resume_at(index)
-            assert draws(context, case) == draws(local, case)
+    for index, case in enumerate(CASES.values()):
+        for other in (context, local):
+            other.resume_at(index)
+        assert draws(context, case) == draws(local, case)
 
 
 class Killer:
@@ -403,11 +389,10 @@ class Killer:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@KERNELS
 def test_retry_draws_what_the_first_attempt_drew(
-    ray_contexts: ContextFactory, local_contexts: ContextFactory, kernels: bool
+    ray_contexts: ContextFactory, local_contexts: ContextFactory
 ) -> None:
-    settings = {"clients_per_leaf": LEAF, "kernels": {"enabled": kernels}}
+    settings = {"clients_per_leaf": LEAF}
     context = ray_contexts(workers=2, subrounds=4, **settings)
     killer = Killer()
     context.subscribe(killer)
@@ -438,15 +423,15 @@ def test_calls_without_names_draw_by_their_place() -> None:
             return await value.compute()
 
     found = values_of(asyncio.run(evaluate()))
-    grafts = Grafts()
-    grafts.use_states(lambda _: tf.zeros([3], tf.int64))
+    importer = GraphImporter()
+    importer.use_states(lambda _: tf.zeros([3], tf.int64))
     with tf.Graph().as_default():
         block = flf.Lambda(None, None, calls_without_names())
-        Interpreter(grafts).call(block, None)
+        GraphBuilder(importer).call(block, None)
     leaf.close()
 
     assert len(set(found)) == len(found) == 5
-    assert len({site.path for site in grafts.sites}) == len(grafts.sites) == 5
+    assert len({site.path for site in importer.sites}) == len(importer.sites) == 5
 
 
 def values_of(value: Any) -> list[float]:
@@ -473,14 +458,3 @@ def test_debugging_stack_draws_distinct_numbers(name: str) -> None:
 
     factory.clean_up_executor({fl.CLIENTS: NUM_CLIENTS})
     factory.clean_up_executor({})
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_stack_on_ray_draws_distinct_numbers(
-    ray_executors: RayExecutorFactory,
-) -> None:
-    context = fl.framework.SyncExecutionContext(ray_executors)
-
-    for case in CASES.values():
-        check_distinct(context, case, NUM_LEAVES_UNCUT)

@@ -122,33 +122,6 @@ def test_seed_decides_the_draws(local_contexts: ContextFactory) -> None:
     assert not set(zero) & set(one)
 
 
-def test_two_places_of_one_computation_draw_differently(
-    local_contexts: ContextFactory,
-) -> None:
-    @fl.federated_computation(fl.FederatedType(np.int32, fl.CLIENTS))
-    def twice(clients: Any) -> Any:
-        del clients
-        return [
-            fl.federated_eval(normal, fl.CLIENTS),
-            fl.federated_eval(normal, fl.CLIENTS),
-        ]
-
-    left, right = local_contexts(workers=1).invoke(twice, [0])
-
-    assert left[0].tobytes() != right[0].tobytes()
-
-
-def test_draws_do_not_depend_on_the_cut(local_contexts: ContextFactory) -> None:
-    comp = at_clients(normal)
-
-    cuts = [
-        draws(local_contexts(workers=workers, subrounds=subrounds), comp, 9)
-        for workers, subrounds in [(1, 1), (2, 5), (3, 2)]
-    ]
-
-    assert cuts[0] == cuts[1] == cuts[2]
-
-
 def test_draws_do_not_depend_on_who_asks_for_a_local_first() -> None:
     executor = local_stack(0, [EagerTFExecutor()], EagerTFExecutor())
     drawn = fl.framework.Reference("drawn", fl.TensorType(np.float32, [4]))
@@ -165,43 +138,6 @@ def test_draws_do_not_depend_on_who_asks_for_a_local_first() -> None:
             return np.asarray(await value.compute()).tobytes()
 
     assert asyncio.run(evaluate(nested)) == asyncio.run(evaluate(asked_by_another))
-
-
-def test_server_work_draws_the_same_again(local_contexts: ContextFactory) -> None:
-    @fl.federated_computation
-    def at_server() -> Any:
-        return fl.federated_eval(normal, fl.SERVER)
-
-    first, second = (
-        local_contexts(workers=1).invoke(at_server).tobytes() for _ in range(2)
-    )
-
-    assert first == second
-
-
-def test_iterations_of_a_loop_differ(local_contexts: ContextFactory) -> None:
-    @rtf.computation
-    def pair() -> Any:
-        drawn = tf.zeros([2])
-        for index in tf.range(2):
-            drawn += tf.one_hot(index, 2) * tf.random.normal([])
-        return drawn
-
-    (drawn,) = local_contexts(workers=1).invoke(at_clients(pair), [0])
-
-    assert drawn[0] != drawn[1]
-
-
-def test_normal_draws_are_normal(local_contexts: ContextFactory) -> None:
-    @rtf.computation
-    def many() -> Any:
-        return tf.random.normal([1000])
-
-    result = local_contexts(workers=1).invoke(at_clients(many), list(range(20)))
-
-    sample = np.concatenate(result)
-    assert abs(sample.mean()) < 0.03
-    assert abs(sample.std() - 1.0) < 0.03
 
 
 @rtf.computation

@@ -14,7 +14,7 @@ import tensorflow as tf
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster import garbage
+from ray_fed.cluster import worker_actor
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.program import ClientData
@@ -75,9 +75,15 @@ def return_all(members: Any) -> Any:
     return fl.federated_map(check, members)
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+EACH_BACKEND = pytest.mark.parametrize(
+    "build", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
+
+
+@pytest.fixture
 def build(request: pytest.FixtureRequest) -> ContextFactory:
-    contexts = request.getfixturevalue(f"{request.param}_contexts")
+    backend = getattr(request, "param", "local")
+    contexts = request.getfixturevalue(f"{backend}_contexts")
 
     def make(**settings: Any) -> ExecutionContext:
         return contexts(**{"workers": 2, "clients_per_leaf": 3, "seed": 5} | settings)
@@ -85,19 +91,16 @@ def build(request: pytest.FixtureRequest) -> ContextFactory:
     return make
 
 
-@pytest.mark.parametrize(
-    "clients",
-    [*(pytest.param(c, marks=pytest.mark.slow) for c in [(4,), (0, 1, 2)]), (3, 5, 11)],
-    ids=str,
-)
+@EACH_BACKEND
 def test_others_have_the_bits_that_they_have_without_a_failure(
-    build: ContextFactory, clients: tuple[int, ...]
+    build: ContextFactory,
 ) -> None:
+    clients = (3, 5, 11)
     expected = build().invoke(draws_of_all, SOUND).copy()
     expected[list(clients)] = 0
 
     for kernels in (True, False):
-        for subrounds in (1, 2, 4):
+        for subrounds in (1, 4):
             context = build(
                 max_dropped_clients=3,
                 subrounds=subrounds,
@@ -125,6 +128,7 @@ def test_client_that_fails_in_a_later_stage_takes_no_part_in_earlier_ones(
     assert list(context.last_report.dropped_clients) == [5]  # pyright: ignore[reportOptionalMemberAccess]
 
 
+@EACH_BACKEND
 def test_one_more_than_allowed_is_the_error_of_its_client(
     build: ContextFactory,
 ) -> None:
@@ -181,18 +185,13 @@ def test_client_whose_data_cannot_be_read_is_dropped(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "kernels",
-    [True, pytest.param(False, marks=pytest.mark.slow)],
-    ids=["kernels", "interpreter"],
-)
 def test_work_that_raised_holds_nothing(
-    ray_contexts: ContextFactory, ray_memory: Any, kernels: bool
+    ray_contexts: ContextFactory, ray_memory: Any
 ) -> None:
     def load(client: int) -> int:
         raise OSError(f"no shard {client}")
 
-    context = ray_contexts(workers=2, kernels={"enabled": kernels})
+    context = ray_contexts(workers=2)
     data = ClientData.from_function(range(3), load, np.int32)
     with pytest.raises(errors.ComputationError, match="no shard"):
         context.invoke(add_up, data)
@@ -204,23 +203,20 @@ def test_work_that_raised_holds_nothing(
         return int(source() is not None)
 
     assert ray_memory.settle(is_held, 0) == 0
-    time.sleep(2 * garbage.LEFT_S)  # other processes are done with it
+    time.sleep(2 * worker_actor.LEFT_S)  # other processes are done with it
     context.invoke(add_up, [1, 2])  # workers are told what is gone
 
     assert ray_memory.settle(ray_memory.num_references, 0) == 0
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "num_rounds", [5, pytest.param(30, marks=pytest.mark.slow)], ids=str
-)
 def test_subrounds_that_were_ended_leave_their_workers_at_work(
-    ray_contexts: ContextFactory, ray_memory: Any, num_rounds: int
+    ray_contexts: ContextFactory, ray_memory: Any
 ) -> None:
     # Many small calls, one of which is on its way when its subround is ended. A worker
     # that answers no more costs a round ten seconds, and is another's to replace.
     context = ray_contexts(workers=2, kernels={"enabled": False}, clients_per_leaf=1)
-    for _ in range(num_rounds):
+    for _ in range(5):
         with pytest.raises(errors.ComputationError):
             context.invoke(add_up, failing(0))
         assert context.invoke(add_up, SOUND) == sum(SOUND)

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import federated_language as fl
 import numpy as np
@@ -84,22 +84,7 @@ def expected_bits() -> dict[str, bytes]:
         return bits(context.invoke(one_round, [client_data(), MODEL]))
 
 
-def test_result_is_near_the_plain_one(local_contexts: ContextFactory) -> None:
-    data = np.stack(client_data()).astype(np.float64)
-    updates = np.tanh(data * MODEL) + data.sum(axis=1, keepdims=True)
-    weights = np.abs(data.max(axis=1)) + 1.0
-
-    result = local_contexts(workers=2).invoke(one_round, [client_data(), MODEL])
-
-    np.testing.assert_allclose(
-        result["model"], (updates * weights[:, None]).sum(0) / weights.sum(), rtol=1e-4
-    )
-    np.testing.assert_allclose(result["total"], updates.sum(axis=0), rtol=1e-4)
-    assert result["largest"] == np.float32(data.max())
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 20])
-@pytest.mark.parametrize("subrounds", [1, 4, 7, 40])
+@pytest.mark.parametrize(("workers", "subrounds"), [(1, 4), (2, 1), (3, 7), (20, 40)])
 def test_bits_do_not_depend_on_the_cut_locally(
     local_contexts: ContextFactory,
     expected_bits: dict[str, bytes],
@@ -115,7 +100,7 @@ def test_bits_do_not_depend_on_the_cut_locally(
 
 @pytest.mark.claim("semantics.60")
 @pytest.mark.ray
-@pytest.mark.parametrize("subrounds", [1, 4, 7])
+@pytest.mark.parametrize("subrounds", [1, 7])
 def test_bits_on_ray_equal_local_ones(
     ray_contexts: ContextFactory,
     expected_bits: dict[str, bytes],
@@ -174,35 +159,6 @@ def test_hand_written_form_keeps_client_order(context: ExecutionContext) -> None
     assert total == 45.0
 
 
-def test_computation_without_aggregation(context: ExecutionContext) -> None:
-    @fl.federated_computation(AT_CLIENTS)
-    def doubled(values: Any) -> Any:
-        return fl.federated_map(add_to_itself, values)
-
-    assert context.invoke(doubled, [1.0, 2.0, 3.0]) == [2.0, 4.0, 6.0]
-
-
-@rtf.computation(np.float32)
-def add_to_itself(x: Any) -> Any:
-    return x + x
-
-
-def test_unplaced_computation(context: ExecutionContext) -> None:
-    assert context.invoke(add, [1.5, 2.0]) == 3.5
-
-
-def test_computation_without_argument(context: ExecutionContext) -> None:
-    @fl.federated_computation
-    def constant() -> Any:
-        return fl.federated_value(10, fl.SERVER)
-
-    assert context.invoke(constant) == 10
-
-
-def test_empty_cohort(context: ExecutionContext) -> None:
-    assert context.invoke(sum_of_clients, []) == 0.0
-
-
 @pytest.mark.claim("semantics.54")
 def test_mean_over_no_clients_is_a_clear_error(context: ExecutionContext) -> None:
     @fl.federated_computation(AT_CLIENTS)
@@ -211,43 +167,6 @@ def test_mean_over_no_clients_is_a_clear_error(context: ExecutionContext) -> Non
 
     with pytest.raises(errors.CardinalityError, match="at least one client"):
         context.invoke(mean, [])
-
-
-def test_result_containers_are_those_of_the_type(context: ExecutionContext) -> None:
-    class Pair(NamedTuple):
-        low: Any
-        high: Any
-
-    @fl.federated_computation(AT_CLIENTS)
-    def extremes(values: Any) -> Any:
-        return [Pair(fl.federated_min(values), fl.federated_max(values))]
-
-    result = context.invoke(extremes, [3.0, 1.0, 2.0])
-
-    assert result == [Pair(1.0, 3.0)]
-    assert type(result[0]) is Pair
-
-
-def test_sequences_of_clients_arrive_whole(context: ExecutionContext) -> None:
-    sequence = fl.SequenceType(fl.TensorType(np.int32, [None]))
-
-    @rtf.computation(sequence)
-    def total(dataset: Any) -> Any:
-        result = 0
-        for batch in dataset:
-            result += tf.reduce_sum(batch)
-        return result
-
-    @fl.federated_computation(fl.FederatedType(sequence, fl.CLIENTS))
-    def totals(datasets: Any) -> Any:
-        return fl.federated_map(total, datasets), fl.federated_sum(
-            fl.federated_map(total, datasets)
-        )
-
-    data: list[Any] = [[[1, 2], [3]], [], [[4, 5, 6], [7, 8, 9]]]
-    clients = [[np.array(batch, np.int32) for batch in batches] for batches in data]
-
-    assert context.invoke(totals, clients) == ([6, 0, 39], 45)
 
 
 @pytest.mark.parametrize(
@@ -494,23 +413,6 @@ def test_more_than_the_cluster_has_is_refused_at_once(
 
     with pytest.raises(errors.ResourceError, match=message):
         ray_fed.create_context(config)
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_subrounds_stand_in_rays_own_list_of_tasks(
-    ray_contexts: ContextFactory,
-) -> None:
-    def count() -> int:
-        tasks: list[Any] = ray.timeline()  # pyright: ignore[reportAssignmentType]
-        return sum("task::ray_fed subround of call" in task["cat"] for task in tasks)
-
-    context = ray_contexts(workers=2, subrounds=4)
-    before = count()
-
-    context.invoke(one_round, [client_data(), MODEL])
-
-    wait_until(lambda: count() >= before + 4)
 
 
 def wait_until(is_reached: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -52,22 +52,17 @@ def total_at_server(data: Any) -> Any:
     return fl.federated_map(total, data)
 
 
-@pytest.fixture(
-    params=[
-        "local",
-        "debugging",
-        pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow]),
-    ]
-)
-def invoke(request: pytest.FixtureRequest) -> Iterator[Invoke]:
+@pytest.fixture(params=["local", "debugging"])
+def invoke(
+    request: pytest.FixtureRequest, local_contexts: ContextFactory
+) -> Iterator[Invoke]:
     if request.param == "debugging":
         factory = thread_debugging_executor_factory()
         yield fl.framework.SyncExecutionContext(factory).invoke
         for number in range(5):
             factory.clean_up_executor({fl.CLIENTS: number})
         return
-    contexts: ContextFactory = request.getfixturevalue(f"{request.param}_contexts")
-    yield contexts(workers=2, subrounds=2).invoke
+    yield local_contexts(workers=2, subrounds=2).invoke
 
 
 @pytest.fixture

@@ -135,9 +135,15 @@ def by_keys_of_the_server(clients: Any, table: Any, keys: Any) -> Any:
     return fl.federated_sum(fl.federated_map(add_up, rows)), fl.federated_sum(clients)
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+EACH_BACKEND = pytest.mark.parametrize(
+    "build", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
+
+
+@pytest.fixture
 def build(request: pytest.FixtureRequest) -> ContextFactory:
-    contexts = request.getfixturevalue(f"{request.param}_contexts")
+    backend = getattr(request, "param", "local")
+    contexts = request.getfixturevalue(f"{backend}_contexts")
 
     def make(**settings: Any) -> ExecutionContext:
         return contexts(workers=2, subrounds=3, clients_per_leaf=2, **settings)
@@ -172,6 +178,7 @@ def test_keys_that_clients_compute_are_those_of_numpy(build: ContextFactory) -> 
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@EACH_BACKEND
 def test_work_that_keys_and_the_rest_need_is_done_once(
     build: ContextFactory, tmp_path: pathlib.Path
 ) -> None:

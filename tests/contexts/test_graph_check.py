@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.driver.direct import RayExecutorFactory
+from ray_fed.cluster.direct import RayExecutorFactory
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.first_calls import ComputationChecks
 from ray_fed.framework import (
@@ -27,7 +27,6 @@ from ray_fed.program import ClientData
 from tests.forms import sum_parts
 
 ContextFactory = Callable[..., ExecutionContext]
-INT = fl.TensorType(np.int32)
 SEQUENCE = fl.SequenceType(np.int32)
 
 
@@ -119,7 +118,7 @@ def test_this_process_runs_its_own(local_contexts: ContextFactory, work: Any) ->
 
 
 @pytest.mark.ray
-@KINDS
+@pytest.mark.parametrize("work", [_numpy, _in_dataset], ids=["numpy", "dataset"])
 def test_workers_run_none(ray_contexts: ContextFactory, work: Any) -> None:
     context = ray_contexts(workers=2)
     data = ClientData.from_function(range(4), _load, SEQUENCE)

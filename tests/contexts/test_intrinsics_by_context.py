@@ -20,13 +20,6 @@ ContextFactory = Callable[..., ExecutionContext]
 Invoke = Callable[[Any, Any], Any]
 
 INTEGERS = fl.FederatedType(np.int32, fl.CLIENTS)
-KEYS = fl.FederatedType(fl.TensorType(np.int32, [2]), fl.CLIENTS)
-TABLE = fl.FederatedType(fl.TensorType(np.float32, [4]), fl.SERVER)
-
-
-@rtf.computation(fl.TensorType(np.float32, [4]), np.int32)
-def pick(table: Any, key: Any) -> Any:
-    return table[key]
 
 
 @rtf.computation(np.int32)
@@ -52,17 +45,6 @@ def sum_of_pairs(values: Any) -> Any:
 @fl.federated_computation(INTEGERS)
 def sum_of_four_bits(values: Any) -> Any:
     return fl.federated_secure_sum_bitwidth(values, 4)
-
-
-@fl.federated_computation(KEYS, TABLE)
-def selected(keys: Any, table: Any) -> Any:
-    return fl.federated_select(keys, fl.federated_value(3, fl.SERVER), table, pick)
-
-
-@fl.federated_computation(KEYS, TABLE)
-def securely_selected(keys: Any, table: Any) -> Any:
-    largest = fl.federated_value(3, fl.SERVER)
-    return fl.federated_secure_select(keys, largest, table, pick)
 
 
 @pytest.fixture(
@@ -110,24 +92,6 @@ def test_secure_sum_names_the_client_that_breaks_its_bound(
         invoke(comp, values)
 
 
-@pytest.mark.claim("semantics.58")
-@pytest.mark.parametrize("comp", [selected, securely_selected], ids=["plain", "secure"])
-def test_each_client_gets_what_its_keys_select(invoke: Invoke, comp: Any) -> None:
-    keys = [np.array(pair, np.int32) for pair in ([3, 0], [1, 1], [2, 3])]
-    table = np.array([0.5, 1.5, 2.5, 3.5], np.float32)
-
-    result = invoke(comp, (keys, table))
-
-    assert result == [[3.5, 0.5], [1.5, 1.5], [2.5, 3.5]]
-
-
-def test_key_beyond_the_largest_names_the_client(invoke: Invoke) -> None:
-    keys = [np.array(pair, np.int32) for pair in ([3, 0], [1, 4])]
-
-    with pytest.raises(errors.ComputationError, match=r"from 0 to max_key=3.*client"):
-        invoke(selected, (keys, np.zeros(4, np.float32)))
-
-
 def modular_sum(modulus: Any, member: Any = np.int32) -> Any:
     """Return the sum of clients' values modulo a number, as read from bytes."""
     clients = flf.Reference("x", fl.FederatedType(member, fl.CLIENTS))
@@ -144,15 +108,6 @@ def modular_sum(modulus: Any, member: Any = np.int32) -> Any:
     function = flf.Lambda(clients.name, clients.type_signature, call)
     comp = flf.ConcreteComputation.from_building_block(function)
     return framework.deserialize_computation(framework.serialize_computation(comp))
-
-
-def test_modular_sum_is_numpys(invoke: Invoke) -> None:
-    values = [5, -3, 2**31 - 1, -(2**31), 12, 0, 7]
-
-    result = invoke(modular_sum(np.int32(11)), values)
-
-    assert result == np.sum(np.array(values, np.int64)) % 11
-    assert result.dtype == np.int32
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,9 @@ def spread(start: Any, data: Any) -> Any:
     return fl.federated_mean(distances), start
 
 
-@pytest.fixture(
-    params=["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
-)
-def context(request: pytest.FixtureRequest) -> ExecutionContext:
-    return request.getfixturevalue(f"{request.param}_contexts")(workers=2)
+@pytest.fixture
+def context(local_contexts: Any) -> ExecutionContext:
+    return local_contexts(workers=2)
 
 
 def start(context: ExecutionContext, comp: Any, arg: Any) -> list[Any]:

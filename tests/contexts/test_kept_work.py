@@ -97,9 +97,15 @@ def times_by_client(folder: pathlib.Path) -> list[int]:
     return [counts[client] for client in range(NUM_CLIENTS)]
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])
+EACH_BACKEND = pytest.mark.parametrize(
+    "build", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
+
+
+@pytest.fixture
 def build(request: pytest.FixtureRequest) -> ContextFactory:
-    contexts = request.getfixturevalue(f"{request.param}_contexts")
+    backend = getattr(request, "param", "local")
+    contexts = request.getfixturevalue(f"{backend}_contexts")
 
     def make(**settings: Any) -> ExecutionContext:
         return contexts(workers=2, subrounds=3, clients_per_leaf=1, **settings)
@@ -107,6 +113,7 @@ def build(request: pytest.FixtureRequest) -> ContextFactory:
     return make
 
 
+@EACH_BACKEND
 @pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
 def test_each_client_does_its_work_once(
     build: ContextFactory, tmp_path: pathlib.Path, enabled: bool
@@ -168,15 +175,15 @@ def test_results_of_clients_come_from_the_stage_that_did_the_work(
     assert len({vector.tobytes() for vector in own}) == NUM_CLIENTS  # each drew its own
 
 
-@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
+@EACH_BACKEND
 def test_results_of_clients_are_those_of_work_that_is_done_again(
-    build: ContextFactory, tmp_path: pathlib.Path, enabled: bool
+    build: ContextFactory, tmp_path: pathlib.Path
 ) -> None:
     comp = own_results(tmp_path)
     found: list[list[bytes]] = []
 
     for kept_bytes in (2**20, 7 * (MEMBER_BYTES + 4), 0):
-        context = build(kernels={"enabled": enabled}, kept_bytes=kept_bytes)
+        context = build(kept_bytes=kept_bytes)
         context.resume_at(0)
         found.append(bits(context.invoke(comp, [CLIENTS, 2.0])))
 
@@ -201,7 +208,7 @@ def test_work_of_which_nothing_is_aggregated_is_folded_too(
     assert len(np.unique(noise)) == noise.size  # each drew its own
 
 
-@pytest.mark.parametrize("kept_bytes", [2**20, 7 * MEMBER_BYTES, 0])
+@pytest.mark.parametrize("kept_bytes", [2**20, 0])
 def test_work_alone_has_the_bits_of_the_interpreter(
     build: ContextFactory, tmp_path: pathlib.Path, kept_bytes: int
 ) -> None:

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.store.stored_kernels import INLINE_BYTES, StoredKernel
-from ray_fed.cluster.task.work import Work
+from ray_fed.cluster.object_store import LARGE_KERNEL_BYTES, StoredKernel
+from ray_fed.cluster.subround import Work
 from ray_fed.contexts.execution_context import ExecutionContext
 
 pytestmark = pytest.mark.ray
@@ -60,14 +60,14 @@ def kernel_of(arguments: list[Any]) -> Any:
 def test_large_constants_travel_once(
     ray_contexts: ContextFactory, sent: list[list[Any]]
 ) -> None:
-    context = ray_contexts(**SETTINGS)
+    context = ray_contexts(**SETTINGS, subrounds=2)
 
     for _ in range(3):
         context.invoke(mean_of_projections, VALUES)
 
     assert len(sent) == 3 * 2  # rounds, workers
     for head, work, computation, *_ in sent:
-        assert len(head) + len(work) < INLINE_BYTES
+        assert len(head) + len(work) < LARGE_KERNEL_BYTES
         assert isinstance(computation, list)  # of one reference
     kernels = {kernel_of(arguments) for arguments in sent}
     assert len(kernels) == 1
@@ -81,7 +81,7 @@ def test_store_is_empty_once_nobody_has_the_kernel(
 ) -> None:
     context = ray_contexts(**SETTINGS)
     gc.collect()
-    before = ray_memory.settle(ray_memory.stored_bytes, 0)
+    before = ray_memory.rest(ray_memory.stored_bytes)
 
     context.invoke(mean_of_projections, VALUES)
 

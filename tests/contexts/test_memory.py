@@ -61,8 +61,8 @@ def test_rounds_leave_nothing_in_the_object_store(
     clients = [np.full(7_500, index, np.float32) for index in range(4)]
     model = context.invoke(one_round, (np.zeros(40_000, np.float32), clients, clients))
     del model
-    references = ray_memory.settle(ray_memory.num_references, 0)
-    stored = ray_memory.settle(ray_memory.stored_bytes, 0)
+    references = ray_memory.rest(ray_memory.num_references)
+    stored = ray_memory.rest(ray_memory.stored_bytes)
 
     model = np.zeros(40_000, np.float32)
     for _ in range(4):
@@ -75,11 +75,10 @@ def test_rounds_leave_nothing_in_the_object_store(
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("subrounds", [1, 2])
 def test_workers_hold_nothing_of_the_object_store(
-    ray_contexts: ContextFactory, ray_memory: Any, subrounds: int
+    ray_contexts: ContextFactory, ray_memory: Any
 ) -> None:
-    context = ray_contexts(workers=2, subrounds=subrounds)
+    context = ray_contexts(workers=2, subrounds=2)
     process = wide_process()
 
     state = context.invoke(process.initialize)
@@ -94,8 +93,9 @@ def test_workers_hold_nothing_of_the_object_store(
 def test_report_counts_the_bytes_that_move(ray_contexts: ContextFactory) -> None:
     context = ray_contexts(workers=2, subrounds=2)
     clients = [np.full(7_500, index, np.float32) for index in range(5)]
+    others = clients[::-1]
 
-    context.invoke(one_round, (np.zeros(40_000, np.float32), clients, clients))
+    context.invoke(one_round, (np.zeros(40_000, np.float32), clients, others))
 
     report = context.last_report
     assert report is not None
@@ -146,15 +146,6 @@ SETTLED, MIDDLE, NUM_ROUNDS = 50, 125, 200
 NUM_MEASURED = 9
 """Rounds up to each of these whose median counts: of a busy machine, one round more or
 less is under way when memory is read."""
-
-
-def run_plainly(context: ExecutionContext, process: LearningProcess) -> Iterator[int]:
-    """Yield after each round; state goes through this process."""
-    state = context.invoke(process.initialize)
-    for round_index in range(1, NUM_ROUNDS + 1):
-        arg = (state, pick_cohort(round_index))
-        state, _ = context.invoke(process.next, arg)
-        yield round_index
 
 
 def run_program(context: ExecutionContext, process: LearningProcess) -> Iterator[int]:
@@ -214,16 +205,15 @@ def pids_of(context: ExecutionContext) -> set[int]:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("run", [run_plainly, run_program], ids=["plain", "program"])
 def test_memory_of_200_rounds_is_that_of_50(
-    ray_contexts: ContextFactory, ray_memory: Any, run: Any
+    ray_contexts: ContextFactory, ray_memory: Any
 ) -> None:
     process = wide_process()
     context = ray_contexts(workers=2, subrounds=2)
     measured: list[dict[int, int]] = []
     pids: set[int] = set()
 
-    for _ in run(context, process):
+    for _ in run_program(context, process):
         pids |= pids_of(context)
         measured.append({pid: resident_bytes(pid) for pid in pids})
 

@@ -37,11 +37,6 @@ def sum_of_doubles(values: Any) -> Any:
     return fl.federated_sum(fl.federated_map(double, values))
 
 
-@fl.federated_computation(fl.StructType([np.float32, np.float32]))
-def add_pair(pair: Any) -> Any:
-    return add(pair[0], pair[1])
-
-
 @fl.federated_computation(AT_CLIENTS, AT_SERVER)
 def values_and_sum(values: Any, total: Any) -> Any:
     return fl.federated_map(double, values), total
@@ -255,17 +250,3 @@ def test_error_of_a_subround_reaches_the_caller(build: Build) -> None:
 
     with pytest.raises(errors.ValueMismatchError, match="Expected a value placed"):
         context.invoke(hand_written_form(), [1.0, "two"])
-
-
-@pytest.mark.parametrize(
-    ("contexts", "options", "message"),
-    [
-        pytest.param(0, {}, "at least one context", id="no contexts"),
-        pytest.param(1, {"num_subrounds": 0}, "at least 1, found", id="no rounds"),
-    ],
-)
-def test_constructor_refuses(
-    build: Build, contexts: int, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(contexts, **options)

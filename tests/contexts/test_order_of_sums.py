@@ -86,23 +86,6 @@ def test_each_way_has_the_same_bits(local_contexts: ContextFactory, name: str) -
     assert all(each == found["kernels"] for each in found.values())
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_ray_has_the_bits_of_the_interpreter(
-    ray_contexts: ContextFactory, local_contexts: ContextFactory
-) -> None:
-    on_ray = ray_contexts(workers=2, seed=5, clients_per_leaf=8)
-    local = local_contexts(
-        workers=1, seed=5, clients_per_leaf=8, kernels={"enabled": False}
-    )
-
-    for work in WORK.values():
-        run = round_of(work)
-        for context in (on_ray, local):
-            context.resume_at(0)
-        assert bits(on_ray.invoke(run, VECTORS)) == bits(local.invoke(run, VECTORS))
-
-
 def test_a_sum_is_that_of_numpy_in_the_order_in_which_it_was_written(
     local_contexts: ContextFactory,
 ) -> None:

@@ -101,7 +101,7 @@ def pid_data() -> ClientData:
     return ClientData.from_function(ids_of(), own_pid, fl.TensorType(np.int64))
 
 
-@pytest.fixture(scope="session", params=[2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=[2])
 def num_workers(request: pytest.FixtureRequest) -> int:
     return request.param
 
@@ -148,25 +148,16 @@ def test_all_workers_run_clients_of_what_is_not_cut(
     assert [s.num_workers for s in report.subrounds] == [num_workers]
 
 
-@pytest.mark.parametrize(
-    "kernels",
-    [True, pytest.param(False, marks=pytest.mark.slow)],
-    ids=["kernels", "interpreter"],
-)
 def test_bits_are_those_of_threads(
-    ray_contexts: ContextFactory,
-    num_workers: int,
-    local_contexts: ContextFactory,
-    kernels: bool,
+    ray_contexts: ContextFactory, num_workers: int, local_contexts: ContextFactory
 ) -> None:
-    settings: Any = {"seed": 7, "kernels": {"enabled": kernels}}
-    context = ray_contexts(workers=num_workers, subrounds=1, **settings)
+    context = ray_contexts(workers=num_workers, subrounds=1, seed=7)
     _await_all(context, num_workers)
     calls = [two_stages, at_clients, two_stages]
 
     found = [context.invoke(comp, VALUES) for comp in calls]
 
-    local = local_contexts(workers=1, **settings)
+    local = local_contexts(workers=1, seed=7)
     context.resume_at(context.num_calls)
     local.resume_at(context.num_calls - len(calls))
     expected = [local.invoke(comp, VALUES) for comp in calls]

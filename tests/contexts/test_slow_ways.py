@@ -2,7 +2,7 @@
 
 import pytest
 
-from ray_fed.contexts.slow_ways import SlowWays
+from ray_fed.contexts.slow_ways import SlowPathWarnings
 from ray_fed.observability import events
 
 
@@ -10,7 +10,7 @@ def interpreted(reason: str) -> events.SubroundFinished:
     return events.SubroundFinished(0, 0, 3, 1, 0.0, 2.0, "w", 1, 1, "n", 0, reason)
 
 
-def run(sink: SlowWays, told: list[events.Event], seconds: float) -> None:
+def run(sink: SlowPathWarnings, told: list[events.Event], seconds: float) -> None:
     for event in (
         events.RoundStarted(0, 3, 1, 1),
         *told,
@@ -22,13 +22,13 @@ def run(sink: SlowWays, told: list[events.Event], seconds: float) -> None:
 def test_a_slow_round_says_why_and_what_is_quick(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    sink = SlowWays()
+    sink = SlowPathWarnings()
     reason = (
         "`federated_select` of keys that clients compute, with values beside them or"
         " behind them of 65,540 bytes, where at most 65,536 are kept"
     )
-    unlowered = events.ComputationUnlowered(0, "`f` (a.py:3)", "ab", "FlatMapDataset")
-    step = events.WorkInterpreted(0, "the finish of a round", "ValueError: so")
+    unlowered = events.ComputationUnlowered("`f` (a.py:3)", "ab", "FlatMapDataset")
+    step = events.WorkInterpreted("the finish of a round", "ValueError: so")
 
     run(sink, [interpreted(reason), interpreted(reason), unlowered, step], 1.5)
 
@@ -45,7 +45,7 @@ def test_a_slow_round_says_why_and_what_is_quick(
 
 
 def test_each_reason_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    sink = SlowWays()
+    sink = SlowPathWarnings()
 
     run(sink, [interpreted("a")], 2.0)
     run(sink, [interpreted("a"), interpreted("b")], 2.0)
@@ -54,7 +54,7 @@ def test_each_reason_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_quick_rounds_and_kernels_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    sink = SlowWays()
+    sink = SlowPathWarnings()
 
     run(sink, [interpreted("a")], 0.2)
     run(sink, [], 2.0)

@@ -82,7 +82,7 @@ def test_kernels_have_the_stored_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in PROGRAMS if HANG_ON[n] != LEARNING])
+@pytest.mark.parametrize("name", [n for n in A_FEW if HANG_ON[n] != LEARNING])
 def test_interpreter_has_the_stored_bits(
     local_contexts: ContextFactory, expected: Expected, name: str
 ) -> None:

@@ -99,6 +99,27 @@ def totals_by_numpy(clients: Any, scale: float) -> Any:
     return scale * np.array([np.sum([*rows, np.zeros(3)], axis=0) for rows in clients])
 
 
+def test_a_list_that_comes_again_is_sent_once(context: ExecutionContext) -> None:
+    clients = [list(np.full([2000, 3], index, np.float32)) for index in range(5)]
+    is_sent = context.config.backend == "ray"
+
+    found: list[Any] = []
+    sent: list[int] = []
+    for scale in (1.0, 1.0, 2.0, 2.0):
+        found.append(context.invoke(totals, (clients, scale)))
+        assert context.last_report is not None
+        sent.append(context.last_report.bytes_sliced)
+    clients[3][7][:] = 100.0
+    changed = context.invoke(totals, (clients, 1.0))
+
+    expected = totals_by_numpy(clients, 1.0)
+    assert sent == [is_sent * 120_000, is_sent * 120_000, 0, 0]
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[3], 2 * np.array(found[0]))
+    np.testing.assert_allclose(changed, expected)
+    assert changed[3].tolist() == [6097.0] * 3
+
+
 def test_loaded_values_give_the_bits_of_plain_ones(context: ExecutionContext) -> None:
     clients = dict(zip("abcdefghijk", values_of(11), strict=True))
     data = ClientData.from_function(clients, lambda name: clients[name], DATASET)
@@ -478,7 +499,7 @@ def test_references_tell_ids_and_weights() -> None:
         ),
         (
             lambda: ClientData.from_values([[]], DATASET)["a"],
-            "the place of a client, or a slice, found 'a': `select` takes ids",
+            r"ids of these 1 clients, found \['a'\]",
         ),
         (
             lambda: ClientData.from_values([[]], DATASET).select([3]),
@@ -665,3 +686,82 @@ def test_run_is_cut_without_being_read() -> None:
     run = ClientRun(data.source, data.type_signature, data.positions)[1:4]
 
     assert list(run.positions) == [1, 2, 3]
+
+
+WHO = ["b", "a", "b", "c"]
+TABLE = {"who": WHO, "x": np.arange(4.0), "y": [1, 2, 3, 4]}
+
+
+def test_one_client_goes_by_its_id_and_a_number_is_a_place() -> None:
+    data = ClientData.from_table(TABLE, client="who", x="x")
+
+    assert data["b"].id == data[1].id == "b"
+    assert data[np.int64(2)].id == "c"
+    with pytest.raises(errors.ConfigError, match=r"ids of these 3 clients, .*'d'"):
+        data["d"]
+
+
+@pytest.mark.parametrize("min_rows", [0, 1, 2, 3])
+def test_filter_leaves_clients_with_so_many_rows(min_rows: int) -> None:
+    data = ClientData.from_table(TABLE, client="who", x="x").epochs(3).batch(2)
+    wanted = [who for who in "abc" if WHO.count(who) >= min_rows]
+
+    assert list(data.filter(min_rows=min_rows).ids) == wanted
+    assert list(data.take(1).filter(min_rows=2).ids) == []
+    with pytest.raises(errors.ConfigError, match="known, to filter"):
+        ClientData.from_function("ab", list, DATASET).filter(min_rows=1)
+
+
+def _twice(row: Any) -> Any:
+    return {"x": row["x"] * 2}
+
+
+def test_clients_of_several_sources_are_those_of_one(
+    tmp_path: pathlib.Path, context: ExecutionContext
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"who": ["z", "z"], "x": [7.0, 8.0]}), tmp_path / "t")
+    first = ClientData.from_table(TABLE, client="who", x="x")
+    second = ClientData.from_parquet(tmp_path / "t", client="who", x="x")
+    mapped = first.select(["a"]).map(_twice)
+    mapped = mapped.concat(second.map(_twice)).batch(2)
+
+    held = first.select(["c", "b"]).concat(
+        ClientData.from_table({"who": ["d"], "x": [9.0]}, client="who", x="x")
+    )
+    mixed = first.batch(2).concat(second.batch(2)).shuffle(seed=1)
+
+    assert [(c.id, c.weight) for c in held] == [("c", 1.0), ("b", 2.0), ("d", 1.0)]
+    assert [row[0] for row in held["b"].read()] == [0.0, 2.0]
+    assert list(mixed.ids) == ["a", "b", "c", "z"]
+    assert sorted(mixed["z"].read().columns[0].rows.tolist()) == [7.0, 8.0]
+    assert mixed.type_signature == first.batch(2).type_signature
+    assert [c.read().columns[0].rows.tolist() for c in mapped] == [[2.0], [14.0, 16.0]]
+
+    @rtf.computation(mapped.type_signature)
+    def total(batches: Any) -> Any:
+        def add(total: Any, batch: Any) -> Any:
+            return total + tf.reduce_sum(batch["x"])
+
+        return batches.reduce(np.float64(0), add)
+
+    @fl.federated_computation(fl.FederatedType(mapped.type_signature, fl.CLIENTS))
+    def total_of_all(clients: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(total, clients))
+
+    assert context.invoke(total_of_all, mapped) == 32.0
+    assert context.invoke(total_of_all, mixed) == 21.0
+
+
+def test_clients_that_do_not_go_together_are_not_joined() -> None:
+    data = ClientData.from_table(TABLE, client="who", x="x")
+    other = ClientData.from_table(TABLE, client="who", x="y")
+
+    with pytest.raises(errors.ConfigError, match="id of its own"):
+        data.concat(data)
+    with pytest.raises(errors.ValueMismatchError, match="of one type, found `<x=float"):
+        data.concat(other)
+    with pytest.raises(errors.ValueMismatchError, match="arranged in one way"):
+        data.concat(data.take(1))

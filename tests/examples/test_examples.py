@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def run_example(name: str, *args: str, **settings: str) -> str:
+    """Return what an example prints; it writes no lines but ray_fed's beside that."""
     finished = subprocess.run(
         [sys.executable, str(_EXAMPLES / name), *args],
         capture_output=True,
@@ -25,6 +26,10 @@ def run_example(name: str, *args: str, **settings: str) -> str:
         env=os.environ | {"RAY_FED_WORKERS": "1"} | settings,  # each imports TensorFlow
     )
     assert finished.returncode == 0, finished.stderr
+    if "RAY_FED_PROGRESS" in settings:
+        lines = finished.stderr.splitlines()
+        assert lines
+        assert all(line.startswith("ray_fed: ") for line in lines), finished.stderr
     return finished.stdout
 
 
@@ -64,8 +69,9 @@ def test_sweep_finds_the_better_learning_rate() -> None:
 def test_fed_avg_digits_learns_and_goes_on_where_it_was_saved(
     tmp_path: pathlib.Path,
 ) -> None:
-    out = run_example("fed_avg_digits.py", "local", "2", str(tmp_path))
-    resumed = run_example("fed_avg_digits.py", "local", "3", str(tmp_path))
+    arguments = "fed_avg_digits.py", "local"
+    out = run_example(*arguments, "2", str(tmp_path), RAY_FED_PROGRESS="on")
+    resumed = run_example(*arguments, "3", str(tmp_path))
 
     assert "2 rounds in all, finished" in out
     assert re.findall(r"^round (\d+):", resumed, re.MULTILINE) == ["3"]

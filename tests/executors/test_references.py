@@ -18,7 +18,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
-from ray_fed.language import blocks, structs
+from ray_fed.language import structs
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -240,35 +240,6 @@ class TestBlocks:
 
         assert list(run(executor, block)) == [3, 7]
 
-    def test_of_1000_locals(
-        self, executor: ReferenceResolvingExecutor, target: CountingExecutor
-    ) -> None:
-        chain = [("x0", number(0))]
-        chain += [(f"x{n}", plus(name(f"x{n - 1}"), number(1))) for n in range(1, 1001)]
-        block = flf.Block(chain, name("x1000"))
-        serialised = blocks.Function(blocks.serialise(flf.Lambda(None, None, block)))
-
-        assert run(executor, serialised) == 1000
-        assert target.num_calls == 1000
-
-    def test_nested_45_deep(self, executor: ReferenceResolvingExecutor) -> None:
-        block = name("x44")
-        for n in reversed(range(1, 45)):
-            block = flf.Block([(f"x{n}", plus(name(f"x{n - 1}"), number(1)))], block)
-        block = flf.Block([("x0", number(0))], block)
-
-        assert run(executor, block) == 44
-
-    def test_nested_45_deep_and_serialised(
-        self, executor: ReferenceResolvingExecutor
-    ) -> None:
-        block = name("x44")
-        for n in reversed(range(1, 45)):
-            block = flf.Block([(f"x{n}", name(f"x{n - 1}"))], block)
-        block = flf.Lambda("x0", INT, block)
-
-        assert run(executor, blocks.Function(blocks.serialise(block)), 5) == 5
-
     def test_nested_too_deep_to_travel_are_refused_in_words(
         self, local_stack_for: StackFor
     ) -> None:
@@ -286,31 +257,6 @@ class TestBlocks:
 
 
 class TestStructs:
-    def test_of_1000_elements(self, executor: ReferenceResolvingExecutor) -> None:
-        elements = [(f"e{n}", number(n)) for n in range(1000)]
-        block = flf.Struct(elements)
-        last = flf.Selection(block, name="e999")
-
-        assert list(run(executor, block)) == list(range(1000))
-        assert run(executor, last) == 999
-
-    def test_of_1000_elements_are_arguments(
-        self, executor: ReferenceResolvingExecutor
-    ) -> None:
-        type_spec = fl.StructType([(f"e{n}", np.int32) for n in range(1000)])
-        swap = flf.Lambda(
-            "x",
-            type_spec,
-            flf.Struct(
-                [
-                    flf.Selection(name("x", type_spec), index=999),
-                    flf.Selection(name("x", type_spec), name="e1"),
-                ]
-            ),
-        )
-
-        assert list(run(executor, swap, list(range(1000)))) == [999, 1]
-
     def test_keep_names(self, executor: ReferenceResolvingExecutor) -> None:
         block = flf.Struct([("z", number(1)), (None, number(2))])
 

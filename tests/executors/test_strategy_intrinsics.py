@@ -7,6 +7,7 @@ from typing import Any, cast
 import federated_language as fl
 import numpy as np
 import pytest
+from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.worker.stacks as stacks
@@ -140,6 +141,87 @@ def test_unknown_one_is_an_error_without_a_strategy_that_adds_it() -> None:
     with pytest.raises(errors.UnsupportedError, match="`federated_median`"):
         invoke(stacks.local_stack(5, [leaf], leaf), MEDIAN, CLIENTS)
     leaf.close()
+
+
+REGIONS = flf.PlacementLiteral(
+    "REGIONS", "regions", default_all_equal=False, description="Some clients each."
+)
+AT_REGIONS = fl.FederatedType(np.float32, REGIONS)
+
+
+class OfRegions:
+    """A value for each region, where the strategy keeps it."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+    async def compute(self) -> list[float]:
+        return self.values
+
+
+class WithRegions(WithMedian):
+    """Has a placement of its own, and notes what is placed at the server."""
+
+    placements = frozenset({fl.CLIENTS, fl.SERVER, REGIONS})
+
+    def __init__(self, executor: FederatingExecutor, targets: list[Any]) -> None:
+        super().__init__(executor, targets)
+        self.at_server: list[Any] = []
+        self.intrinsics = {"regional_sums": self.sums, "largest_region": self.largest}
+
+    @override
+    async def place(self, value: Any, type_spec: fl.FederatedType) -> Any:
+        if type_spec.placement == REGIONS:
+            return OfRegions([float(v) for v in value])
+        if type_spec.placement == fl.SERVER:
+            self.at_server.append(await value.compute())
+        return await super().place(value, type_spec)
+
+    async def sums(self, values: Any, _: fl.FunctionType) -> Any:
+        of_clients = np.array(await values.compute())
+        return OfRegions([float(of_clients[:3].sum()), float(of_clients[3:].sum())])
+
+    async def largest(self, regions: Any, type_spec: fl.FunctionType) -> Any:
+        return await self._embed(max(regions.values), type_spec)
+
+
+@pytest.fixture
+def regional() -> Iterator[tuple[flf.Executor, WithRegions]]:
+    targets = stacks.threaded_stacks(3)
+    federating = FederatingExecutor(
+        lambda executor: WithRegions(executor, targets[:2]), targets[2]
+    )
+    stack = ReferenceResolvingExecutor(federating)
+    yield stack, cast("WithRegions", federating.strategy)
+    stack.close()
+
+
+def test_placement_of_its_own_has_values_and_intrinsics(
+    regional: tuple[flf.Executor, WithRegions],
+) -> None:
+    executor, _ = regional
+    sums = flf.Intrinsic("regional_sums", fl.FunctionType(AT_CLIENTS, AT_REGIONS))
+    largest = flf.Intrinsic("largest_region", fl.FunctionType(AT_REGIONS, AT_SERVER))
+    arg = flf.Reference("arg", AT_CLIENTS)
+    chained = flf.Lambda("arg", AT_CLIENTS, flf.Call(largest, flf.Call(sums, arg)))
+
+    assert invoke(executor, sums, CLIENTS) == [12.0, 102.0]
+    assert invoke(executor, largest, [7.0, 5.0]) == 7.0
+    assert invoke(executor, chained, CLIENTS) == 102.0
+
+
+def test_is_asked_for_values_at_the_server(
+    regional: tuple[flf.Executor, WithRegions],
+) -> None:
+    executor, strategy = regional
+
+    @federated_computation(AT_SERVER)
+    def add_two(x: Any) -> Any:
+        two = fl.federated_value(np.float32(2.0), fl.SERVER)
+        return fl.federated_zip((x, two))
+
+    assert list(invoke(executor, add_two.to_building_block(), 5.0)) == [5.0, 2.0]
+    assert [float(v) for v in strategy.at_server[:2]] == [5.0, 2.0]
 
 
 def test_placement_that_it_lacks_is_an_error(executor: flf.Executor) -> None:

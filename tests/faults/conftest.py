@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 
 import ray_fed
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.driver.session import Session
+from ray_fed.cluster.session import Session
 from ray_fed.contexts.execution_context import ExecutionContext
 from tests.session_contexts import context_over
 from tests.waiting_work import GO, mark_and_wait

@@ -23,7 +23,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.cluster.metrics import RoundMetrics
 from ray_fed.observability import events
 from ray_fed.plan import outcomes
-from tests.observability.test_display import finish_subround
+from tests.observability.test_progress import finish_subround
 
 pytestmark = [
     pytest.mark.ray,
@@ -110,7 +110,6 @@ def test_actors_are_named_by_program_and_worker() -> None:
     names = {actor.repr_name for actor in list_state("actors")}
 
     assert {name.rpartition(" of ")[0] for name in names} == {
-        "ray_fed pool",
         "ray_fed worker 0",
         "ray_fed worker 1",
     }

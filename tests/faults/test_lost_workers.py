@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.driver.session import Session
+from ray_fed.cluster.session import Session
 from tests.waiting_work import GO, mark_and_wait
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
@@ -30,13 +30,12 @@ def warm_up(context: Any, work: Any, meanwhile: Any) -> list[int]:
     return pids(context)
 
 
-@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "interpreter"])
 def test_worker_killed_under_a_subround_costs_that_subround_only(
-    contexts: Any, client_work: Any, meanwhile: Any, kill: Any, kernels: bool
+    contexts: Any, client_work: Any, meanwhile: Any, kill: Any
 ) -> None:
     work = client_work(waiting=(3, 11))
     expected = work.expected(2)
-    context = contexts(workers=2, subrounds=2, kernels={"enabled": kernels})
+    context = contexts(workers=2, subrounds=2)
     doomed, _ = warm_up(context, work, meanwhile)
 
     def act() -> None:
@@ -57,7 +56,7 @@ def test_worker_killed_under_a_subround_costs_that_subround_only(
     once, twice = [1] * 8, [2] * 4 + [1] * 4
     assert work.runs() == (twice + once if index == 0 else once + twice)
     assert report.retries == {"crash": 1}
-    assert report.kernel_leaves == (8 if kernels else 0)
+    assert report.kernel_leaves == 8
 
 
 async def none_is_ready(session: Session) -> None:

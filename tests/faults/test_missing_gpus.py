@@ -40,10 +40,7 @@ def total(clients: Any) -> Any:
     ("count", "num_gpus", "allow_mixed"),
     [
         pytest.param(1, 1.0, False, id="one"),
-        pytest.param(1, 0.5, False, id="fraction"),
-        pytest.param(2, 1.0, False, id="two"),
         pytest.param(2, 0.25, False, id="two fractions"),
-        pytest.param((1, 2), 1.0, False, id="range"),
         pytest.param((1, 2), 0.5, True, id="range of fractions, mixed"),
     ],
 )

@@ -1,8 +1,7 @@
 """A process that has one Ray after another, as a notebook that starts again has."""
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent import futures
+from collections.abc import Iterator
 from typing import Any
 
 import federated_language as fl
@@ -13,7 +12,7 @@ import ray
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.store.stored_kernels import INLINE_BYTES
+from ray_fed.cluster.object_store import LARGE_KERNEL_BYTES
 from ray_fed.program import ClientData
 
 import tensorflow as tf  # isort: skip
@@ -21,7 +20,7 @@ import tensorflow as tf  # isort: skip
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
 MEMBER = fl.TensorType(np.float32, [3])
-LARGE = np.random.default_rng(0).random(INLINE_BYTES // 4, np.float32)
+LARGE = np.random.default_rng(0).random(LARGE_KERNEL_BYTES // 4, np.float32)
 
 
 @rtf.computation(MEMBER)
@@ -83,20 +82,3 @@ def test_ray_that_the_user_shuts_down_is_missed_and_never_started() -> None:
 
     again = ray_fed.init(config=config)
     assert np.asarray(again.invoke(total, values)).tobytes() == expected
-
-
-@pytest.mark.usefixtures("left_to_end")
-def test_call_whose_ray_is_shut_down_ends_with_a_word(
-    client_work: Callable[..., Any],
-) -> None:
-    work = client_work(waiting=(0,))
-    start_ray()
-    context = ray_fed.init(config=ray_fed.Config(workers=1))
-
-    with futures.ThreadPoolExecutor(1) as threads:
-        call = threads.submit(work.run, context)
-        work.wait_for(0)
-        ray.shutdown()
-        with pytest.raises(errors.ContextStateError, match="was called"):
-            call.result(120)
-    assert not ray.is_initialized()

@@ -186,9 +186,9 @@ for _ in sys.stdin:
 DOCTOR = "import sys; from ray_fed import cli; sys.argv[1:] = ['doctor']; cli.main()"
 
 
-@pytest.fixture(params=[False, True], ids=["no token", "token"])
+@pytest.fixture
 def stranger(
-    request: pytest.FixtureRequest, tmp_path: pathlib.Path
+    tmp_path: pathlib.Path,
 ) -> Iterator[tuple[Head, subprocess.Popen[str]]]:
     """A Ray that a program started for itself, and the program."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="rf"))
@@ -196,7 +196,7 @@ def stranger(
     token_path = _write_token(tmp_path / "token")
     process = subprocess.Popen(
         [sys.executable, "-c", STRANGER],
-        env=_environment(folder, token_path if request.param else None),
+        env=_environment(folder, token_path),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

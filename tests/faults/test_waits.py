@@ -13,7 +13,7 @@ from tensorflow.python.data.experimental.ops import testing  # no public name
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(590)]
 
-NUM_KILLS = 10
+NUM_KILLS = 4
 CLIENT_S = 0.1
 """What each client's work takes, asleep: a busy machine does not change it."""
 

@@ -65,7 +65,7 @@ def test_rows_are_read_so_many_at_a_time(
 def test_rows_are_all_that_there_is(change: Any, order: Any, count: int) -> None:
     saved = change(_saved(np.zeros((5, 3), order=order)))
 
-    with pytest.raises(ValueError, match=r"more than|cut short"):
+    with pytest.raises(ValueError, match="cut short, or has more"):
         list(tables.ArrayReader(io.BytesIO(saved)).read_rows(count))
 
 

@@ -50,7 +50,7 @@ def fed_sgd(tff: Any, tf: Any) -> Any:
 
 
 def mime_lite(tff: Any, tf: Any) -> Any:
-    """An algorithm with a second aggregation, and an optimiser's state in its own."""
+    """An algorithm with a second aggregation, and an optimizer's state in its own."""
     return tff.learning.algorithms.build_weighted_mime_lite(
         _keras_model(tff, tf), tff.learning.optimizers.build_sgdm(0.1, 0.9)
     )
@@ -98,13 +98,13 @@ def robust(tff: Any, tf: Any) -> Any:
 
 
 def secure(tff: Any, tf: Any) -> Any:
-    """The same with secure sums of quantised values."""
+    """The same with secure sums of quantized values."""
     factory = tff.learning.secure_aggregator()
     return factory.create(_update_type(tff), tff.to_type(np.float32))
 
 
 def compressed(tff: Any, tf: Any) -> Any:
-    """A mean of values that are quantised on the way."""
+    """A mean of values that are quantized on the way."""
     factory = tff.learning.compression_aggregator(zeroing=False, clipping=False)
     return factory.create(_update_type(tff), tff.to_type(np.float32))
 

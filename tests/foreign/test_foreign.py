@@ -91,30 +91,17 @@ def test_fixture_runs_to_the_same_results(
 @pytest.mark.usefixtures("debugging")
 @pytest.mark.parametrize(
     "name",
-    [_slow_if_many(n) for n in foreign_cases.CASES if n not in WITH_LAMBDAS_AT_CLIENTS],
+    [n for n in foreign_cases.CASES if n not in WITH_LAMBDAS_AT_CLIENTS | MANY_GRAPHS],
 )
 def test_fixture_runs_in_the_debugging_stack(name: str) -> None:
     check(name)
 
 
 @pytest.mark.usefixtures("debugging")
-@pytest.mark.parametrize(
-    "name", [_slow_if_many(n) for n in sorted(WITH_LAMBDAS_AT_CLIENTS)]
-)
+@pytest.mark.parametrize("name", sorted(WITH_LAMBDAS_AT_CLIENTS - MANY_GRAPHS))
 def test_debugging_stack_says_that_it_refuses_lambdas(name: str) -> None:
     with pytest.raises(errors.UnsupportedError, match="write it as a TensorFlow"):
         check(name)
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fed_avg", "robust", "state"])
-def test_fixture_runs_on_ray(
-    name: str, ray_contexts: Callable[..., ExecutionContext]
-) -> None:
-    fl.framework.set_default_context(ray_contexts(workers=2, subrounds=2))
-
-    check(name)
 
 
 def _functions(name: str) -> dict[str, bytes]:

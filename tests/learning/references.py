@@ -74,7 +74,7 @@ def fed_sgd(
 def mime_lite(
     start: Weights, clients: list[Batches], rounds: int, rate: float, beta: float
 ) -> Weights:
-    """Karimireddy et al. 2021, Algorithm 1, with heavy-ball momentum as optimiser.
+    """Karimireddy et al. 2021, Algorithm 1, with heavy-ball momentum as optimizer.
 
     The step is y <- y + beta s - rate g, the state s <- beta s - rate mean g.
     """
@@ -166,3 +166,127 @@ def adaptive_clip(
         weights = tuple(w + d for w, d in zip(weights, mean, strict=True))
         bound *= np.exp(-adapt.learning_rate * (np.mean(within) - adapt.quantile))
     return weights, bound
+
+
+def loss(weights: Weights, batches: Batches) -> float:
+    joined = {key: np.concatenate([b[key] for b in batches]) for key in ("x", "y")}
+    return float(np.mean((joined["x"] @ weights[0] + weights[1] - joined["y"]) ** 2))
+
+
+def descend(start: Weights, batches: Batches, rate: float, push: Any = None) -> Weights:
+    """One pass of local SGD; `push` adds to the gradient at some weights."""
+    own = start
+    for batch in batches:
+        pushed = push(own) if push else [0.0] * len(own)
+        own = tuple(
+            w - rate * (g + p)
+            for w, g, p in zip(own, gradient(own, batch), pushed, strict=True)
+        )
+    return own
+
+
+def less(one: Weights, other: Weights) -> Weights:
+    return tuple(a - b for a, b in zip(one, other, strict=True))
+
+
+def fed_nova(
+    start: Weights, clients: list[Batches], rounds: int, rate: float, epochs: int
+) -> Weights:
+    """Wang et al. 2020, Section 4: w + tau_eff sum_k p_k (w_k - w) / tau_k."""
+    weights = start
+    sizes = [float(count(batches)) for batches in clients]
+    steps = [len(batches) * epochs for batches in clients]
+    effective = float(np.average(steps, weights=sizes))
+    for _ in range(rounds):
+        by_step = [
+            tuple(d / tau for d in less(descend(weights, each * epochs, rate), weights))
+            for each, tau in zip(clients, steps, strict=True)
+        ]
+        mean = average(by_step, sizes)
+        weights = tuple(w + effective * d for w, d in zip(weights, mean, strict=True))
+    return weights
+
+
+def fed_dyn(
+    start: Weights,
+    clients: list[Batches],
+    cohorts: list[list[int]],
+    rate: float,
+    alpha: float,
+) -> tuple[Weights, Weights, list[Weights]]:
+    """Acar et al. 2021, Algorithm 1, its minimum by one pass of local SGD."""
+    weights, h = start, tuple(np.zeros_like(w) for w in start)
+    own = [h for _ in clients]
+    for cohort in cohorts:
+        trained: list[Weights] = []
+        for client in cohort:
+
+            def push(now: Weights, kept: Weights = own[client]) -> list[Any]:
+                drawn = less(now, weights)  # noqa: B023 (called in this pass alone)
+                return [alpha * d - g for d, g in zip(drawn, kept, strict=True)]
+
+            trained.append(descend(weights, clients[client], rate, push))
+            moved = less(trained[-1], weights)
+            own[client] = tuple(
+                g - alpha * d for g, d in zip(own[client], moved, strict=True)
+            )
+        total = [sum(less(each, weights)[part] for each in trained) for part in (0, 1)]
+        h = tuple(a - alpha / len(clients) * d for a, d in zip(h, total, strict=True))
+        mean = average(trained, [1.0] * len(trained))
+        weights = tuple(w - a / alpha for w, a in zip(mean, h, strict=True))
+    return weights, h, own
+
+
+def q_fed_avg(
+    start: Weights, clients: list[Batches], rounds: int, rate: float, q: float
+) -> Weights:
+    """Li et al. 2020, Algorithm 2, with L = 1 / rate."""
+    weights = start
+    for _ in range(rounds):
+        summed, divisor = [0.0, 0.0], 0.0
+        for batches in clients:
+            now = loss(weights, batches)
+            delta = less(weights, descend(weights, batches, rate))
+            scaled = [d / rate for d in delta]
+            squares = sum(float((d**2).sum()) for d in scaled)
+            summed = [s + now**q * d for s, d in zip(summed, scaled, strict=True)]
+            divisor += q * now ** (q - 1) * squares + now**q / rate
+        weights = tuple(w - s / divisor for w, s in zip(weights, summed, strict=True))
+    return weights
+
+
+def ditto(
+    start: Weights,
+    clients: list[Batches],
+    cohorts: list[list[int]],
+    rate: float,
+    pull: float,
+) -> tuple[Weights, list[Weights]]:
+    """Li et al. 2021, Algorithm 1: federated averaging, and v_k beside it."""
+    weights, own = start, [start for _ in clients]
+    for cohort in cohorts:
+
+        def push(now: Weights) -> list[Any]:
+            return [pull * d for d in less(now, weights)]  # noqa: B023 (in this round)
+
+        trained = [descend(weights, clients[client], rate) for client in cohort]
+        for client in cohort:
+            own[client] = descend(own[client], clients[client], rate, push)
+        sizes = [float(count(clients[client])) for client in cohort]
+        weights = average(trained, sizes)
+    return weights, own
+
+
+def fed_per(
+    start: Weights, clients: list[Batches], cohorts: list[list[int]], rate: float
+) -> tuple[Any, list[Any]]:
+    """Arivazhagan et al. 2019: the kernel is shared, each client keeps its bias."""
+    kernel, own = start[0], [start[1] for _ in clients]
+    for cohort in cohorts:
+        kernels: list[Any] = []
+        for client in cohort:
+            base, own[client] = descend((kernel, own[client]), clients[client], rate)
+            kernels.append(base)
+        sizes = [float(count(clients[client])) for client in cohort]
+        kernel = np.average(kernels, axis=0, weights=sizes)
+    return kernel, own

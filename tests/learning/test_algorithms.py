@@ -10,14 +10,20 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
+from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.learning import (
     Model,
     aggregators,
+    build_ditto,
     build_fed_avg,
+    build_fed_dyn,
+    build_fed_nova,
+    build_fed_per,
     build_fed_prox,
     build_fed_sgd,
     build_mime_lite,
+    build_q_fed_avg,
     build_scaffold,
 )
 from tests.learning import references
@@ -94,31 +100,124 @@ def test_mime_lite_equals_the_paper(
     check_weights(state.weights.trainable, expected)
 
 
-@pytest.mark.slow
-def test_scaffold_equals_the_paper_with_changing_cohorts(
-    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
-) -> None:
-    process = build_scaffold(linear_model, RATE, num_clients=len(clients))
-    cohorts = [[0, 1], [1, 2], [0, 1, 2], [2]] * (ROUNDS // 4)
+COHORTS = [[0, 1], [1, 2], [0, 1, 2], [2]] * (ROUNDS // 4)
+
+
+def run_cohorts(
+    process: Any, clients: list[Any], context: ExecutionContext
+) -> tuple[Any, list[Any]]:
+    """Return state and what clients keep after `COHORTS`, none of them interpreted."""
     kept = [process.initial_client_state for _ in clients]
     state = process.initialize()
-
-    for cohort in cohorts:
+    for cohort in COHORTS:
         state, new, _ = process.next(
             state, [kept[i] for i in cohort], [clients[i] for i in cohort]
         )
         for client, value in zip(cohort, new, strict=True):
             kept[client] = value
-        assert thread_context.last_report is not None
-        assert thread_context.last_report.no_kernel == ()
+        assert context.last_report is not None
+        assert context.last_report.no_kernel == ()
+        assert context.last_report.kernel_leaves == len(cohort)
+    return state, kept
+
+
+def check_clients(kept: list[Any], expected: list[references.Weights]) -> None:
+    for one, other in zip(kept, expected, strict=True):
+        check_weights(one, other)
+
+
+@pytest.mark.slow
+def test_scaffold_equals_the_paper_with_changing_cohorts(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    process = build_scaffold(linear_model, RATE, num_clients=len(clients))
+
+    state, kept = run_cohorts(process, clients, thread_context)
 
     weights, control, own = references.scaffold(
-        start_of(linear_model), clients, cohorts, RATE
+        start_of(linear_model), clients, COHORTS, RATE
     )
     check_weights(state.weights.trainable, weights)
     check_weights(state.optimizer, control)
-    for one, other in zip(kept, own, strict=True):
-        check_weights(one, other)
+    check_clients(kept, own)
+
+
+@pytest.mark.slow
+def test_fed_nova_equals_the_paper(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    process = build_fed_nova(linear_model, keras.optimizers.SGD(RATE), epochs=2)
+
+    state = run_rounds(process, clients, thread_context)
+
+    start = start_of(linear_model)
+    expected = references.fed_nova(start, clients, ROUNDS, RATE, 2)
+    check_weights(state.weights.trainable, expected)
+    twice = [batches * 2 for batches in clients]
+    averaged = references.fed_prox(start, twice, ROUNDS, RATE, 0.0)
+    assert np.abs(averaged[0] - expected[0]).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_fed_dyn_equals_the_paper_with_changing_cohorts(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    process = build_fed_dyn(
+        linear_model, keras.optimizers.SGD(RATE), alpha=0.5, num_clients=len(clients)
+    )
+
+    state, kept = run_cohorts(process, clients, thread_context)
+
+    weights, h, own = references.fed_dyn(
+        start_of(linear_model), clients, COHORTS, RATE, 0.5
+    )
+    check_weights(state.weights.trainable, weights)
+    check_weights(state.optimizer, h)
+    check_clients(kept, own)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("q", [0.0, 2.0])
+def test_q_fed_avg_equals_the_paper(
+    linear_model: Model,
+    clients: list[Any],
+    thread_context: ExecutionContext,
+    q: float,
+) -> None:
+    process = build_q_fed_avg(linear_model, RATE, q=q)
+
+    state = run_rounds(process, clients, thread_context)
+
+    expected = references.q_fed_avg(start_of(linear_model), clients, ROUNDS, RATE, q)
+    check_weights(state.weights.trainable, expected)
+
+
+@pytest.mark.slow
+def test_ditto_equals_the_paper_with_changing_cohorts(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    process = build_ditto(linear_model, keras.optimizers.SGD(RATE), proximal=0.7)
+
+    state, kept = run_cohorts(process, clients, thread_context)
+
+    weights, own = references.ditto(start_of(linear_model), clients, COHORTS, RATE, 0.7)
+    check_weights(state.weights.trainable, weights)
+    check_clients(kept, own)
+
+
+@pytest.mark.slow
+def test_fed_per_equals_the_paper_with_changing_cohorts(
+    linear_model: Model, clients: list[Any], thread_context: ExecutionContext
+) -> None:
+    optimizer = keras.optimizers.SGD(RATE)
+    process = build_fed_per(linear_model, optimizer, personal=["bias"])
+
+    state, kept = run_cohorts(process, clients, thread_context)
+
+    start = start_of(linear_model)
+    kernel, biases = references.fed_per(start, clients, COHORTS, RATE)
+    check_weights(state.weights.trainable, (kernel, start[1]))
+    check_clients(kept, [(bias,) for bias in biases])
 
 
 @pytest.mark.slow
@@ -180,6 +279,18 @@ def test_scaffold_reaches_the_optimum_that_averaging_misses() -> None:
     assert reached < 1e-4
 
 
+def test_scaffold_takes_sgd_for_its_rate(linear_model: Model) -> None:
+    by_rate, by_optimizer = (
+        build_scaffold(linear_model, rate, num_clients=3)
+        for rate in (0.5, keras.optimizers.SGD(0.5))
+    )
+
+    assert by_rate.facts == by_optimizer.facts
+    assert rtf.identify_computation(by_rate.next) == rtf.identify_computation(
+        by_optimizer.next
+    )
+
+
 @pytest.mark.parametrize(
     ("build", "match"),
     [
@@ -221,6 +332,28 @@ def test_scaffold_reaches_the_optimum_that_averaging_misses() -> None:
             ),
             "Expected a Keras LearningRateSchedule",
             id="rate that is no schedule",
+        ),
+        pytest.param(
+            lambda model: build_scaffold(
+                model, keras.optimizers.SGD(0.1, momentum=0.9), num_clients=3
+            ),
+            "SGD with a learning rate alone",
+            id="momentum",
+        ),
+        pytest.param(
+            lambda model: build_fed_per(model, "sgd", personal=["head"]),
+            "names of layers, or of their weights, as `personal`, of",
+            id="no such layer",
+        ),
+        pytest.param(
+            lambda model: build_fed_dyn(model, "sgd", alpha=0.0, num_clients=3),
+            "`alpha` above 0",
+            id="no pull",
+        ),
+        pytest.param(
+            lambda model: build_q_fed_avg(model, 0.1, q=-1.0),
+            "`q` of at least 0",
+            id="negative power",
         ),
         pytest.param(
             lambda model: build_mime_lite(model, keras.optimizers.SGD(0.1), epochs=0),

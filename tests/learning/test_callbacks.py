@@ -17,7 +17,7 @@ import pytest
 
 import ray_fed.errors as errors
 from ray_fed.learning import History, Model, RoundRecord, build_fed_avg, callbacks, run
-from ray_fed.learning.callbacks.hooks import Callback
+from ray_fed.learning.callbacks import Callback
 from tests.learning.counting import CLIENTS, build_tally
 
 
@@ -158,86 +158,46 @@ def test_tensorboard_reads_each_round_once_also_after_a_resume(
     assert [(e.step, e.value) for e in accuracies] == [(2, 0.25), (4, 0.75)]
 
 
-_MLFLOW = """
-import pathlib, sys
+_TRACKERS = """
+import os, sys
+import ray_fed.errors as errors
 from ray_fed.learning import callbacks
 from tests.learning.test_callbacks import tell
 import mlflow
-uri = sys.argv[1]
-tell(callbacks.MLflow("digits", "tests", uri), 0, 3)
-tell(callbacks.MLflow("digits", "tests", uri), 2)
-client = mlflow.MlflowClient(uri)
-experiment = client.get_experiment_by_name("tests")
-(found,) = client.search_runs([experiment.experiment_id])
-history = client.get_metric_history(found.info.run_id, "training.loss")
-steps = {m.step: m.value for m in history}
-print(found.info.status, sorted(steps.items()))
-"""
-
-_NO_MLFLOW = """
-import sys
-import ray_fed.errors as errors
-from ray_fed.learning import callbacks
-try:
-    callbacks.MLflow("digits", "tests", sys.argv[1])
-except errors.ConfigError as error:
-    print(error)
-"""
-
-_WANDB = """
-import sys
-from ray_fed.learning import callbacks
-from tests.learning.test_callbacks import tell
-tell(callbacks.WandB("tests", "digits-1", "offline", sys.argv[1]), 0)
+folder = sys.argv[1]
+for place in (f"file://{folder}/runs", f"what://{folder}"):
+    try:
+        callbacks.MLflow("digits", "tests", place)
+    except errors.ConfigError as error:
+        told = f"found `{place}`", "MLFLOW_ALLOW_FILE_STORE=true"
+        print(*(words in str(error) for words in told))
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+for place in (f"sqlite:///{folder}/runs.db", f"file://{folder}/runs"):
+    tell(callbacks.MLflow("digits", "tests", place), 0, 3)
+    tell(callbacks.MLflow("digits", "tests", place), 2)
+    client = mlflow.MlflowClient(place)
+    experiment = client.get_experiment_by_name("tests")
+    (found,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(found.info.run_id, "training.loss")
+    print(found.info.status, sorted({m.step: m.value for m in history}.items()))
+tell(callbacks.WandB("tests", "digits-1", "offline", folder), 0)
 """
 
 
-def run_code(code: str, argument: str, **variables: str) -> str:
+@pytest.mark.slow
+def test_mlflow_and_wandb_have_the_rounds_once(tmp_path: pathlib.Path) -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", code, argument],
+        [sys.executable, "-c", _TRACKERS, str(tmp_path)],
         capture_output=True,
         text=True,
         check=False,
         cwd=pathlib.Path(__file__).parents[2],
-        env=os.environ | variables,
+        env=os.environ | {"MLFLOW_ALLOW_FILE_STORE": "false", "WANDB_SILENT": "true"},
     )
+
     assert finished.returncode == 0, finished.stderr
-    return finished.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "variables"),
-    [
-        ("sqlite:///{}/runs.db", {}),
-        ("file://{}/runs", {"MLFLOW_ALLOW_FILE_STORE": "true"}),
-    ],
-    ids=["file", "folder"],
-)
-def test_mlflow_goes_on_in_the_run_of_its_name(
-    tmp_path: pathlib.Path, place: str, variables: dict[str, str]
-) -> None:
-    out = run_code(_MLFLOW, place.format(tmp_path), **variables)
-
-    expected = "FINISHED [(1, 3.0), (2, 2.0), (3, 1.5), (4, 1.0)]"
-    assert out.splitlines()[-1] == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["file://{}/runs", "what://{}"])
-def test_place_that_mlflow_cannot_use_is_told(
-    tmp_path: pathlib.Path, place: str
-) -> None:
-    out = run_code(_NO_MLFLOW, place.format(tmp_path), MLFLOW_ALLOW_FILE_STORE="false")
-
-    assert f"found `{place.format(tmp_path)}`" in out
-    assert "MLFLOW_ALLOW_FILE_STORE=true" in out
-
-
-@pytest.mark.slow
-def test_wandb_writes_an_offline_run(tmp_path: pathlib.Path) -> None:
-    run_code(_WANDB, str(tmp_path), WANDB_SILENT="true")
-
+    history = "FINISHED [(1, 3.0), (2, 2.0), (3, 1.5), (4, 1.0)]"
+    assert finished.stdout.splitlines()[-4:] == ["True True"] * 2 + [history] * 2
     (file,) = tmp_path.glob("wandb/offline-run-*-digits-1/*.wandb")
     content = file.read_bytes()
     assert b"training.loss" in content

@@ -1,18 +1,20 @@
 """What is saved beside the rounds: the latest state, one save at a time."""
 
+import contextlib
 import pathlib
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
-import ray_fed.learning.checkpoints as checkpoints
 from ray_fed.learning import RoundRecord
 from ray_fed.learning.checkpoints import Checkpoints, Reached, RunStorage
-from ray_fed.learning.loop_thread import IoThread
+from ray_fed.learning.client_states import SavedClientStates
+from ray_fed.learning.rounds_in_flight import IoThread
 
 RECORDS = tuple(
     RoundRecord(index, (0,), {"loss": 1.0}, None, 0.5) for index in range(9)
@@ -22,8 +24,10 @@ RECORDS = tuple(
 class GatedStorage(RunStorage):
     """Notes what it is to save; each save waits until the gate is open."""
 
-    def __init__(self, path: pathlib.Path) -> None:
-        super().__init__(path, None)
+    def __init__(
+        self, path: pathlib.Path, clients: SavedClientStates | None = None
+    ) -> None:
+        super().__init__(path, None, clients)
         self.gate = threading.Event()
         self.begun = threading.Event()
         self.failures: list[Exception] = []
@@ -53,15 +57,14 @@ def io() -> Iterator[IoThread]:
 
 
 @pytest.fixture
-def storage(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> GatedStorage:
-    monkeypatch.setattr(checkpoints, "SPACING_S", 0.0)
+def storage(tmp_path: pathlib.Path) -> GatedStorage:
     return GatedStorage(tmp_path)
 
 
 def test_states_that_wait_give_way_to_the_latest(
     io: IoThread, storage: GatedStorage
 ) -> None:
-    saver = Checkpoints(storage, io, fetch, keeps_all=False)
+    saver = Checkpoints(storage, io, fetch, spacing_s=0.0)
 
     saver.add(Reached("a", RECORDS[:1]))
     storage.begun.wait(10)
@@ -75,11 +78,11 @@ def test_states_that_wait_give_way_to_the_latest(
     assert "read b" not in storage.saved
 
 
-def test_each_state_is_saved_where_all_are_kept(
+def test_each_state_is_saved_without_a_spacing(
     io: IoThread, storage: GatedStorage
 ) -> None:
     storage.gate.set()
-    saver = Checkpoints(storage, io, fetch, keeps_all=True)
+    saver = Checkpoints(storage, io, fetch, spacing_s=None)
 
     for count in range(1, 9):
         saver.add(Reached(count, RECORDS[:count]))
@@ -89,12 +92,34 @@ def test_each_state_is_saved_where_all_are_kept(
     assert storage.saved[-1] == "read 9"
 
 
+def test_what_clients_keep_is_saved_with_the_state_that_takes_the_place(
+    io: IoThread, tmp_path: pathlib.Path
+) -> None:
+    initial = np.zeros(1)
+    clients = SavedClientStates(initial, str(tmp_path), memory_bytes=2**20)
+    storage = GatedStorage(tmp_path, clients)
+    storage.failures.append(errors.StorageError("no room"))
+    saver = Checkpoints(storage, io, fetch, spacing_s=0.0)
+
+    for count in range(1, 4):  # the first fails, the second gives way
+        clients.put([count], [np.full(1, float(count))])
+        saver.add(Reached("a", RECORDS[:count], clients.take_changed()))
+        storage.begun.wait(10)
+    storage.gate.set()
+    with contextlib.suppress(errors.StorageError):
+        saver.finish(Reached("b", RECORDS[:3]), no_limit)
+    loaded = SavedClientStates(initial, str(tmp_path), memory_bytes=2**20)
+    loaded.read_archives(clients.write_archives())
+
+    assert loaded.take([1, 2, 3]) == [[1.0], [2.0], [3.0]]
+
+
 def test_failure_is_raised_by_the_next_state(
     io: IoThread, storage: GatedStorage
 ) -> None:
     storage.gate.set()
     storage.failures.append(errors.StorageError("no room"))
-    saver = Checkpoints(storage, io, fetch, keeps_all=True)
+    saver = Checkpoints(storage, io, fetch, spacing_s=None)
 
     def add_all() -> None:
         for count in range(1, 9):
@@ -109,7 +134,7 @@ def test_failure_of_the_last_state_is_raised(
 ) -> None:
     storage.gate.set()
     storage.failures.append(errors.StorageError("no room"))
-    saver = Checkpoints(storage, io, fetch, keeps_all=False)
+    saver = Checkpoints(storage, io, fetch, spacing_s=0.0)
 
     with pytest.raises(errors.StorageError, match="no room"):
         saver.finish(Reached("a", RECORDS[:1]), no_limit)
@@ -118,7 +143,7 @@ def test_failure_of_the_last_state_is_raised(
 def test_last_state_that_takes_too_long_is_told(
     io: IoThread, storage: GatedStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saver = Checkpoints(storage, io, fetch, keeps_all=False)
+    saver = Checkpoints(storage, io, fetch, spacing_s=0.0)
 
     saver.finish(Reached("a", RECORDS[:1]), lambda: 0.0)
 
@@ -129,7 +154,7 @@ def test_last_state_that_takes_too_long_is_told(
 def test_short_rounds_share_a_save(io: IoThread, tmp_path: pathlib.Path) -> None:
     storage = GatedStorage(tmp_path)
     storage.gate.set()
-    saver = Checkpoints(storage, io, fetch, keeps_all=False)
+    saver = Checkpoints(storage, io, fetch, spacing_s=0.5)
 
     for count in range(1, 9):
         saver.add(Reached(count, RECORDS[:count]))
@@ -145,7 +170,7 @@ def test_nothing_is_read_to_be_saved_without_a_place(io: IoThread) -> None:
     async def note(state: Any) -> Any:
         read.append(state)
 
-    saver = Checkpoints(None, io, note, keeps_all=True)
+    saver = Checkpoints(None, io, note, spacing_s=None)
 
     saver.add(Reached("a", RECORDS[:1]))
     saver.finish(Reached("b", RECORDS[:2]), no_limit)

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import federated_language as fl
 import keras
 import numpy as np
 import pytest
@@ -17,15 +16,14 @@ import tensorflow as tf
 import ray_fed.errors as errors
 import ray_fed.learning.run_loop as run_loop
 from ray_fed import learning
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import (
     ClientStates,
-    CohortSampler,
     History,
     LearningProcess,
     Model,
     TrainingResult,
 )
+from ray_fed.program import UniformSampler
 
 BatchMaker = Callable[..., list[Any]]
 
@@ -65,10 +63,10 @@ def run(process: Any, clients: Any, num_rounds: int = ROUNDS, **more: Any) -> An
 def test_run_is_the_loop_that_calls_next(
     process: LearningProcess, clients: list[Any]
 ) -> None:
-    sampler = CohortSampler(NUM_CLIENTS, 3, SEED)
+    sampler = UniformSampler(SEED)
     state, states = process.initialize(), ClientStates(process.initial_client_state)
     for index in range(ROUNDS):
-        cohort = sampler.sample(index)
+        cohort = sampler.sample(index, NUM_CLIENTS, 3)
         data = [clients[client] for client in cohort]
         state, kept, _ = process.next(state, states.take(cohort), data)
         states.put(cohort, kept)
@@ -194,56 +192,38 @@ def test_files_of_old_rounds_go(
 ) -> None:
     run(process, clients, 40, storage_path=tmp_path, num_to_keep=2)
 
-    segments = list((tmp_path / "clients").iterdir())
+    archives = list((tmp_path / "clients").iterdir())
 
-    assert 1 <= len(segments) <= NUM_CLIENTS + 4  # one client's last row, at the least
+    assert 1 <= len(archives) <= NUM_CLIENTS + 4  # one client's last row, at the least
 
 
 def test_files_of_a_run_that_was_killed_before_its_first_save_go(
     process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "clients").mkdir()
-    (tmp_path / "clients" / "lost").write_bytes(b"half a segment")
+    for name in ("7.zip", ".8.zip.abc.tmp"):
+        (tmp_path / "clients" / name).write_bytes(b"half an archive")
 
     run(process, clients, 1, storage_path=tmp_path)
 
     (left,) = (tmp_path / "clients").iterdir()
-    assert left.name != "lost"
+    assert left.name == "8.zip"
 
 
 @pytest.mark.slow
-def test_tilde_is_the_home_of_the_user(
-    process: LearningProcess,
-    clients: list[Any],
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    home, working = tmp_path / "home", tmp_path / "working"
-    working.mkdir()
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(working)
-
-    run(
-        process, clients, 1, storage_path="~/run",
-        callbacks=[learning.callbacks.CSV("~/rounds.csv")],
-    )  # fmt: skip
-
-    assert sorted(path.name for path in home.iterdir()) == ["rounds.csv", "run"]
-    names = sorted(path.name for path in (home / "run").iterdir())
-    assert names == ["clients", "round_1.zip", "run_0.zip"]
-    assert list(working.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_damaged_values_of_clients_end_a_resume(
+def test_damaged_values_of_clients_end_a_resume_and_the_error_says_what_to_do(
     process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
 ) -> None:
-    run(process, clients, 2, storage_path=tmp_path)
-    for path in (tmp_path / "clients").iterdir():
-        path.write_bytes(path.read_bytes()[:-1])
+    whole = outcome(run(process, clients))
+    run(process, clients, 2, storage_path=tmp_path, checkpoint_every=1)
+    path = tmp_path / "clients" / "1.zip"
+    path.write_bytes(path.read_bytes()[:-1])
 
-    with pytest.raises(errors.SavedStateError, match="client states"):
+    with pytest.raises(errors.SavedStateError, match=r"clients/1\.zip.*damaged") as why:
         run(process, clients, storage_path=tmp_path)
+    assert "state after 2 rounds" in why.value.__notes__[0]
+    (tmp_path / "round_2.zip").unlink()
+    assert outcome(run(process, clients, storage_path=tmp_path)) == whole
 
 
 def test_clients_go_on_where_the_server_does(
@@ -297,23 +277,3 @@ def test_states_of_clients_that_data_lacks_are_refused(
 
     with pytest.raises(errors.ValueMismatchError, match="values of 77, 'x', -1: pass"):
         run(process, clients, client_states=states)
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_run_on_ray_has_the_bits_of_threads(
-    process: LearningProcess,
-    clients: list[Any],
-    ray_contexts: Callable[..., ExecutionContext],
-    local_contexts: Callable[..., ExecutionContext],
-    tmp_path: pathlib.Path,
-) -> None:
-    found: list[Any] = []
-
-    for context in (local_contexts(workers=2), ray_contexts(workers=2)):
-        fl.framework.set_default_context(context)
-        storage = str(tmp_path / context.config.backend)
-        run(process, clients, 3, storage_path=storage)
-        found.append(outcome(run(process, clients, storage_path=storage)))
-
-    assert found[0] == found[1]

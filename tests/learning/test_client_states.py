@@ -1,13 +1,15 @@
-"""Values of clients over rounds: in memory, in files, saved and loaded."""
+"""Values of clients over rounds: in memory, and in a file."""
 
 # pyright: reportPrivateUsage=false
 # pyright: reportUnknownLambdaType=false
 
+import os
 import pathlib
 from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 import ray_fed.errors as errors
 from ray_fed.learning.client_states import ClientStates
@@ -52,7 +54,7 @@ def test_values_are_those_of_a_dict_whatever_fits(
     assert numbers(states, list(expected)) == list(expected.values())
 
 
-def test_files_do_not_grow_with_the_number_of_rounds(tmp_path: pathlib.Path) -> None:
+def test_file_does_not_grow_with_the_number_of_rounds(tmp_path: pathlib.Path) -> None:
     row = 4000
     states = ClientStates(
         [np.zeros(1000, np.float32)], str(tmp_path), memory_bytes=4 * row
@@ -61,81 +63,28 @@ def test_files_do_not_grow_with_the_number_of_rounds(tmp_path: pathlib.Path) -> 
     for number in range(40):
         states.put(list(range(20)), [[np.full(1000, number, np.float32)]] * 20)
 
-    written = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
-    assert written <= 2.2 * 20 * row  # and the files' headers
+    spilled: Any = states._spilled
+    assert os.fstat(spilled._file.fileno()).st_size <= 20 * row
 
 
-def test_saved_values_are_loaded_with_other_memory(tmp_path: pathlib.Path) -> None:
-    saved = str(tmp_path / "saved" / "states")
-    states = ClientStates(INITIAL, str(tmp_path / "one"), memory_bytes=2 * ROW)
-    states.put(["a", "b", 3, 4, 5], [value(n) for n in range(1, 6)])
+def test_values_beyond_memory_are_checked(tmp_path: pathlib.Path) -> None:
+    states = ClientStates(INITIAL, str(tmp_path), memory_bytes=ROW)
+    states.put([1, 2], [value(1), value(2)])
+    file: Any = states._spilled
+    file._file.seek(3)
+    file._file.write(b"x")
 
-    states.save(saved)
-    states.put(["a"], [value(9)])
-    loaded = ClientStates.load(
-        saved, INITIAL, str(tmp_path / "two"), memory_bytes=3 * ROW
-    )
-
-    assert numbers(loaded, ["a", "b", 3, 4, 5, 6]) == [1, 2, 3, 4, 5, 0]
-    assert [f.name for f in (tmp_path / "saved").iterdir()] == ["states"]
+    assert numbers(states, [2]) == [2]
+    with pytest.raises(errors.SavedStateError, match="of the client `1`"):
+        states.take([1])
 
 
-@pytest.mark.parametrize("kept", [0.9, 0.1], ids=["cut in a value", "cut in front"])
-def test_damaged_file_is_refused(tmp_path: pathlib.Path, kept: float) -> None:
-    saved = tmp_path / "states"
-    states = ClientStates(INITIAL)
-    states.put([1, 2, 3], [value(1)] * 3)
-    states.save(str(saved))
-    content = saved.read_bytes()
-    saved.write_bytes(content[: int(len(content) * kept)])
-
-    with pytest.raises(errors.SavedStateError, match="states"):
-        ClientStates.load(str(saved), INITIAL)
-
-
-def test_changed_byte_is_found(tmp_path: pathlib.Path) -> None:
-    saved = tmp_path / "states"
-    states = ClientStates(INITIAL)
-    states.put([1, 2, 3], [value(n) for n in range(3)])
-    states.save(str(saved))
-    content = bytearray(saved.read_bytes())
-    content[-ROW] ^= 1
-    saved.write_bytes(content)
-
-    with pytest.raises(errors.SavedStateError, match="another checksum"):
-        ClientStates.load(str(saved), INITIAL)
-
-
-def test_place_that_cannot_be_written_or_read_is_named(tmp_path: pathlib.Path) -> None:
+def test_folder_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("in the way")
+    states = ClientStates(INITIAL, str(tmp_path / "file"), memory_bytes=ROW)
 
-    with pytest.raises(errors.StorageError, match=r"write client states in .*file/x"):
-        ClientStates(INITIAL).save(str(tmp_path / "file" / "x"))
-    with pytest.raises(errors.StorageError, match=r"read client states in .*missing"):
-        ClientStates.load(str(tmp_path / "missing"), INITIAL)
-
-
-def test_failed_save_leaves_the_former_file_and_no_other(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = tmp_path / "states"
-    states = ClientStates(INITIAL)
-    states.put([1], [value(1)])
-    states.save(str(saved))
-    monkeypatch.setattr(states._rows, "read", lambda *_, **__: [None, "no bytes"])
-
-    with pytest.raises(errors.StorageError):
-        states.save(str(saved))
-
-    assert [file.name for file in tmp_path.iterdir()] == ["states"]
-    assert numbers(ClientStates.load(str(saved), INITIAL), [1]) == [1]
-
-
-def test_file_of_other_values_is_refused(tmp_path: pathlib.Path) -> None:
-    ClientStates(INITIAL).save(str(tmp_path / "states"))
-
-    with pytest.raises(errors.SavedStateError, match="types"):
-        ClientStates.load(str(tmp_path / "states"), (np.zeros(4, np.float32),))
+    with pytest.raises(errors.StorageError, match=r"write client states in .*file"):
+        states.put([1, 2], [value(1)] * 2)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +116,59 @@ def test_memory_for_no_value_is_refused() -> None:
         ClientStates(INITIAL, memory_bytes=15)
 
 
-def test_close_removes_files(tmp_path: pathlib.Path) -> None:
-    with ClientStates(INITIAL, str(tmp_path), memory_bytes=ROW) as states:
-        states.put([1, 2, 3], [value(1)] * 3)
-        assert list(tmp_path.iterdir())
+def test_folder_of_another_machine_is_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="of this machine"):
+        ClientStates(INITIAL, "s3://bucket/states")
 
-    assert list(tmp_path.iterdir()) == []
+
+def test_files_have_no_name_and_end_with_the_values(tmp_path: pathlib.Path) -> None:
+    with ClientStates(INITIAL, str(tmp_path), memory_bytes=ROW) as states:
+        states.put([1, 2, 3], [value(n) for n in (1, 2, 3)])
+
+        assert numbers(states, [1, 2, 3]) == [1, 2, 3]
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["{}/kept", "memory://kept-states"])
+def test_saved_values_are_loaded(tmp_path: pathlib.Path, place: str) -> None:
+    folder = place.format(tmp_path)
+    states = ClientStates(INITIAL, str(tmp_path), memory_bytes=2 * ROW)
+    for last in (3, 9):
+        clients = ["a", "b", *range(last)]
+        states.put(clients, [value(last)] * len(clients))
+        states.save(folder)
+
+    loaded = ClientStates.load(folder, INITIAL)
+
+    assert set(loaded.ids) == {"a", "b", *range(9)}
+    assert numbers(loaded, ["a", "b", *range(10)]) == [9] * 11 + [0]
+    with pytest.raises(errors.SavedStateError, match=r"found arrays .*<i4"):
+        ClientStates.load(folder, np.zeros(4, np.float32))
+    with pytest.raises(errors.SavedStateError, match="found none"):
+        ClientStates.load(f"{folder}/elsewhere", INITIAL)
+
+
+def fail_at_the_index(_: LocalFileSystem, source: str, target: str) -> None:
+    if "all_" in target:
+        raise OSError("no more room")
+    os.replace(source, target)  # noqa: PTH105
+
+
+def test_save_that_ends_half_way_leaves_what_was_saved(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = ClientStates(INITIAL)
+    states.put(["a", 1], [value(1), value(1)])
+    states.save(str(tmp_path))
+    states.put(["a", 2], [value(2), value(2)])
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFileSystem, "mv", fail_at_the_index)
+        with pytest.raises(errors.StorageError):
+            states.save(str(tmp_path))
+
+    loaded = ClientStates.load(str(tmp_path), INITIAL)
+    assert numbers(loaded, ["a", 1, 2]) == [1, 1, 0]
+
+    states.save(str(tmp_path))
+    assert numbers(ClientStates.load(str(tmp_path), INITIAL), ["a", 1, 2]) == [2, 1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2.zip", "all_2.zip"]

@@ -6,51 +6,7 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.learning import CohortSampler, split_by_label
-
-
-def test_cohort_is_that_of_seed_and_round_alone() -> None:
-    sampler = CohortSampler(num_clients=50, cohort_size=10, seed=7)
-    in_order = [sampler.sample(index) for index in range(5)]
-
-    backwards = [CohortSampler(50, 10, 7).sample(index) for index in (4, 3, 2, 1, 0)]
-
-    assert in_order == backwards[::-1]
-    assert len({tuple(cohort) for cohort in in_order}) == 5
-    assert CohortSampler(50, 10, 8).sample(0) != in_order[0]
-
-
-@hypothesis.given(
-    num_clients=st.integers(1, 40), data=st.data(), seed=st.integers(0, 2**32)
-)
-@hypothesis.settings(deadline=None)
-def test_cohort_has_no_client_twice(num_clients: int, data: Any, seed: int) -> None:
-    size = data.draw(st.integers(1, num_clients))
-
-    cohort = CohortSampler(num_clients, size, seed).sample(3)
-
-    assert cohort == sorted(set(cohort))
-    assert len(cohort) == size
-    assert set(cohort) <= set(range(num_clients))
-
-
-def test_every_client_is_drawn_in_time() -> None:
-    sampler = CohortSampler(num_clients=12, cohort_size=3, seed=0)
-
-    drawn = {client for index in range(60) for client in sampler.sample(index)}
-
-    assert drawn == set(range(12))
-
-
-@pytest.mark.parametrize("size", [0, 4])
-def test_cohort_of_an_impossible_size_is_refused(size: int) -> None:
-    with pytest.raises(errors.ConfigError, match=f"from 1 to 3.*found {size}"):
-        CohortSampler(num_clients=3, cohort_size=size, seed=0)
-
-
-def test_negative_seed_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="`seed`"):
-        CohortSampler(num_clients=3, cohort_size=1, seed=-1)
+from ray_fed.learning import split_by_label
 
 
 @hypothesis.given(

@@ -1,37 +1,271 @@
+"""Processes of functions and of typed parts; aggregators of two functions."""
+
+# pyright: reportUnknownLambdaType=false, reportImplicitOverride=false
+
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
+import federated_language as fl
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed.learning import Model, aggregators, build_fed_avg, build_process
-from ray_fed.learning.local_training import LocalTraining, build_training, send_weights
-from ray_fed.learning.optimizers import OptimizerSpec
-from ray_fed.learning.server_update import build_server_update
+from ray_fed import learning
+from ray_fed import tensorflow as rtf
+from ray_fed.contexts.factory import ExecutionContext
+from ray_fed.learning import Model, aggregators, build_fed_avg
+
+RATE = 0.05
+build_process: Any = learning.build_process
 
 
-def test_parts_whose_types_do_not_go_together_are_refused(linear_model: Model) -> None:
-    spec = OptimizerSpec(keras.optimizers.SGD(0.05))
-    finalize = build_server_update(linear_model, spec)
-    sending = send_weights(linear_model, finalize)
-    work = build_training(linear_model, LocalTraining(spec))
-    parts: dict[str, Any] = {
-        "distribute": sending,
-        "client_work": work,
-        "aggregate": aggregators.mean(),
-        "finalize": finalize,
-    }
+def averaging(model: Model) -> dict[str, Any]:
+    """Return federated averaging as functions."""
+    train = learning.LocalTraining(model, keras.optimizers.SGD(RATE))
 
-    build: Any = build_process
+    def client(server: learning.ServerView, batches: Any) -> Any:
+        trained = train(server.weights, batches)
+        delta = model.delta(server.weights, trained.weights)
+        return delta, trained.num_examples, trained.totals
 
-    for name, wrong in {
-        "distribute.next": {"distribute": work},
-        "client_work.next": {"client_work": sending},
-        "aggregate.next": {"aggregate": finalize},
-    }.items():
-        with pytest.raises(errors.ValueMismatchError, match=f"Expected `{name}` to"):
-            build(linear_model, **{**parts, **wrong})
+    def server(weights: Any, state: Any, delta: Any) -> Any:
+        return model.move(weights, delta), state
+
+    return {"client": client, "server": server}
+
+
+@rtf.computation
+def nothing() -> tuple[()]:
+    return ()
+
+
+@fl.federated_computation
+def initialize() -> Any:
+    return fl.federated_eval(nothing, fl.SERVER)
+
+
+def advance(state: Any, number: Any) -> Any:
+    return state, number
+
+
+OF_A_NUMBER = learning.Part(
+    initialize,
+    fl.federated_computation(
+        advance, fl.FederatedType((), fl.SERVER), fl.FederatedType(np.int32, fl.SERVER)
+    ),
+)
+
+
+@pytest.mark.parametrize("name", ["send", "client", "aggregator", "server"])
+def test_parts_whose_types_do_not_go_together_are_refused(
+    linear_model: Model, name: str
+) -> None:
+    parts = averaging(linear_model) | {name: OF_A_NUMBER}
+
+    with pytest.raises(errors.ValueMismatchError, match=f"Expected `{name}.next` to"):
+        build_process(linear_model, **parts)
+
+
+def test_typed_part_does_what_a_function_does(
+    linear_model: Model, make_batches: Any
+) -> None:
+    functions = averaging(linear_model)
+    members: Any = (linear_model.weights_type, fl.to_type(()), np.int32)
+    view_type = fl.to_type(learning.ServerView(*members))
+    select = rtf.computation(learning.send_weights, view_type)
+
+    @fl.federated_computation(
+        fl.FederatedType((), fl.SERVER), fl.FederatedType(view_type, fl.SERVER)
+    )
+    def send(state: Any, view: Any) -> Any:
+        return state, fl.federated_broadcast(fl.federated_map(select, view))
+
+    typed = build_process(
+        linear_model, **functions, send=learning.Part(initialize, send)
+    )
+    plain = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
+    clients = [make_batches([4, 2], 0), make_batches([3], 1)]
+
+    found, expected = (
+        process.next(process.initialize(), clients)[0].weights
+        for process in (typed, plain)
+    )
+
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def test_control_flow_of_users_functions_is_of_tensors(
+    linear_model: Model, make_batches: Any, thread_context: ExecutionContext
+) -> None:
+    functions = averaging(linear_model)
+    inner: Callable[..., Any] = functions["client"]
+
+    def client(server: learning.ServerView, batches: Any, own: Any) -> Any:
+        delta, size, totals = inner(server, batches)
+        weight = tf.cast(size, tf.float32)
+        if own > 0:  # in the second round
+            weight = weight * 0.0
+        return delta, weight, totals, own + 1
+
+    process = build_process(
+        linear_model, **functions | {"client": client}, client_state=np.int32(0)
+    )
+    clients = [make_batches([4], 0)]
+    state, kept = process.initialize(), [process.initial_client_state]
+
+    first, kept, _ = process.next(state, kept, clients)
+    second, kept, _ = process.next(first, kept, clients)
+
+    assert kept == [2]
+    assert not np.array_equal(first.weights.trainable[0], state.weights.trainable[0])
+    np.testing.assert_array_equal(
+        second.weights.trainable[0], first.weights.trainable[0]
+    )
+    assert thread_context.last_report is not None
+    assert thread_context.last_report.no_kernel == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        pytest.param(
+            {"client_state": np.int32(0)}, r"as `client\(server, batches, own\)`",
+            id="nothing is taken",
+        ),
+        pytest.param(
+            {"client_state": np.int32(0), "client": lambda a, b, c: (a, b, c)},
+            "update, weight, totals, and what it keeps", id="nothing is kept",
+        ),
+        pytest.param(
+            {"client": lambda a, b: (a, b, 3)}, "totals are those of",
+            id="no totals",
+        ),
+        pytest.param(
+            {"server": lambda weights, _, __: weights}, "weights and its state",
+            id="no state",
+        ),
+        pytest.param(
+            {"server": lambda weights, state, _: (weights.trainable, state)},
+            "Expected `server` to return weights of type",
+            id="no weights",
+        ),
+        pytest.param({"client": 3}, "function of TensorFlow or a Part", id="a number"),
+    ],
+)  # fmt: skip
+def test_functions_that_return_something_else_are_refused(
+    linear_model: Model, changed: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(errors.ValueMismatchError, match=match):
+        build_process(linear_model, **averaging(linear_model) | changed)
+
+
+def test_part_that_keeps_something_says_its_beginning(linear_model: Model) -> None:
+    members: Any = (linear_model.weights_type, fl.to_type(()), np.int32)
+    view_type = fl.to_type(learning.ServerView(*members))
+    client: Any = averaging(linear_model)["client"]
+
+    @rtf.computation(view_type, np.int32, linear_model.data_type.member)
+    def work(server: Any, own: Any, batches: Any) -> Any:
+        update, size, totals = client(server, batches)
+        measured = OrderedDict(totals=totals, counts=())
+        weight = tf.cast(size, tf.float32)
+        return OrderedDict(update=update, weight=weight, measured=measured), own + 1
+
+    @fl.federated_computation(
+        fl.FederatedType((), fl.SERVER),
+        fl.FederatedType(view_type, fl.CLIENTS, all_equal=True),
+        fl.FederatedType(np.int32, fl.CLIENTS),
+        linear_model.data_type,
+    )
+    def next_work(state: Any, sent: Any, kept: Any, data: Any) -> Any:
+        worked = fl.federated_map(work, (sent, kept, data))
+        return state, worked[0], worked[1]
+
+    functions = averaging(linear_model)
+    zero = np.zeros([], np.int32)
+    whole = learning.Part(initialize, next_work, initial_client_state=zero)
+
+    part = learning.Part(initialize, next_work)
+    with pytest.raises(errors.ValueMismatchError, match="what they begin with"):
+        build_process(linear_model, **functions | {"client": part})
+    process = build_process(linear_model, **functions | {"client": whole})
+    assert process.initial_client_state is zero
+
+
+class Majority(aggregators.Summed):
+    """Signs of sums of signs, and in how many rounds."""
+
+    def initial_state(self) -> Any:
+        return {"rounds": np.int32(0)}
+
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        signs = tf.nest.map_structure(tf.sign, update)
+        if weight <= 0 and state["rounds"] >= 0:  # autograph makes ops of it
+            signs = tf.nest.map_structure(tf.zeros_like, update)
+        return signs
+
+    def server(self, sums: Any, state: Any) -> Any:
+        rounds = state["rounds"] + 1
+        signs = tf.nest.map_structure(lambda t: tf.sign(t) / 8, sums)
+        return signs, {"rounds": rounds}, {"rounds": rounds}
+
+
+class Own(aggregators.Aggregator):
+    """Builds what the mean is, as a part without more."""
+
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> learning.Part:
+        part = aggregators.mean().build(update_type, weight_type)
+        return learning.Part(part.initialize, part.next)
+
+
+def test_aggregator_of_two_functions_composes_with_others(
+    linear_model: Model, make_batches: Any, thread_context: ExecutionContext
+) -> None:
+    aggregator = aggregators.quantized(16, aggregators.clipped(1.0, Majority()))
+    process = build_fed_avg(linear_model, "sgd", "sgd", aggregator=aggregator)
+    plain = build_fed_avg(
+        linear_model, "sgd", keras.optimizers.SGD(1.0), aggregator=Majority()
+    )
+    clients = [make_batches([4], seed) for seed in range(3)]
+    state = start = plain.initialize()
+
+    for expected in (1, 2):
+        state, metrics = plain.next(state, clients)
+        assert metrics["rounds"] == expected
+    _, composed = process.next(process.initialize(), clients)
+
+    moved = np.abs(state.weights.trainable[0] - start.weights.trainable[0]) * 8
+    np.testing.assert_allclose(moved, np.round(moved), atol=1e-5)
+    assert state.parts.aggregate["rounds"] == 2
+    assert list(composed)[3:] == [
+        "bytes_sent", "bytes_uncompressed", "clip_norm", "share_clipped", "mean_norm",
+        "rounds",
+    ]  # fmt: skip
+    assert thread_context.last_report is not None
+    assert thread_context.last_report.no_kernel == ()
+
+
+def test_own_aggregator_composes_with_others(
+    linear_model: Model, make_batches: Any
+) -> None:
+    def compose(inner: Any) -> Any:
+        return aggregators.clipped(1e9, aggregators.sparsified(1.0, inner))
+
+    clients = [make_batches([4], 0), make_batches([2], 1)]
+    own, plain = (
+        build_fed_avg(linear_model, "sgd", aggregator=compose(inner))
+        for inner in (Own(), aggregators.mean())
+    )
+
+    found, expected = (
+        process.next(process.initialize(), clients)[0].weights
+        for process in (own, plain)
+    )
+
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 def test_learning_rate_of_clients_follows_the_round(

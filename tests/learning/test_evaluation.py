@@ -157,7 +157,7 @@ def test_each_client_has_the_metrics_of_keras(thread_context: ExecutionContext) 
             np.testing.assert_allclose(own["accuracy"], expected["accuracy"])
 
 
-@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("epochs", [3])
 def test_fine_tuned_clients_have_the_metrics_of_keras_after_fit(epochs: int) -> None:
     keras_model, model = build_linear(3, 4)
     start = keras_model.get_weights()

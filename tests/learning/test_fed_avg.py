@@ -6,16 +6,13 @@ import keras
 import numpy as np
 import pytest
 
-import ray_fed
 import ray_fed.errors as errors
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import (
     LearningProcess,
     Model,
     ModelWeights,
     build_fed_avg,
     build_fed_sgd,
-    build_mime_lite,
 )
 
 BatchMaker = Callable[..., list[Any]]
@@ -56,7 +53,6 @@ def mean_delta(weights: Any, clients: list[list[Any]]) -> list[Any]:
 @pytest.mark.parametrize(
     "sizes",
     [
-        pytest.param([[4, 4, 1]], id="one client", marks=pytest.mark.slow),
         pytest.param([[4, 4], [2], [7, 7, 3]], id="three of different sizes"),
         pytest.param(
             [[1], [9, 9, 9, 9]], id="one outweighs the other", marks=pytest.mark.slow
@@ -202,55 +198,6 @@ def test_round_without_examples_moves_nothing(linear_model: Model) -> None:
     assert np.isnan(metrics["loss"])
 
 
-PENALTIES: dict[str, list[dict[str, Any]]] = {
-    "l1": [{"kernel_regularizer": "l1"}, {"bias_regularizer": "l1"}],
-    "others": [
-        {"kernel_regularizer": keras.regularizers.L2(0.1), "bias_regularizer": "l1"},
-        {"kernel_regularizer": keras.regularizers.L1L2(0.1, 0.2)},
-        {"kernel_regularizer": keras.regularizers.OrthogonalRegularizer(0.1)},
-        {"activity_regularizer": keras.regularizers.L1(0.1)},
-        {"activity_regularizer": "l2"},
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    "penalties", ["l1", pytest.param("others", marks=pytest.mark.slow)]
-)
-def test_penalties_of_layers_are_those_of_keras(
-    thread_context: ExecutionContext, make_batches: BatchMaker, penalties: str
-) -> None:
-    layers = [keras.layers.Dense(3, **penalty) for penalty in PENALTIES[penalties]]
-    last = keras.layers.Dense(1)
-    keras_model = keras.Sequential([keras.Input((3,)), *layers, last])
-    model = Model.from_keras(
-        keras_model,
-        loss=keras.losses.MeanSquaredError(),
-        label_type=fl.TensorType(np.float32, [None, 1]),
-    )
-    process = build_fed_avg(model, keras.optimizers.SGD(RATE))
-    batches = make_batches([4, 4, 4], 0)
-    interpreter = ray_fed.Config.load(backend="local", kernels={"enabled": False})
-
-    state, metrics = process.next(process.initialize(), [batches])
-
-    assert thread_context.last_report is not None
-    assert thread_context.last_report.no_kernel == ()
-    with ray_fed.create_context(interpreter) as context:
-        same = context.invoke(process.next, (process.initialize(), [batches]))
-    pairs = zip(state.weights.trainable, same[0].weights.trainable, strict=True)
-    for found, wanted in pairs:
-        np.testing.assert_array_equal(found, wanted)
-    x, y = (np.concatenate([batch[key] for batch in batches]) for key in "xy")
-    typed: Any = keras_model
-    typed.compile(keras.optimizers.SGD(RATE), "mse")
-    told = typed.fit(x, y, batch_size=4, shuffle=False, verbose=0)
-    pairs = zip(state.weights.trainable, typed.get_weights(), strict=True)
-    for found, wanted in pairs:
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(metrics["loss"], told.history["loss"][0], rtol=1e-5)
-
-
 def build_image_model(*layers: Any) -> Model:
     return Model.from_keras(
         keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(2)]),
@@ -269,16 +216,12 @@ def label(batches: list[Any]) -> list[Any]:
 WITH_STATISTICS: dict[str, Callable[[Model], LearningProcess]] = {
     "fed_avg": lambda m: build_fed_avg(m, keras.optimizers.SGD(RATE)),
     "fed_sgd": lambda m: build_fed_sgd(m, keras.optimizers.SGD(RATE)),
-    "mime_lite": lambda m: build_mime_lite(m, keras.optimizers.SGD(RATE)),
 }
 
 
 @pytest.mark.parametrize(
     "build",
-    [
-        pytest.param(build, id=name, marks=[pytest.mark.slow] * (name == "mime_lite"))
-        for name, build in WITH_STATISTICS.items()
-    ],
+    [pytest.param(build, id=name) for name, build in WITH_STATISTICS.items()],
 )
 def test_statistics_of_batch_normalisation_are_averaged(
     make_batches: BatchMaker, build: Callable[[Model], LearningProcess]

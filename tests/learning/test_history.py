@@ -1,6 +1,5 @@
 """The history of a run as values, a table, a picture, and JSON."""
 
-import json
 import math
 import re
 from collections import OrderedDict
@@ -13,8 +12,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed.learning import EarlyStopping, History, RoundRecord
-from ray_fed.learning.checkpoints import from_json, to_json
-from ray_fed.learning.history import read_metrics
+from ray_fed.learning.history import from_json, read_metrics, to_json
 from tests.learning.test_callbacks import RECORDS
 
 HISTORY = History(RECORDS, evaluates=True)
@@ -97,7 +95,7 @@ def test_metrics_come_back_from_json_as_they_were() -> None:
     }
     before = RoundRecord(3, (1, 2), metrics, None, 0.25, 1, (2,), 10, 20)
 
-    (after,) = from_json(json.loads(json.dumps(to_json([before]))))
+    (after,) = from_json(b"[" + to_json(before) + b"]", "a run")
 
     assert repr(after) == repr(before)
     assert after == before
@@ -118,7 +116,7 @@ def test_metrics_are_read_as_they_come_back_from_json() -> None:
     metrics = read_metrics(found, "training")
 
     before = RoundRecord(0, (), metrics, None, 0.1)
-    (after,) = from_json(json.loads(json.dumps(to_json([before]))))
+    (after,) = from_json(b"[" + to_json(before) + b"]", "a run")
     assert repr(after.training) == repr(metrics)
     assert type(metrics["loss"]) is dict
     assert metrics["loss"]["number"] == np.float32(0.5)
@@ -190,11 +188,11 @@ def test_more_of_some_metrics_is_better(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stops"),
     [
-        ({"metric": "loss"}, False),
-        ({"metric": "loss", "mode": "max"}, True),
-        ({"metric": "loss", "min_delta": 1.25}, True),
-        ({"metric": "accuracy"}, False),
-        ({"metric": "accuracy", "mode": "min"}, True),
+        ({"monitor": "loss"}, False),
+        ({"monitor": "loss", "mode": "max"}, True),
+        ({"monitor": "loss", "min_delta": 1.25}, True),
+        ({"monitor": "accuracy"}, False),
+        ({"monitor": "accuracy", "mode": "min"}, True),
     ],
     ids=["falls", "falls and should rise", "falls by too little", "rises", "not less"],
 )
@@ -212,10 +210,10 @@ def test_early_stopping_knows_better_from_worse(
         {"min_delta": -1.0},
         {"min_delta": "a"},
         {"mode": "up"},
-        {"metric": 3},
+        {"monitor": 3},
     ],
     ids=str,
 )
 def test_early_stopping_refuses_what_cannot_be(arguments: dict[str, object]) -> None:
     with pytest.raises(errors.ConfigError, match="Expected"):
-        EarlyStopping(**{"metric": "loss", **arguments})  # pyright: ignore[reportArgumentType]
+        EarlyStopping(**{"monitor": "loss", **arguments})  # pyright: ignore[reportArgumentType]

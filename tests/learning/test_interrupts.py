@@ -17,7 +17,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.learning.run_loop as run_loop
 from ray_fed.learning import LearningProcess, run
-from ray_fed.learning.loop_thread import Interrupts
+from ray_fed.learning.rounds_in_flight import Interrupts
 from tests.learning.counting import CLIENTS, build_tally
 
 
@@ -93,9 +93,9 @@ class HangingFiles(MemoryFileSystem):
         return super().ls(path, detail, **options)
 
     @override
-    def cat_file(self, path: str, *places: Any, **options: Any) -> Any:
+    def put_file(self, lpath: str, rpath: str, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         self._wait()
-        return super().cat_file(path, *places, **options)
+        return super().put_file(lpath, rpath, **options)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_storage_that_hangs_as_a_run_begins_is_not_waited_for(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_to_keep", [3, None], ids=["some", "all"])
+@pytest.mark.parametrize("checkpoint_every", [None, 1], ids=["some", "each"])
 @pytest.mark.parametrize(
     ("num_rounds", "reason"), [(90, "interrupted"), (4, "finished")]
 )
@@ -128,7 +128,7 @@ def test_storage_that_hangs_in_a_run_is_not_waited_for(
     hanging: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    num_to_keep: int | None,
+    checkpoint_every: int | None,
     num_rounds: int,
     reason: str,
 ) -> None:
@@ -145,7 +145,7 @@ def test_storage_that_hangs_in_a_run_is_not_waited_for(
     process = LearningProcess(tally.initialize, advance)
     result = run(
         process, CLIENTS, num_rounds=num_rounds, storage_path=hanging,
-        num_to_keep=num_to_keep,
+        checkpoint_every=checkpoint_every,
     )  # fmt: skip
 
     assert result.reason == reason

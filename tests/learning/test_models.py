@@ -76,21 +76,6 @@ def test_trained_model_is_saved_and_loaded(tmp_path: pathlib.Path) -> None:
         np.testing.assert_array_equal(weight, before)
 
 
-@pytest.mark.slow
-def test_frozen_layers_stay_as_they_are() -> None:
-    keras_model = build_keras_model()
-    keras_model.layers[0].trainable = False
-    model = build_model(keras_model)
-    process = build_fed_avg(model, keras.optimizers.SGD(0.1))
-    data = [[{"x": np.ones((2, 4), np.float32), "y": np.zeros(2, np.int32)}]]
-
-    state, _ = process.next(process.initialize(), data)
-
-    before, after = keras_model.layers[0], model.to_keras(state).layers[0]
-    np.testing.assert_array_equal(before.get_weights()[0], after.get_weights()[0])
-    assert not after.trainable
-
-
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
@@ -105,23 +90,6 @@ def test_frozen_layers_stay_as_they_are() -> None:
 def test_metrics_that_cannot_be_are_refused(metric: Any, message: str) -> None:
     with pytest.raises(errors.ValueMismatchError, match=message):
         build_model(build_keras_model(), [metric])
-
-
-class Smallest(keras.metrics.Metric):
-    """A metric that is no sum."""
-
-    def __init__(self, name: str = "smallest", **settings: Any) -> None:
-        super().__init__(name=name, **settings)
-        self.smallest = self.add_weight(shape=(), initializer="ones", name="smallest")
-
-    @override
-    def reset_state(self) -> None:
-        self.smallest.assign(1.0)
-
-
-def test_metrics_that_are_no_sums_are_refused() -> None:
-    with pytest.raises(errors.ValueMismatchError, match="`smallest`"):
-        build_model(build_keras_model(), [Smallest()])
 
 
 def test_metrics_that_make_their_variables_late_are_counted() -> None:

@@ -74,29 +74,6 @@ def test_inputs_have_the_names_of_keys_or_layers(as_dict: bool) -> None:
     )
 
 
-def test_losses_of_several_outputs_are_summed() -> None:
-    keras_model: Any = build_two_towers(two_outputs=True)
-    model = Model.from_keras(
-        keras_model,
-        loss={"rating": "mse", "kind": "sparse_categorical_crossentropy"},
-        metrics={"kind": ["accuracy"]},
-    )
-    evaluation = build_fed_eval(model)
-    batches = batches_of([6])
-    kinds = np.array([0, 1, 2, 3, 0, 1], np.int32)
-    batches[0]["y"] = {"rating": batches[0]["y"], "kind": kinds}
-
-    metrics = evaluation.next(evaluation.initialize(), [batches])
-
-    found = keras_model(batches[0]["x"])
-    rating, kind = found["rating"].numpy()[:, 0], found["kind"].numpy()
-    square = np.mean((rating - batches[0]["y"]["rating"]) ** 2)
-    entropy = -np.log(kind[np.arange(6), kinds]).mean()
-    np.testing.assert_allclose(metrics["loss"], square + entropy, rtol=1e-5)
-    accuracy = (kind.argmax(1) == kinds).mean()
-    np.testing.assert_allclose(metrics["kind_accuracy"], accuracy, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -130,101 +107,6 @@ def test_labels_follow_the_output_for_a_loss_by_name() -> None:
 
     assert str(by_name.batch_type) == "<x=float32[?,4],y=float32[?,3]>"
     assert str(by_type.batch_type) == "<x=float32[?,4],y=float64[?,3]>"
-
-
-@pytest.mark.parametrize(
-    ("loss", "activation", "labels"),
-    [
-        ("mse", None, "real"),
-        pytest.param("mape", None, "real", marks=pytest.mark.slow),
-        pytest.param("cosine_similarity", None, "real", marks=pytest.mark.slow),
-        ("hinge", "tanh", "signs"),
-        pytest.param("squared_hinge", "tanh", "signs", marks=pytest.mark.slow),
-        pytest.param("categorical_hinge", "tanh", "signs", marks=pytest.mark.slow),
-        pytest.param("poisson", "softplus", "share", marks=pytest.mark.slow),
-        ("kl_divergence", "sigmoid", "share"),
-        pytest.param("dice", "sigmoid", "share", marks=pytest.mark.slow),
-        pytest.param("tversky", "sigmoid", "share", marks=pytest.mark.slow),
-        ("binary_crossentropy", "sigmoid", "share"),
-        pytest.param(
-            "binary_focal_crossentropy", "sigmoid", "share", marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_loss_by_name_of_one_value_a_row_is_that_of_keras(
-    loss: str, activation: str | None, labels: str
-) -> None:
-    random = np.random.default_rng(3)
-    x = random.normal(size=(12, 3)).astype(np.float32)
-    y = random.normal(size=12).astype(np.float32)
-    y = {"real": y, "signs": np.sign(y), "share": (y > 0).astype(np.float32)}[labels]
-    keras_model: Any = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(1, activation=activation)]
-    )
-    evaluation = learning.build_fed_eval(Model.from_keras(keras_model, loss=loss))
-
-    metrics = evaluation.next(evaluation.initialize(), [[{"x": x, "y": y}]])
-
-    keras_model.compile(loss=loss)
-    expected = keras_model.evaluate(x, y, verbose=0)
-    np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-5, atol=1e-6)
-
-
-def _normalising() -> list[Any]:
-    layer = keras.layers.Normalization()
-    layer.adapt(np.arange(12, dtype=np.float32).reshape(4, 3))
-    return [layer, keras.layers.Dense(2)]
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        pytest.param(_normalising, id="adapted"),
-        pytest.param(
-            lambda: [keras.layers.Dense(2, activity_regularizer="l1")],
-            id="activity",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            lambda: [keras.layers.Dense(2, kernel_regularizer="l2")],
-            id="penalty",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            lambda: [keras.layers.Dense(2, kernel_constraint="non_neg")],
-            id="constraint",
-        ),
-        pytest.param(
-            lambda: [
-                keras.layers.Dense(
-                    2,
-                    kernel_initializer="ones",
-                    kernel_constraint=keras.constraints.MaxNorm(1),
-                )
-            ],
-            id="norm",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_layers_are_trained_as_keras_trains_them(build: Any) -> None:
-    keras_model = keras.Sequential([keras.Input((3,)), *build()])
-    model = Model.from_keras(
-        keras_model, loss="mse", label_type=fl.TensorType(np.float32, [None, 2])
-    )
-    process = learning.build_fed_avg(model, keras.optimizers.SGD(0.1))
-    random = np.random.default_rng(3)
-    x = random.normal(size=(12, 3)).astype(np.float32)
-    y = random.normal(size=(12, 2)).astype(np.float32)
-
-    state, _ = process.next(process.initialize(), [[{"x": x, "y": y}] * 2])
-
-    keras_model.compile(keras.optimizers.SGD(0.1), "mse")
-    for _ in range(2):
-        keras_model.train_on_batch(x, y)
-    found = model.to_keras(state).get_weights()
-    for weight, expected in zip(found, keras_model.get_weights(), strict=True):
-        np.testing.assert_allclose(weight, expected, atol=1e-5)
 
 
 def test_batch_of_two_numbers_of_rows_names_client_and_batch() -> None:

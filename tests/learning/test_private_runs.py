@@ -12,7 +12,7 @@ import ray_fed.errors as errors
 from ray_fed import learning
 from ray_fed.learning import LearningProcess, Model, aggregators
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
-from ray_fed.learning.cohorts import PrivateCohorts
+from ray_fed.learning.run_loop import PrivateSampler
 
 NUM_CLIENTS = 12
 
@@ -100,11 +100,11 @@ def test_accountant_says_nothing_of_orders_without_a_bound(
 
 
 def test_clients_of_a_poisson_sample_take_part_by_themselves() -> None:
-    cohorts = PrivateCohorts(NUM_CLIENTS, SampledGaussian(1.0, 1e-5, 0.25), seed=3)
+    cohorts = PrivateSampler(SampledGaussian(1.0, 1e-5, 0.25), seed=3)
 
     drawn = np.zeros((4000, NUM_CLIENTS), bool)
     for index, row in enumerate(drawn):
-        row[cohorts.sample(index)] = True
+        row[cohorts.sample(index, NUM_CLIENTS, None)] = True
 
     sizes = np.bincount(drawn.sum(axis=1), minlength=NUM_CLIENTS + 1)
     binomial = scipy.stats.binom.pmf(np.arange(NUM_CLIENTS + 1), NUM_CLIENTS, 0.25)
@@ -117,10 +117,11 @@ def test_clients_of_a_poisson_sample_take_part_by_themselves() -> None:
 
 
 def test_each_pass_of_a_tree_has_each_client_once() -> None:
-    cohorts = PrivateCohorts(NUM_CLIENTS, TreeGaussian(1.0, 1e-5, 5), seed=3)
+    cohorts = PrivateSampler(TreeGaussian(1.0, 1e-5, 5), seed=3)
 
     passes = [
-        [cohorts.sample(5 * index + step) for step in range(5)] for index in (0, 1)
+        [cohorts.sample(5 * index + step, NUM_CLIENTS, None) for step in range(5)]
+        for index in (0, 1)
     ]
 
     for cohorts_of_pass in passes:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import logging
 import pathlib
+import re
 import time
 import uuid
 import zipfile
@@ -32,7 +33,7 @@ from ray_fed.learning import (
     run,
 )
 from ray_fed.program import FileProgramStateManager
-from tests.learning.counting import CLIENTS, build_counter, build_tally
+from tests.learning.counting import CLIENTS, Tally, build_counter, build_tally
 
 SIZE = 8
 
@@ -189,12 +190,28 @@ def test_last_states_are_kept(tmp_path: pathlib.Path) -> None:
         storage_path=tmp_path,
         checkpoint_every=2,
         num_to_keep=2,
-        callbacks=[WaitForFile(2, tmp_path / "round_2.zip")],
     )
 
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert len(names) == 3
-    assert names[-2:] == ["round_7.zip", "run_0.zip"]
+    assert names == ["round_6.zip", "round_7.zip", "run_0.zip"]
+
+
+def test_each_round_is_saved_where_that_is_asked_for(tmp_path: pathlib.Path) -> None:
+    arguments: dict[str, Any] = {"num_rounds": 5, "num_to_keep": None}
+    place = tmp_path / "each"
+    run(build_tally(), CLIENTS, storage_path=place, checkpoint_every=1, **arguments)
+
+    saved = {path.name for path in place.glob("round_*")}
+    assert saved == {f"round_{number}.zip" for number in range(1, 6)}
+
+    place = tmp_path / "spaced"
+    run(
+        build_tally(), CLIENTS, storage_path=place, checkpoint_spacing_s=60, **arguments
+    )
+
+    assert len(list(place.glob("round_*"))) <= 2
+    with pytest.raises(errors.ConfigError, match="`checkpoint_spacing_s` at least 0"):
+        run(build_tally(), CLIENTS, checkpoint_spacing_s=-1, **arguments)
 
 
 def test_all_states_are_kept_where_that_is_asked_for(tmp_path: pathlib.Path) -> None:
@@ -313,8 +330,16 @@ def test_resume_with_another_learning_rate_is_refused(
     run(rates[0], clients, num_rounds=1, storage_path=tmp_path)
     run(again, clients, num_rounds=2, storage_path=tmp_path)
 
-    with pytest.raises(errors.ConfigError, match="`next` computes, by a hash"):
+    with pytest.raises(errors.ConfigError, match="`next` computes, by a hash") as told:
         run(rates[1], clients, num_rounds=3, storage_path=tmp_path)
+    assert "Another version of ray_fed, TensorFlow or Keras" in str(told.value)
+    (recipe,) = re.findall(r"`(FileProgramStateManager\(.*?\}\))`", str(told.value))
+    saved, _ = asyncio.run(eval(recipe, {**globals(), "process": rates[1]}))
+    place = tmp_path / "anew"
+    anew = run(
+        rates[1], clients, num_rounds=3, state=saved["state"], storage_path=place
+    )
+    assert [record.round_index for record in anew.history] == [2]
 
 
 def test_run_of_a_newer_version_is_told(tmp_path: pathlib.Path) -> None:
@@ -325,6 +350,38 @@ def test_run_of_a_newer_version_is_told(tmp_path: pathlib.Path) -> None:
         run(build_tally(), CLIENTS, num_rounds=1, storage_path=tmp_path)
 
 
+def test_run_of_an_earlier_version_is_told_and_its_model_taken_over(
+    tmp_path: pathlib.Path,
+) -> None:
+    process, place = build_tally(), str(tmp_path / "former")
+    reached = Tally(3, 7.5)
+    note = FileProgramStateManager(place, "run_", 1)
+    rounds = FileProgramStateManager(place, "round_")
+    asyncio.run(note.save('{"format": 1, "identity": {}, "first_number": 1}', 0))
+    history = b'[{"round_index": 0, "clients": {"tuple": [1]}}]'
+    asyncio.run(rounds.save({"state": reached, "history": history}, 3))
+    before = {path: path.read_bytes() for path in pathlib.Path(place).iterdir()}
+
+    with pytest.raises(errors.StateFormatError, match="found format 1") as told:
+        run(process, CLIENTS, num_rounds=5, storage_path=place)
+    with pytest.raises(errors.StateFormatError, match="of an earlier one"):
+        History.load(place)
+    # What the error says to do.
+    (recipe,) = re.findall(r"`(FileProgramStateManager\(.*?\}\))`", str(told.value))
+    saved, version = asyncio.run(eval(recipe))
+    again = run(
+        process,
+        CLIENTS,
+        num_rounds=5,
+        state=saved["state"],
+        storage_path=tmp_path / "anew",
+    )
+
+    assert (saved["state"], version) == (reached, 3)
+    assert again.state.round_index == 5
+    assert {p: p.read_bytes() for p in pathlib.Path(place).iterdir()} == before
+
+
 @pytest.mark.parametrize("scheme", ["file", "memory"])
 def test_checkpoint_of_a_newer_version_is_told_and_stays(
     tmp_path: pathlib.Path, scheme: str
@@ -332,11 +389,9 @@ def test_checkpoint_of_a_newer_version_is_told_and_stays(
     place = f"{scheme}://{tmp_path}/run"
     run(build_tally(), CLIENTS, num_rounds=4, storage_path=place)
     files, root = fsspec.url_to_fs(place)
-    (path,) = [p for p in files.ls(root, False) if "round_4." in p and "part" not in p]
-    newer = io.BytesIO(b'{"format": 9}')
-    if scheme == "file":
-        with zipfile.ZipFile(newer, "w") as archive:
-            archive.writestr("manifest.json", '{"format": 9}')
+    path, newer = f"{root}/round_4.zip", io.BytesIO()
+    with zipfile.ZipFile(newer, "w") as archive:
+        archive.writestr("manifest.json", '{"format": 9}')
     files.pipe_file(path, newer.getvalue())
 
     with pytest.raises(errors.StateFormatError, match="found format 9"):

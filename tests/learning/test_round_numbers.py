@@ -11,8 +11,8 @@ import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning import RoundRecord, callbacks, cohorts, run
-from ray_fed.learning.callbacks import trackers
+from ray_fed.learning import RoundRecord, callbacks, run
+from ray_fed.learning.run_loop import say_who
 from tests.learning.counting import CLIENTS, build_tally
 
 ROUNDS = [1, 2, 3]
@@ -42,13 +42,13 @@ def test_all_that_a_run_writes_counts_rounds_from_one(
 
     tracker = unittest.mock.MagicMock()
     tracker.MlflowException = Exception
-    import_extra = trackers.import_extra
+    import_extra = callbacks.import_extra
 
     def import_some(module: str, extra: str, purpose: str) -> Any:
         is_tracker = module in {"mlflow", "wandb"}
         return tracker if is_tracker else import_extra(module, extra, purpose)
 
-    monkeypatch.setattr(trackers, "import_extra", import_some)
+    monkeypatch.setattr(callbacks, "import_extra", import_some)
     keys = Keys()
     run(
         build_tally(),
@@ -118,5 +118,5 @@ def test_errors_count_rounds_from_one() -> None:
     with pytest.raises(errors.CallbackError, match="after round 1, found ValueError"):
         run(build_tally(), CLIENTS, num_rounds=2, callbacks=[Fails()])
     error = ValueError("a")
-    cohorts.say_who(error, 0, [0], CLIENTS)
+    say_who(error, 0, [0], CLIENTS)
     assert error.__notes__[0].startswith("In round 1 of the run")

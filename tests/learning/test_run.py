@@ -1,6 +1,8 @@
+import dataclasses
 import pathlib
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import federated_language as fl
@@ -8,11 +10,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.errors as errors
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import (
-    CohortSampler,
     EarlyStopping,
+    History,
     LearningProcess,
     Model,
     RoundRecord,
@@ -20,8 +24,9 @@ from ray_fed.learning import (
     build_fed_eval,
     run,
 )
-from ray_fed.learning.cohorts import say_who
-from ray_fed.program import ClientData
+from ray_fed.learning.run_loop import say_who
+from ray_fed.observability import events
+from ray_fed.program import ClientData, PoissonSampler, UniformSampler
 from tests.learning.counting import CLIENTS, Counter, build_counter, build_tally
 
 
@@ -35,30 +40,85 @@ def test_all_clients_take_part_without_a_cohort_size() -> None:
 def test_each_round_has_the_cohort_of_its_sampler() -> None:
     result = run(build_counter(), CLIENTS, num_rounds=3, cohort_size=2, seed=9)
 
-    sampler = CohortSampler(6, 2, 9)
+    sampler = UniformSampler(9)
     for index, (record, seen) in enumerate(
         zip(result.history, result.state.seen, strict=True)
     ):
         assert record.round_index == index
-        assert list(record.clients) == sampler.sample(index)
+        assert list(record.clients) == sampler.sample(index, 6, 2)
         assert seen == tuple(CLIENTS[client] for client in record.clients)
 
 
-def test_resumed_run_equals_one_in_one_go() -> None:
-    whole = run(build_counter(), CLIENTS, num_rounds=5, cohort_size=3, seed=1)
-    first = run(build_counter(), CLIENTS, num_rounds=2, cohort_size=3, seed=1)
+class Reads(Sequence[Any]):
+    """Clients' batches; notes which clients were read, and lacks some.
 
-    rest = run(
-        build_counter(),
-        CLIENTS,
-        num_rounds=5,
-        cohort_size=3,
-        seed=1,
-        state=first.state,
-    )
+    As an event sink it holds up the end of a round until the clients of the next one
+    were read.
+    """
 
-    assert rest.state == whole.state
-    assert [record.round_index for record in rest.history] == [2, 3, 4]
+    def __init__(self, data: Sequence[Any], lacks: int | None = None) -> None:
+        self._data, self._lacks = data, lacks
+        self._read = [threading.Event() for _ in data]
+        self.waited: list[bool] = []
+
+    @override
+    def __len__(self) -> int:
+        return len(self._data)
+
+    @override
+    def __getitem__(self, index: Any) -> Any:
+        if index == self._lacks:
+            raise OSError("no such client")
+        self._read[index].set()
+        return self._data[index]
+
+    def on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.SubroundFinished) and event.num_clients:
+            following = self._read[min(len(self.waited) + 1, 2)]  # of three rounds
+            self.waited.append(following.wait(timeout=60))
+
+
+class OneByOne:
+    """Draws one client after another."""
+
+    def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
+        del num_clients, k
+        return [round_index]
+
+
+def test_the_next_round_is_called_while_one_runs(
+    linear_model: Model,
+    make_batches: Callable[..., list[Any]],
+    thread_context: ExecutionContext,
+) -> None:
+    training = build_fed_avg(linear_model, keras.optimizers.SGD(0.1))
+    data = [make_batches([3], seed) for seed in range(3)]
+    expected = run(training, data, num_rounds=3, sampler=OneByOne())
+    reads = Reads(data)
+    thread_context.subscribe(reads)
+    try:
+        result = run(training, reads, num_rounds=3, sampler=OneByOne())
+    finally:
+        thread_context.unsubscribe(reads)
+
+    assert reads.waited == [True] * 3
+    assert [record.clients for record in result.history] == [(0,), (1,), (2,)]
+    assert result.history.values("loss") == expected.history.values("loss")
+    assert all(record.seconds < 60 for record in result.history)
+
+
+def test_what_fails_ahead_is_raised_in_its_turn(
+    linear_model: Model, make_batches: Callable[..., list[Any]]
+) -> None:
+    training = build_fed_avg(linear_model, keras.optimizers.SGD(0.1))
+    data = Reads([make_batches([3], seed) for seed in range(4)], lacks=2)
+    told = Told()
+
+    with pytest.raises(OSError, match="no such client") as raised:
+        run(training, data, num_rounds=4, sampler=OneByOne(), callbacks=[told])
+
+    assert [record.clients for record in told.records] == [(0,), (1,)]
+    assert "In round 3 of the run" in raised.value.__notes__[0]
 
 
 class Told:
@@ -254,26 +314,6 @@ def test_cohort_larger_than_all_clients_is_refused() -> None:
         run(build_counter(), CLIENTS, num_rounds=1, cohort_size=7)
 
 
-def test_resumed_training_has_the_same_bits(
-    linear_model: Model, make_batches: Callable[..., list[Any]]
-) -> None:
-    clients = [make_batches([3, 2], seed) for seed in range(4)]
-    process = build_fed_avg(
-        linear_model,
-        keras.optimizers.SGD(0.05),
-        keras.optimizers.SGD(1.0, momentum=0.9),
-    )
-    whole = run(process, clients, num_rounds=3, cohort_size=2)
-
-    first = run(process, clients, num_rounds=1, cohort_size=2)
-    rest = run(process, clients, num_rounds=3, cohort_size=2, state=first.state)
-
-    for one, other in zip(
-        whole.state.weights.trainable, rest.state.weights.trainable, strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_error_of_a_round_lists_at_most_ten_clients() -> None:
     def fail(state: Counter, data: list[Any]) -> Any:
         del state, data
@@ -315,7 +355,7 @@ def test_error_of_a_round_says_which_clients_its_cohort_has(
     with pytest.raises(type(error)) as caught:
         run(process, CLIENTS, num_rounds=2, cohort_size=3, seed=9)
 
-    cohort = CohortSampler(6, 3, 9).sample(1)
+    cohort = UniformSampler(9).sample(1, 6, 3)
     expected = who.replace("{[1]}", str(cohort[1])).replace(
         "{}", ", ".join(map(str, cohort))
     )
@@ -335,3 +375,156 @@ def test_error_of_a_round_names_clients_by_their_ids() -> None:
     ]
     (note,) = whole.__notes__
     assert note.endswith("the clients with the ids 'bert', 'anna'.")
+
+
+@dataclasses.dataclass(frozen=True)
+class ByRegion:
+    """A region of clients a round."""
+
+    regions: tuple[str, ...]
+
+    def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
+        names = sorted(set(self.regions))
+        chosen = names[round_index % len(names)]
+        return [i for i in range(num_clients) if self.regions[i] == chosen][:k]
+
+
+def test_cohorts_are_those_of_a_sampler_of_ones_own(tmp_path: pathlib.Path) -> None:
+    sampler = ByRegion(("north", "south", "south", "north", "south", "north"))
+    arguments: dict[str, Any] = {"cohort_size": 2, "storage_path": tmp_path}
+
+    run(build_tally(), CLIENTS, num_rounds=2, sampler=sampler, **arguments)
+    resumed = run(build_tally(), CLIENTS, num_rounds=3, sampler=sampler, **arguments)
+
+    cohorts = [record.clients for record in resumed.history]
+    assert cohorts == [(0, 3), (1, 2), (0, 3)]
+    for other in (ByRegion(("south",) * 6), None):
+        with pytest.raises(errors.ConfigError, match="`sampler`, by its text"):
+            run(build_tally(), CLIENTS, num_rounds=3, sampler=other, **arguments)
+
+
+def test_samplers_of_programs_are_those_of_runs() -> None:
+    sampler = PoissonSampler(0.5, seed=2)
+
+    result = run(build_counter(), CLIENTS, num_rounds=4, sampler=sampler)
+
+    cohorts = [list(record.clients) for record in result.history]
+    assert cohorts == [sampler.sample(index, 6, None) for index in range(4)]
+
+
+@pytest.mark.parametrize("drawn", [[6], [-1], [1, 1], ["anna"]], ids=repr)
+def test_sampler_that_draws_no_clients_is_refused(drawn: list[Any]) -> None:
+    class Other:
+        def sample(self, *_: object) -> list[Any]:
+            return drawn
+
+    with pytest.raises(errors.ConfigError, match="from 0 to 5 and none twice"):
+        run(build_counter(), CLIENTS, num_rounds=1, sampler=cast("Any", Other()))
+    with pytest.raises(errors.ConfigError, match="with a method `sample"):
+        run(build_counter(), CLIENTS, num_rounds=1, sampler=cast("Any", drawn))
+
+
+def test_clients_of_a_dictionary_have_its_ids() -> None:
+    named = dict(zip("abcdef", CLIENTS, strict=True))
+    counter = build_counter()
+
+    def fail(state: Counter, data: Any) -> Any:
+        raise ValueError(len(data))
+
+    result = run(counter, named, num_rounds=2, cohort_size=2)
+    with pytest.raises(ValueError, match="6") as caught:
+        run(LearningProcess(counter.initialize, fail), named, num_rounds=1)
+
+    plain = run(counter, CLIENTS, num_rounds=2, cohort_size=2)
+    assert result.state == plain.state
+    assert "with the ids 'a', 'b', 'c'" in caught.value.__notes__[0]
+
+
+def small_clients(dtype: str, kind: str) -> list[list[Any]]:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(3, 4, 2)).astype(np.float32)
+    y = (x[..., 0] > 0).astype(kind)
+    pairs = zip(x.astype(dtype), y, strict=True)
+    return [[{"x": rows, "y": labels}] for rows, labels in pairs]
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Model:
+    keras_model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    return Model.from_keras(
+        keras_model, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+
+
+def test_numpys_own_dtypes_are_cast_and_said_once(
+    classifier: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = build_fed_avg(classifier, "sgd")
+    plain = run(process, small_clients("f4", "i4"), num_rounds=2)
+    wide = small_clients("f8", "i8")
+
+    found = run(process, wide, num_rounds=2)
+    told = [record.message for record in caplog.records]
+    silent = run(process, wide, num_rounds=2, cast=True)
+
+    for result in (found, silent):
+        for one, other in zip(
+            result.state.weights.trainable, plain.state.weights.trainable, strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+    assert len(told) == len(caplog.records) == 1
+    assert "arrays of float64 where the model takes float32" in told[0]
+    with pytest.raises(errors.ValueMismatchError, match="float32"):
+        run(process, wide, num_rounds=1, cast=False)
+    wide[0][0]["y"][0] = 2**40
+    with pytest.raises(errors.ValueMismatchError, match="int32"):
+        run(process, wide, num_rounds=1)
+
+
+def test_validation_data_are_evaluated(classifier: Model) -> None:
+    process = build_fed_avg(classifier, "sgd")
+    clients = small_clients("f4", "i4")
+    (batch,) = clients[2]
+    evaluation = build_fed_eval(classifier, process)
+    of_weights = build_fed_eval(classifier)
+
+    def evaluate(state: Any) -> Any:
+        return evaluation.next(state, clients[2:])
+
+    ways: list[dict[str, Any]] = [
+        {"evaluate": evaluate},
+        {"validation_data": (batch["x"].astype("f8"), batch["y"])},
+        {"validation_data": [batch]},
+        {"validation_data": {"c": [batch]}, "evaluate": evaluation},
+        {"validation_data": clients[2:], "evaluate": of_weights},
+    ]
+    found = [
+        run(process, clients[:2], num_rounds=1, **way).history[0].evaluation
+        for way in ways
+    ]
+
+    assert found[0] is not None
+    assert found == found[:1] * len(found)
+    for arguments in ({"evaluate": evaluation}, {"validation_data": 3}):
+        plain = LearningProcess(process.initialize, process.next)
+        with pytest.raises(errors.ConfigError, match="found one without the other"):
+            run(plain, clients, num_rounds=1, **cast("Any", arguments))
+
+
+def test_history_is_loaded_from_a_path_alone(tmp_path: pathlib.Path) -> None:
+    result = run(
+        build_tally(),
+        CLIENTS,
+        num_rounds=3,
+        evaluate=lambda _: {"a": 1.5},
+        storage_path=tmp_path / "run",
+        checkpoint_every=1,
+    )
+
+    loaded = History.load(tmp_path / "run")
+    assert loaded == result.history
+    assert loaded.values("a") == [1.5] * 3
+    with pytest.raises(errors.ConfigError, match="found none: pass its"):
+        History.load(tmp_path / "none")
+    (tmp_path / "run" / "round_3.zip").write_bytes(b"cut")
+    assert len(History.load(tmp_path / "run")) == 2

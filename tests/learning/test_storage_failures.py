@@ -101,9 +101,9 @@ def test_file_that_may_not_be_read_is_told_and_stays(
     assert (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("num_to_keep", [3, None], ids=["some", "all"])
+@pytest.mark.parametrize("checkpoint_every", [None, 1], ids=["some", "each"])
 def test_disk_that_becomes_full_ends_the_run_and_keeps_what_was_saved(
-    small_disk: pathlib.Path, num_to_keep: int | None
+    small_disk: pathlib.Path, checkpoint_every: int | None
 ) -> None:
     place = small_disk / "run"
     run(Growing().process, CLIENTS, num_rounds=2, storage_path=place)
@@ -114,7 +114,7 @@ def test_disk_that_becomes_full_ends_the_run_and_keeps_what_was_saved(
             CLIENTS,
             num_rounds=200,
             storage_path=place,
-            num_to_keep=num_to_keep,
+            checkpoint_every=checkpoint_every,
         )
     resumed = run(Growing().process, CLIENTS, num_rounds=5, storage_path=place)
 

@@ -148,16 +148,6 @@ def test_columns_of_strings_train_alike_whatever_their_dtype(
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_bits_on_ray_are_those_of_threads(
-    thread_context: ExecutionContext, ray_contexts: Callable[..., ExecutionContext]
-) -> None:
-    found = run_on_words(ray_contexts(workers=2), WORDS_OF_CLIENTS)
-
-    assert found == run_on_words(thread_context, WORDS_OF_CLIENTS)
-
-
 @pytest.mark.parametrize("layer", [layers.StringLookup, layers.TextVectorization])
 def test_layer_without_vocabulary_is_refused(layer: Callable[[], Any]) -> None:
     keras_model = keras.Sequential(

@@ -29,18 +29,6 @@ def test_versions_are_those_installed() -> None:
     assert found.tensorflow is not None  # whichever distribution brought it
 
 
-def test_equal_workers_do_not_differ() -> None:
-    worker = _worker(VERSIONS, FINGERPRINT)
-
-    assert describe_difference(worker, VERSIONS, FINGERPRINT) is None
-
-
-def test_first_worker_has_no_other_to_differ_from() -> None:
-    worker = _worker(VERSIONS, FINGERPRINT)
-
-    assert describe_difference(worker, VERSIONS, None) is None
-
-
 @pytest.mark.parametrize(
     "field", [field.name for field in dataclasses.fields(Versions)]
 )

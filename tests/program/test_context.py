@@ -22,7 +22,6 @@ from ray_fed.program import RayFederatedContext, RayValueReference
 
 import tensorflow as tf  # isort: skip
 
-BOTH = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
 
@@ -32,17 +31,8 @@ class Pair(NamedTuple):
     second: Any
 
 
-@pytest.fixture(params=BOTH)
-def context(request: pytest.FixtureRequest) -> Iterator[RayFederatedContext]:
-    """A context on the backend, installed."""
-    factory = request.getfixturevalue(f"{request.param}_contexts")
-    with RayFederatedContext(factory(workers=2)) as context:
-        fl.framework.set_default_context(context)
-        yield context
-
-
 @pytest.fixture
-def local_context(local_contexts: Any) -> Iterator[RayFederatedContext]:
+def context(local_contexts: Any) -> Iterator[RayFederatedContext]:
     """A context on threads of this process, installed."""
     with RayFederatedContext(local_contexts(workers=2)) as context:
         fl.framework.set_default_context(context)
@@ -89,21 +79,21 @@ def draw() -> Any:
 
 
 def test_call_of_a_number_draws_by_it_and_counts_no_call(
-    local_context: RayFederatedContext,
+    context: RayFederatedContext,
 ) -> None:
-    counted = [read(local_context.invoke(draw)).tolist() for _ in range(2)]
+    counted = [read(context.invoke(draw)).tolist() for _ in range(2)]
 
-    numbered = [read(local_context.invoke_at(n, draw)).tolist() for n in (1, 0, 7)]
+    numbered = [read(context.invoke_at(n, draw)).tolist() for n in (1, 0, 7)]
 
     assert numbered[:2] == counted[::-1]
     assert numbered[2] not in counted
-    assert local_context.num_invocations == 2
+    assert context.num_invocations == 2
     with pytest.raises(errors.CardinalityError):
-        local_context.invoke_at(-1, draw)
+        context.invoke_at(-1, draw)
 
 
-def test_numpy_reads_a_reference(local_context: RayFederatedContext) -> None:
-    reference = local_context.invoke(add, (1.0, 2.5))
+def test_numpy_reads_a_reference(context: RayFederatedContext) -> None:
+    reference = context.invoke(add, (1.0, 2.5))
 
     array = np.asarray(reference)
 
@@ -112,12 +102,12 @@ def test_numpy_reads_a_reference(local_context: RayFederatedContext) -> None:
 
 
 @pytest.mark.claim("federated_context.01", "federated_context.02")
-def test_implements_the_interface(local_context: RayFederatedContext) -> None:
+def test_implements_the_interface(context: RayFederatedContext) -> None:
     interface: Any = fl.program.FederatedContext
 
     assert interface.__abstractmethods__ == {"invoke"}
-    assert isinstance(local_context, interface)
-    assert isinstance(local_context, fl.framework.SyncContext)
+    assert isinstance(context, interface)
+    assert isinstance(context, fl.framework.SyncContext)
 
 
 class Source(fl.program.FederatedDataSource, fl.program.FederatedDataSourceIterator):
@@ -215,37 +205,37 @@ def test_clients_are_opaque_objects_that_a_data_source_selects(
     ],
 )
 def test_other_objects_are_no_clients(
-    local_context: RayFederatedContext, clients: Any
+    context: RayFederatedContext, clients: Any
 ) -> None:
     with pytest.raises(TypeError, match=r"^Expected the argument"):
-        local_context.invoke(add_sum, (0.0, clients()))
+        context.invoke(add_sum, (0.0, clients()))
 
 
 @pytest.mark.parametrize("comp", [3, None, "text", len, fl.FederatedType], ids=str)
 @pytest.mark.parametrize("kind", ["program", "rounds"])
 def test_what_is_no_computation_is_a_type_error(
-    local_context: RayFederatedContext, comp: Any, kind: str
+    context: RayFederatedContext, comp: Any, kind: str
 ) -> None:
-    context: fl.framework.SyncContext = local_context
-    if kind == "rounds":
-        context = local_context.execution_context
+    caller: fl.framework.SyncContext = (
+        context if kind == "program" else context.execution_context
+    )
 
     with pytest.raises(
         TypeError, match="Expected a MergeableCompForm or a computation"
     ):
-        context.invoke(comp, [1.0])
+        caller.invoke(comp, [1.0])
 
 
 @pytest.mark.parametrize("kind", ["program", "rounds"])
 def test_argument_that_is_not_taken_is_a_type_error(
-    local_context: RayFederatedContext, kind: str
+    context: RayFederatedContext, kind: str
 ) -> None:
-    context: fl.framework.SyncContext = local_context
-    if kind == "rounds":
-        context = local_context.execution_context
+    caller: fl.framework.SyncContext = (
+        context if kind == "program" else context.execution_context
+    )
 
     with pytest.raises(TypeError, match="Expected no argument"):
-        context.invoke(no_argument, 3)
+        caller.invoke(no_argument, 3)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +243,10 @@ def test_argument_that_is_not_taken_is_a_type_error(
     [(-1, ValueError), (1.5, TypeError), ("2", TypeError), (True, TypeError)],
 )
 def test_invocations_are_counted_in_whole_numbers(
-    local_context: RayFederatedContext, number: Any, error: type[Exception]
+    context: RayFederatedContext, number: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="`num_calls`"):
-        local_context.resume_at(number)
+        context.resume_at(number)
 
 
 @pytest.mark.claim("federated_context.20")
@@ -327,7 +317,7 @@ BY_NAME = collections.OrderedDict(b=1.0, a=2.0)
     ],
 )
 def test_struct_without_a_container(
-    local_context: RayFederatedContext, type_spec: fl.Type, expected: Any, arg: Any
+    context: RayFederatedContext, type_spec: fl.Type, expected: Any, arg: Any
 ) -> None:
     """The container follows from the type, whatever container the argument has."""
 
@@ -335,7 +325,7 @@ def test_struct_without_a_container(
     def same(value: Any) -> Any:
         return value
 
-    result = local_context.invoke(same, arg)
+    result = context.invoke(same, arg)
 
     assert type(result) is type(expected)
     assert read(result) == expected
@@ -358,13 +348,13 @@ def test_strings_and_sequences(context: RayFederatedContext) -> None:
 
 
 def test_result_without_values_is_an_empty_container(
-    local_context: RayFederatedContext,
+    context: RayFederatedContext,
 ) -> None:
     @fl.federated_computation
     def nothing() -> Any:
         return ()
 
-    assert local_context.invoke(nothing) == ()
+    assert context.invoke(nothing) == ()
 
 
 @pytest.mark.claim(
@@ -392,14 +382,14 @@ def test_result_without_values_is_an_empty_container(
     ],
 )
 def test_other_results_are_refused_before_anything_runs(
-    local_context: RayFederatedContext, parameter: Any, arg: Any
+    context: RayFederatedContext, parameter: Any, arg: Any
 ) -> None:
     def same(value: Any) -> Any:
         return value
 
     with pytest.raises(ValueError, match=r"Expected a result|mix of named"):
-        local_context.invoke(fl.federated_computation(same, parameter), arg)
-    assert local_context.num_invocations == 0
+        context.invoke(fl.federated_computation(same, parameter), arg)
+    assert context.num_invocations == 0
 
 
 @rtf.computation(np.float32)
@@ -453,7 +443,7 @@ def no_argument() -> Any:
     ],
 )
 def test_arguments_are_checked_at_once(
-    local_context: RayFederatedContext,
+    context: RayFederatedContext,
     comp: Any,
     arg: Any,
     message: str,
@@ -470,7 +460,7 @@ def test_arguments_are_checked_at_once(
     arg = tree.map_structure(replace, arg)
 
     with pytest.raises(TypeError, match=message):
-        local_context.invoke(comp, arg)
+        context.invoke(comp, arg)
 
 
 @pytest.mark.claim("federated_context.07", "federated_context.12")
@@ -533,7 +523,7 @@ def test_failure_is_located_and_reaches_those_who_depend_on_it(
 
 
 def test_wrong_number_of_clients_is_told_by_the_result(
-    local_context: RayFederatedContext,
+    context: RayFederatedContext,
 ) -> None:
     @fl.federated_computation(AT_CLIENTS, AT_CLIENTS)
     def total(x: Any, y: Any) -> Any:
@@ -609,7 +599,7 @@ def test_reference_of_another_platform_is_read(context: RayFederatedContext) -> 
 
 
 def test_reference_that_lies_about_its_type_is_told(
-    local_context: RayFederatedContext,
+    context: RayFederatedContext,
 ) -> None:
     result = add_sum(_Elsewhere(np.int32(2)), [1.0])
 
@@ -627,7 +617,7 @@ def test_arrays_are_read_only(context: RayFederatedContext) -> None:
 
 
 def test_value_is_let_go_with_its_last_holder(
-    local_context: RayFederatedContext,
+    context: RayFederatedContext,
 ) -> None:
     @rtf.computation
     def ones() -> Any:

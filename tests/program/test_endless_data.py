@@ -33,7 +33,6 @@ WAYS = {
     "local": (),
     "no kernels": (),
     "debug": (),
-    "ray": (pytest.mark.ray, pytest.mark.slow),
 }
 
 
@@ -191,9 +190,13 @@ def _interrupt_when(begun: Callable[[], bool]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("is_dataset", [False, True])
 @pytest.mark.parametrize(
-    "backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+    ("backend", "is_dataset"),
+    [
+        ("local", False),
+        ("local", True),
+        pytest.param("ray", False, marks=[pytest.mark.ray, pytest.mark.slow]),
+    ],
 )
 def test_interrupt_ends_the_reading_of_a_client(
     request: pytest.FixtureRequest,

@@ -16,9 +16,6 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.executors.eager_tf as eager_tf
-import ray_fed.tensorflow.graphs.graph_message as graph_message
-import ray_fed.tensorflow.graphs.loader as loader
-from ray_fed import framework
 from ray_fed import tensorflow as rtf
 from ray_fed.framework import (
     EagerTFExecutor,
@@ -40,14 +37,6 @@ AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
 @rtf.computation(np.float32)
 def half(x: Any) -> Any:
     return x / 2
-
-
-MODEL = fl.TensorType(np.float32, (2,))
-
-
-@rtf.computation(MODEL)
-def train(model: Any) -> Any:
-    return tf.reduce_sum(model)
 
 
 @pytest.fixture
@@ -163,124 +152,6 @@ def test_nothing_below_the_top_resolves_references(build: Build) -> None:
     assert asyncio.run(asyncio.run(top.create_value(references[1])).compute()) == 1.0
 
 
-@pytest.mark.claim("debugging.17")
-@pytest.mark.parametrize(
-    ("clients_per_thread", "num_threads"), [(1, 6), (2, 3), (6, 1), (9, 1)]
-)
-def test_threads_hold_one_copy_of_a_model_each(
-    build: Build,
-    monkeypatch: pytest.MonkeyPatch,
-    clients_per_thread: int,
-    num_threads: int,
-) -> None:
-    copies: list[str] = []
-    working, most = set[str](), list[int]()
-
-    class ModelExecutor(EagerTFExecutor):
-        """Notes who embeds a model, and how many clients work on it at once."""
-
-        @override
-        async def create_value(self, value: Any, type_spec: Any = None) -> Any:
-            if str(type_spec) == str(MODEL):
-                copies.append(threading.current_thread().name)
-            return await super().create_value(value, type_spec)
-
-        @override
-        async def create_call(self, comp: Any, arg: Any = None) -> Any:
-            name = threading.current_thread().name
-            assert name not in working
-            working.add(name)
-            most.append(len(working))
-            result = await super().create_call(comp, arg)
-            working.remove(name)
-            return result
-
-    monkeypatch.setattr(eager_tf, "EagerTFExecutor", ModelExecutor)
-    factory = build(6, clients_per_thread)
-    comp = federated_computation(
-        lambda x: fl.federated_map(train, fl.federated_broadcast(x)),
-        fl.FederatedType(MODEL, fl.SERVER),
-    )
-
-    results = invoke(factory, comp, [1.0, 2.0])
-
-    assert results == [3.0] * 6
-    at_clients = sorted(copies[1:])  # the first is the server's
-    assert at_clients == [f"ray_fed debugging {i}" for i in range(num_threads)]
-    assert max(most) <= num_threads
-
-
-class EmbeddingExecutor(EagerTFExecutor):
-    """Notes the computations that it is asked to run."""
-
-    embedded: list[bytes] = []  # noqa: RUF012 (one list for all leaves)
-
-    @override
-    async def create_value(self, value: Any, type_spec: Any = None) -> Any:
-        function = getattr(value, "computation", None)
-        if function is not None:
-            self.embedded.append(function)
-        return await super().create_value(value, type_spec)
-
-
-@pytest.mark.claim("debugging.06")
-def test_clients_are_given_the_computation_as_it_was_written(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eager_tf, "EagerTFExecutor", EmbeddingExecutor)
-    monkeypatch.setattr(EmbeddingExecutor, "embedded", [])
-    comp = federated_computation(lambda x: fl.federated_map(half, x), AT_CLIENTS)
-
-    invoke(build(), comp, [1.0, 2.0])
-
-    written = half.to_proto().SerializeToString(deterministic=True)
-    assert EmbeddingExecutor.embedded == [written] * 2
-
-
-SEQUENCE = fl.SequenceType(np.float32)
-
-
-@rtf.computation(SEQUENCE)
-def total(numbers: Any) -> Any:
-    shuffled = numbers.map(lambda x: 2.0 * x).batch(2)
-    return shuffled.reduce(0.0, lambda x, y: x + tf.reduce_sum(y))
-
-
-def ops_of(graph_def: Any) -> list[str]:
-    """Return the kinds of all ops of a graph and of its functions, in order."""
-    nodes = [
-        *graph_def.node,
-        *(n for f in graph_def.library.function for n in f.node_def),
-    ]
-    return sorted(node.op for node in nodes if node.op not in ("Const", "NoOp"))
-
-
-@pytest.mark.claim("debugging.06")
-def test_graphs_run_as_they_were_written(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded: list[Any] = []
-    import_function = loader.import_function
-
-    def note(graph_def: Any, *names: Any) -> Any:
-        loaded.append(ops_of(graph_def))
-        return import_function(graph_def, *names)
-
-    monkeypatch.setattr(loader, "import_function", note)
-    comp = federated_computation(
-        lambda x, y: (fl.federated_map(total, x), fl.federated_map(total, y)),
-        fl.FederatedType(SEQUENCE, fl.CLIENTS),
-        fl.FederatedType(SEQUENCE, fl.SERVER),
-    )
-
-    result = invoke(build(), comp, [[1.0, 2.0, 3.0], []], [4.0])
-
-    written = ops_of(graph_message.graph_of(total.to_proto().tensorflow))
-    assert result == ([12.0, 0.0], 8.0)
-    assert loaded == [written] * 3
-    assert {"MapDataset", "BatchDatasetV2", "ReduceDataset"} <= set(written)
-
-
 @pytest.mark.claim("debugging.03")
 def test_everything_runs_in_this_process(build: Build) -> None:
     pids: list[int] = []
@@ -343,8 +214,3 @@ def test_stack_does_not_follow_cardinalities_that_change_later(build: Build) -> 
     assert factory.create_executor({fl.CLIENTS: 2}) is executor
     assert len(targets_of(factory.create_executor(cardinalities))) == 6
     assert len(targets_of(executor)) == 3
-
-
-@pytest.mark.claim("debugging.02")
-def test_is_part_of_the_framework() -> None:
-    assert "thread_debugging_executor_factory" in framework.__all__

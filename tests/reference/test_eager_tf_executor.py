@@ -20,7 +20,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerValue
 from ray_fed.framework import EagerTFExecutor
 from ray_fed.language import structs
-from ray_fed.tensorflow.loading.normal import Executable
+from ray_fed.tensorflow.normal_forms import Executable
 
 flf = fl.framework
 
@@ -82,18 +82,6 @@ def test_verbs_have_the_documented_arguments(
 
     found = {name: p.default for name, p in parameters.items() if name != "self"}
     assert found == expected
-
-
-@pytest.mark.claim("eager_tf.38")
-def test_selection_takes_source_and_index_in_this_order(
-    executor: EagerTFExecutor,
-) -> None:
-    struct = embed(executor, (1, [2.0, 3.0]), NAMED)
-
-    by_position = asyncio.run(executor.create_selection(struct, 0))
-    by_keyword = asyncio.run(executor.create_selection(source=struct, index=0))
-
-    assert computed(by_position) == computed(by_keyword) == 1
 
 
 @pytest.mark.claim("eager_tf.15")
@@ -174,24 +162,6 @@ def test_everything_happens_on_the_thread_of_the_caller() -> None:
     executor.close()
 
 
-@pytest.mark.claim("eager_tf.25")
-def test_is_the_leaf_of_a_stack_that_knows_lambdas_and_threads() -> None:
-    leaf = stacks.threaded_stacks(1)[0]
-    twice = flf.Lambda(
-        "x",
-        INT,
-        flf.Call(
-            increment.to_compiled_building_block(),
-            flf.Call(increment.to_compiled_building_block(), flf.Reference("x", INT)),
-        ),
-    )
-
-    result = call(leaf, embed(leaf, twice), embed(leaf, 5, INT))
-
-    assert computed(result) == 7
-    leaf.close()
-
-
 @pytest.mark.claim("eager_tf.26", "eager_tf.35", "eager_tf.38", "eager_tf.41")
 @pytest.mark.parametrize(
     ("make", "expected"),
@@ -262,22 +232,6 @@ class TestExternalData:
         assert isinstance(value.reference, tf.Tensor)
         assert computed(value).tolist() == [1.5, 2.5]
 
-    @pytest.mark.parametrize(
-        "type_spec", [NAMED, fl.StructType([INT, FLOATS])], ids=["named", "unnamed"]
-    )
-    def test_is_a_structure(
-        self, executor: EagerTFExecutor, tmp_path: pathlib.Path, type_spec: Any
-    ) -> None:
-        members = [np.int32(7), np.array([1, 2], np.float32)]
-        if type_spec is NAMED:
-            np.savez(tmp_path / "x.npz", a=members[1], z=members[0])
-        else:
-            np.savez(tmp_path / "x.npz", *members)
-
-        value = computed(embed(executor, data(tmp_path / "x.npz", type_spec)))
-
-        assert (value[0], value[1].tolist()) == (7, [1, 2])
-
     def test_is_a_sequence_that_is_read_by_calls(
         self, executor: EagerTFExecutor, tmp_path: pathlib.Path
     ) -> None:
@@ -289,18 +243,6 @@ class TestExternalData:
         assert isinstance(sequence.reference.dataset, tf.data.Dataset)
         assert computed(result) == [0, 2, 4, 6]
 
-    def test_keeps_fields_of_elements(
-        self, executor: EagerTFExecutor, tmp_path: pathlib.Path
-    ) -> None:
-        a = np.array([[1, 2], [3, 4]], np.float32)
-        np.savez(tmp_path / "x.npz", z=np.array([1, 2], np.int32), a=a)
-
-        block = data(tmp_path / "x.npz", fl.SequenceType(NAMED))
-        first, second = computed(embed(executor, block))
-
-        assert (first.z, first.a.tolist()) == (1, [1, 2])
-        assert (second.z, second.a.tolist()) == (2, [3, 4])
-
     @pytest.mark.parametrize(
         "type_spec", [INT, NAMED, INTS], ids=["tensor", "struct", "sequence"]
     )
@@ -309,42 +251,6 @@ class TestExternalData:
     ) -> None:
         with pytest.raises(FileNotFoundError, match=r"Expected the file .*missing"):
             embed(executor, data(tmp_path / "missing.npz", type_spec))
-
-    @pytest.mark.parametrize(
-        "type_spec", [INT, NAMED, INTS], ids=["tensor", "struct", "sequence"]
-    )
-    def test_must_be_readable(
-        self, executor: EagerTFExecutor, tmp_path: pathlib.Path, type_spec: Any
-    ) -> None:
-        (tmp_path / "x.npz").write_text("something else")
-
-        with pytest.raises(TypeError, match=r"Expected arrays of numpy in .*x\.npz"):
-            embed(executor, data(tmp_path / "x.npz", type_spec))
-
-    def test_is_never_unpickled(
-        self, executor: EagerTFExecutor, tmp_path: pathlib.Path
-    ) -> None:
-        np.save(tmp_path / "x.npy", np.array([{}]), allow_pickle=True)
-
-        with pytest.raises(TypeError, match="found pickled objects"):
-            embed(executor, data(tmp_path / "x.npy", INT))
-
-    def test_must_be_of_its_type(
-        self, executor: EagerTFExecutor, tmp_path: pathlib.Path
-    ) -> None:
-        np.save(tmp_path / "x.npy", np.zeros(2, np.float64))
-        np.save(tmp_path / "y.npy", np.arange(2, dtype=np.int64))
-
-        for name, type_spec in [("x.npy", FLOATS), ("y.npy", INTS)]:
-            with pytest.raises(TypeError, match=r"^Expected "):
-                embed(executor, data(tmp_path / name, type_spec))
-
-    def test_must_be_named_by_a_path(self, executor: EagerTFExecutor) -> None:
-        content = any_pb2.Any()
-        content.Pack(wrappers_pb2.Int32Value(value=5))
-
-        with pytest.raises(ValueError, match=r"StringValue, found `.*Int32Value"):
-            embed(executor, flf.Data(content, INT))
 
     @pytest.mark.claim("semantics.38")
     def test_is_read_by_a_stack_when_it_is_needed(self, tmp_path: pathlib.Path) -> None:

@@ -246,20 +246,6 @@ def test_context_that_returns_no_awaitable_is_a_type_error() -> None:
     context.close()
 
 
-@pytest.mark.claim("mergeable.06")
-def test_context_may_return_any_awaitable() -> None:
-    async def later(result: Any) -> Any:
-        return result
-
-    context = MergeableCompExecutionContext(
-        [Plain(lambda result: asyncio.ensure_future(later(result)))]
-    )
-
-    assert context.invoke(SUM_FORM, CLIENTS) == 1.0
-
-    context.close()
-
-
 @pytest.mark.claim("mergeable.07")
 def test_compiler_is_given_the_computation_and_its_form_is_executed(
     build: Build,
@@ -475,37 +461,6 @@ def test_after_merge_without_values_of_clients_runs_once(
     after = str(merged_alone.type_signature)
     names = [name for one_of_them in contexts for name, _ in one_of_them.calls]
     assert names.count(after) == 1
-
-
-class SlowFirst(Context):
-    """Takes long for what comes after the merge on the first client's slice."""
-
-    @override
-    async def invoke(self, comp: Any, arg: Any) -> Any:
-        match arg:
-            case ([0.0, *_], _):
-                await asyncio.sleep(0.2)
-            case _:
-                pass
-        return await super().invoke(comp, arg)
-
-
-@pytest.mark.claim("semantics.75", "semantics.81")
-def test_results_of_clients_are_in_order_when_the_first_slice_ends_last() -> None:
-    both = federated_computation(lambda x, y: (x, y), AT_CLIENTS, AT_SERVER)
-    factories = [framework.thread_debugging_executor_factory() for _ in range(3)]
-    slow = [SlowFirst(factory) for factory in factories]
-    context = MergeableCompExecutionContext(slow)
-
-    result = context.invoke(MergeableCompForm(total, add, both), CLIENTS)
-    context.close()
-    for factory in factories:
-        factory.clean_up_executor({fl.CLIENTS: 2})
-        factory.clean_up_executor({})
-
-    after = [arg[0] for c in slow for _, arg in c.calls if isinstance(arg[0], list)]
-    assert sorted(after) == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
-    assert result == (CLIENTS, 15.0)
 
 
 @pytest.mark.claim("mergeable.09", "mergeable.17")

@@ -204,7 +204,7 @@ def test_heaviest_run_is_begun_first() -> None:
         cut_leaves=lambda n: merge_tree.cut_leaves(n, 1), num_subrounds=3
     )
 
-    cut = CohortCut.of(3, policy, DATA, np.array([5.0, 9.0, 7.0]))
+    cut = CohortCut.of(3, 1, policy, DATA, np.array([5.0, 9.0, 7.0]))
 
     assert cut.heaviest_first == (1, 2, 0)
 
@@ -213,10 +213,9 @@ def cut_for(num_workers: int, num_subrounds: int | None, *, spreads: bool) -> Co
     policy = RoundPolicy(
         cut_leaves=lambda n: merge_tree.cut_leaves(n, 1),
         num_subrounds=num_subrounds,
-        num_workers=num_workers,
         spreads_subrounds=spreads,
     )
-    return CohortCut.of(8, policy, DATA)
+    return CohortCut.of(8, num_workers, policy, DATA)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +248,7 @@ def test_partials_are_those_of_chunks() -> None:
     cut = cut_for(3, 1, spreads=True)
 
     assert cut.chunks == ((range(3), range(3, 6), range(6, 8)),)
-    assert cut.subtrees_of(0) == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 8)]
+    assert cut.subtrees[0] == ((0, 2), (2, 3), (3, 4), (4, 6), (6, 8))
 
 
 def test_left_out_clients_keep_their_number() -> None:

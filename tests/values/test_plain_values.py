@@ -164,17 +164,14 @@ NO_NUMBERS = {
     "iterator": iter([1, 2, 3, 4]),
     "array of another library": Wrapped(np.arange(4, dtype=np.float64)),
 }
-NUMBERS = [np.float32, np.uint8, np.int32, np.int8, np.complex64, np.bool_]
 
 
-@pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
-@pytest.mark.parametrize("nest", [lambda x: x, lambda x: [x], lambda x: ([x, x],)])
-def test_what_has_no_numbers_of_its_own_is_no_tensor(
-    value: Any, dtype: Any, nest: Any
-) -> None:
-    with pytest.raises(errors.ValueMismatchError):
-        plain_values.to_plain(nest(value), fl.TensorType(dtype, None))
+def test_what_has_no_numbers_of_its_own_is_no_tensor(value: Any) -> None:
+    for nested in (value, ([value, value],)):
+        for dtype in (np.float32, np.uint8):
+            with pytest.raises(errors.ValueMismatchError):
+                plain_values.to_plain(nested, fl.TensorType(dtype, None))
 
 
 @pytest.mark.parametrize("value", RAW_MEMORY.values(), ids=RAW_MEMORY)
@@ -192,30 +189,20 @@ UNLISTED = {name: NO_NUMBERS[name] for name in (*RAW_MEMORY, "str", "set", "froz
 
 
 @pytest.mark.parametrize("value", UNLISTED.values(), ids=UNLISTED)
-@pytest.mark.parametrize(
-    "type_spec",
-    [
-        fl.SequenceType(np.int32),
-        fl.SequenceType(np.float32),
-        AT_CLIENTS,
-        fl.FederatedType(np.float32, fl.CLIENTS),
-        fl.StructType([np.int32] * 4),
-    ],
-    ids=str,
-)
-def test_what_is_no_list_has_no_members(value: Any, type_spec: fl.Type) -> None:
-    with pytest.raises(errors.ValueMismatchError):
-        plain_values.to_plain(value, type_spec)
+def test_what_is_no_list_has_no_members(value: Any) -> None:
+    lists = [fl.SequenceType(np.int32), AT_CLIENTS, fl.StructType([np.int32] * 4)]
+    for type_spec in lists:
+        with pytest.raises(errors.ValueMismatchError):
+            plain_values.to_plain(value, type_spec)
 
 
-@pytest.mark.parametrize("declared", [np.float32, np.int32])
-@pytest.mark.parametrize("found", [np.float64, np.int64, np.float16, np.uint8])
+@pytest.mark.parametrize("found", [np.float64, np.uint8])
 @pytest.mark.parametrize("nest", [list, lambda x: [x, x], lambda x: [[y] for y in x]])
-def test_arrays_in_lists_are_not_cast(declared: Any, found: Any, nest: Any) -> None:
+def test_arrays_in_lists_are_not_cast(found: Any, nest: Any) -> None:
     value = nest(np.arange(4).astype(found))
 
     with pytest.raises(errors.ValueMismatchError, match="nothing is cast"):
-        plain_values.to_plain(value, fl.TensorType(declared, None))
+        plain_values.to_plain(value, fl.TensorType(np.float32, None))
 
 
 @pytest.mark.parametrize("nest", [list, lambda x: [x, x], lambda x: [[y] for y in x]])

@@ -14,15 +14,8 @@ import ray_fed.errors as errors
 import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.language import structs
-from ray_fed.values import read_limits
 
 FLOAT = fl.TensorType(np.float32)
-
-
-@rtf.computation(np.float32)
-def double(x: Any) -> Any:
-    return 2 * x
 
 
 @rtf.computation(np.float32)
@@ -106,62 +99,3 @@ async def map_clients(comp: Any, members: list[float], chunk: range) -> list[Any
     arg = await stacks.embed_members(executor, members, FLOAT)
     mapped = await stacks.map_embedded(executor, function, arg, chunk)
     return [await member.compute() for member in mapped]
-
-
-class TestMapEmbedded:
-    def test_calls_each_client_in_order(self) -> None:
-        assert asyncio.run(map_clients(double, [3.0, 1.0], range(2))) == [6.0, 2.0]
-
-    def test_of_no_clients_calls_nothing(self) -> None:
-        assert asyncio.run(map_clients(double, [], range(0))) == []
-
-    def test_checks_before_each_client_and_ends_with_what_that_raises(self) -> None:
-        checked: list[int] = []
-
-        def check() -> None:
-            checked.append(len(checked))
-            if len(checked) == 7:  # five are embedded, the second is mapped
-                raise errors.ClusterError("freed")
-
-        with (
-            read_limits.checked(check),
-            pytest.raises(errors.ClusterError, match="freed"),
-        ):
-            asyncio.run(map_clients(double, [1.0] * 5, range(5)))
-
-        assert checked == list(range(7))
-
-    def test_zips_without_a_function(self) -> None:
-        async def act() -> Any:
-            executor = EagerTFExecutor()
-            left = await stacks.embed_members(executor, [1.0, 2.0], FLOAT)
-            right = await stacks.embed_members(executor, [3.0, 4.0], FLOAT)
-            arg: Any = structs.Struct([("z", left), ("a", right)])
-            zipped = await stacks.map_members(executor, None, arg, range(2))
-            return [await member.compute() for member in zipped]
-
-        assert [(m.z, m.a) for m in asyncio.run(act())] == [(1, 3), (2, 4)]
-
-    def test_needs_a_function_or_a_value(self) -> None:
-        with pytest.raises(errors.UnsupportedError, match="a function or a value"):
-            asyncio.run(stacks.map_members(EagerTFExecutor(), None, None, range(1)))
-
-
-def test_accumulation_folds_from_zero_in_client_order() -> None:
-    digits = rtf.computation(digit_after, np.float32, np.float32)
-
-    async def act() -> Any:
-        executor = EagerTFExecutor()
-        zero = await executor.create_value(9.0, FLOAT)
-        members = await stacks.embed_members(executor, [1.0, 2.0, 3.0], FLOAT)
-        function = await executor.create_value(digits)
-        folded = await stacks.accumulate_members(
-            executor, zero, members, function, range(3)
-        )
-        return await folded.compute()
-
-    assert asyncio.run(act()) == 9123.0
-
-
-def digit_after(number: Any, digit: Any) -> Any:
-    return 10 * number + digit

@@ -11,7 +11,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 import ray_fed.executors.interpretation as interpretation
 from ray_fed import tensorflow as rtf
-from ray_fed.cluster.driver.direct import RayExecutorFactory
+from ray_fed.cluster.direct import RayExecutorFactory
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.program import ClientData
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-NUM_FOLDS = 4
+NUM_SUBROUNDS = 4
 """Two rounds of two subrounds."""
 
 ROUND = """
@@ -23,7 +23,7 @@ from tests import graph_calls
 
 backend = sys.argv[1]
 if backend == "local":
-    graph_calls.tell_of_folds()
+    graph_calls.tell_of_subrounds()
     graph_calls.tell_of_graphs()
 
 @rtf.computation(np.float32)
@@ -75,6 +75,6 @@ def test_eager_executors_run_every_graph_and_strategies_every_subround(
     assert results == [9.75, 9.75]
     assert kernel_leaves > 0
     assert told["graph outside"] == 0
-    assert told["graph inside"] >= NUM_FOLDS
+    assert told["graph inside"] >= NUM_SUBROUNDS
     # A subround is driven on its worker; on Ray, also in the task that leased it.
-    assert told["fold"] == NUM_FOLDS * (2 if backend == "ray" else 1)
+    assert told["subround"] == NUM_SUBROUNDS * (2 if backend == "ray" else 1)

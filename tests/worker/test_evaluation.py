@@ -15,6 +15,7 @@ import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
+from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.language import blocks
 from ray_fed.plan import merge_tree
 from ray_fed.plan.random_keys import DrawKey
@@ -107,7 +108,7 @@ def run() -> Iterator[Run]:
     leaf = stacks.threaded_stacks(1)[0]
 
     def evaluate(comp: plans.Subround | plans.Finish, arg: Any) -> list[Any]:
-        def stack_for(num_clients: int) -> stacks.FederatedStack:
+        def stack_for(num_clients: int) -> ReferenceResolvingExecutor:
             return stacks.local_stack(num_clients, [leaf], leaf, comp.clients_per_leaf)
 
         executors = evaluation.Executors(stack_for, leaf)

@@ -18,7 +18,7 @@ import ray_fed.plan.plans as plans
 import ray_fed.tensorflow.kernels.client_batches as client_batches
 import ray_fed.tensorflow.kernels.client_kernel as client_kernel
 import ray_fed.values.plain_values as plain_values
-import ray_fed.worker.client_fold as client_fold
+import ray_fed.worker.kernel_runner as kernel_runner
 import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
@@ -221,8 +221,8 @@ def run_nodes(leaf: DeviceStack, prepared: Prepared, data: Any) -> list[Any]:
     async def ran() -> list[Any]:
         clients = laid_out(data, prepared.work)
         zeros = [np.zeros(3, np.float32)]
-        told = await client_fold.fold(leaf, prepared.subround, zeros, [clients])
-        assert not isinstance(told, plans.NoKernel), told
+        told = await kernel_runner.run_leaves(leaf, prepared.subround, zeros, [clients])
+        assert not isinstance(told, plans.Fallback), told
         partials: list[Any] = told.values
         return [np.asarray(partial[0]) for partial in partials]
 
@@ -234,12 +234,11 @@ def refusals(leaf: DeviceStack, prepared: Prepared) -> set[str]:
     subround = prepared.subround
     assert isinstance(subround.kernel, plans.Kernel)
     assert subround.merge is not None
-    work = plans.ClientFold(subround.kernel, plans.PartialMerge(subround.merge))
-    function = asyncio.run(leaf.embed_fused(work))
-    assert not isinstance(function, plans.NoKernel)
+    graph: Any = leaf.eager.kernels.clients(subround.kernel, subround.merge)
+    assert not isinstance(graph, plans.Fallback)
     with diagnostics.noting() as noted:
-        function.reference._shaped.note_refusals()
-    return {note.reason for note in noted if isinstance(note, diagnostics.Unshaped)}
+        graph._shaped.note_refusals()
+    return {note.reason for note in noted if isinstance(note, diagnostics.WorkUnshaped)}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -351,7 +350,7 @@ def test_work_that_cannot_be_is_refused_with_the_reason(
     assert found.tobytes() == run(leaf, prepare(work, 4, 4), data).tobytes()
     (told,) = refusals(leaf, prepared)
     assert reason in told
-    assert noted == {diagnostics.Unshaped(told)}
+    assert noted == {diagnostics.WorkUnshaped(told)}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -362,7 +361,7 @@ def test_leaf_of_clients_of_several_shapes_is_told_of(
         run(leaf, prepare(total_of_rows, 4, 4, **WAYS[way]), [*rows(2), *rows(2, 7)])
 
     assert noted == {
-        diagnostics.Unshaped("clients of a leaf have data of several shapes")
+        diagnostics.WorkUnshaped("clients of a leaf have data of several shapes")
     }
 
 

@@ -3,7 +3,6 @@
 # pyright: reportUnknownLambdaType=false
 
 import asyncio
-import collections
 import subprocess
 import sys
 import threading
@@ -20,7 +19,6 @@ import ray_fed.errors as errors
 import ray_fed.executors.eager_tf as eager_tf
 import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
-from ray_fed.executors.references import ReferenceResolvingExecutor
 
 flf = fl.framework
 Factory = Callable[..., flf.ExecutorFactory]
@@ -28,7 +26,6 @@ federated_computation = cast("Callable[..., Any]", fl.federated_computation)
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
-POINT = collections.OrderedDict(z=np.float32, a=np.float32)
 
 
 @rtf.computation(np.float32)
@@ -39,11 +36,6 @@ def half(x: Any) -> Any:
 @rtf.computation(np.float32, np.float32)
 def add(x: Any, y: Any) -> Any:
     return x + y
-
-
-@rtf.computation(np.float32)
-def point(x: Any) -> Any:
-    return collections.OrderedDict(z=x, a=-x)
 
 
 @federated_computation(AT_CLIENTS)
@@ -219,30 +211,22 @@ class TestCardinality:
 
 
 class TestStructure:
-    @pytest.mark.claim("debugging.09", "debugging.16", "debugging.17")
-    @pytest.mark.parametrize(
-        ("num_clients", "clients_per_thread", "num_threads"),
-        [
-            pytest.param(4, 1, 4, id="one each"),
-            pytest.param(5, 2, 3, id="two each, one left"),
-            pytest.param(3, 5, 1, id="fewer than one thread takes"),
-            pytest.param(0, 2, 0, id="none"),
-        ],
-    )
-    def test_has_a_thread_for_each_group_of_clients_and_one_for_the_server(
-        self,
-        install: Factory,
-        num_clients: int,
-        clients_per_thread: int,
-        num_threads: int,
+    def test_reads_a_dataset_no_further_than_the_work_does(
+        self, install: Factory
     ) -> None:
-        factory = install(clients_per_thread=clients_per_thread)
+        install()
+        sequences = fl.FederatedType(fl.SequenceType(np.int32), fl.CLIENTS)
+        endless = tf.data.Dataset.from_tensors(np.int32(2)).repeat()
 
-        factory.create_executor({fl.CLIENTS: num_clients})
+        @rtf.computation(sequences.member)
+        def sum_of_five(dataset: Any) -> Any:
+            return dataset.take(5).reduce(np.int32(0), lambda total, x: total + x)
 
-        assert names_of_threads() == [
-            f"ray_fed debugging {index}" for index in range(num_threads + 1)
-        ]
+        comp = federated_computation(
+            lambda x: fl.federated_map(sum_of_five, x), sequences
+        )
+
+        assert comp([endless, endless.take(3)]) == [10, 6]
 
     @pytest.mark.claim("debugging.11", "eager_tf.25", "federating.05")
     def test_runs_clients_of_different_threads_at_the_same_time(
@@ -270,11 +254,6 @@ class TestStructure:
             ("ray_fed debugging 0", number) for number in (8.0, 6.0, 4.0, 2.0)
         ]
 
-    def test_starts_with_reference_resolving(self, install: Factory) -> None:
-        executor = install().create_executor({fl.CLIENTS: 1})
-
-        assert isinstance(executor, ReferenceResolvingExecutor)
-
     def test_keeps_one_stack_for_each_set_of_cardinalities(
         self, install: Factory
     ) -> None:
@@ -300,20 +279,6 @@ class TestStructure:
         comp = federated_computation(lambda: fl.federated_eval(number, fl.SERVER))
 
         assert [comp(), comp()] == [1, 2]
-
-    def test_keeps_the_containers_of_results(self, install: Factory) -> None:
-        install()
-        comp = federated_computation(
-            lambda x, y: (fl.federated_map(point, x), fl.federated_map(point, y)),
-            AT_CLIENTS,
-            AT_SERVER,
-        )
-
-        clients, server = comp([1.0], 2.0)
-
-        assert clients == [collections.OrderedDict(z=1.0, a=-1.0)]
-        assert server == collections.OrderedDict(z=2.0, a=-2.0)
-        assert isinstance(clients[0], collections.OrderedDict)
 
 
 class TestClose:
@@ -458,34 +423,6 @@ class TestWhatClientsRun:
         )
 
         assert comp([1.0, 2.0, 3.0, 4.0, 5.0]) == 7.5
-
-
-class TestLocalStack:
-    @pytest.mark.parametrize("num_leaves", [1, 2, 5])
-    def test_uses_as_many_leaves_as_there_is_work_for(
-        self, local_stack_for: Callable[..., flf.Executor], num_leaves: int
-    ) -> None:
-        executor = local_stack_for(3, num_leaves, 2)
-
-        async def run() -> Any:
-            values = await executor.create_value([1.0, 2.0, 3.0], AT_CLIENTS)
-            return await values.compute()
-
-        assert asyncio.run(run()) == [1.0, 2.0, 3.0]
-
-    def test_may_share_one_executor_for_clients_and_server(self) -> None:
-        leaf = stacks.threaded_stacks(1)[0]
-        executor = stacks.local_stack(2, [leaf], leaf)
-
-        async def run() -> Any:
-            function = await executor.create_value(mean_of_halves)
-            values = await executor.create_value([1.0, 2.0], AT_CLIENTS)
-            return await (await executor.create_call(function, values)).compute()
-
-        result = asyncio.run(run())
-        executor.close()
-
-        assert result == 0.75
 
 
 def test_coordinators_never_import_tensorflow() -> None:

@@ -16,7 +16,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
-from ray_fed.language import blocks, structs
+from ray_fed.language import blocks
 from ray_fed.plan import merge_tree
 from ray_fed.worker.stacks import LocalStrategy
 
@@ -29,8 +29,6 @@ def function(comp: Any) -> blocks.Function:
     return blocks.Function(comp.to_proto().SerializeToString(deterministic=True))
 
 
-DOUBLE = function(rtf.computation(lambda x: 2 * x, np.float32))
-SEVEN = function(rtf.computation(lambda: np.float32(7)))
 ADD = function(rtf.computation(lambda x, y: x + y, np.float32, np.float32))
 SHIFT_AND_ADD = function(
     rtf.computation(lambda x, y: 10 * x + y, np.float32, np.float32)
@@ -43,9 +41,6 @@ def must_be_positive(x: Any) -> Any:
 
 
 POSITIVE = function(rtf.computation(must_be_positive, np.float32))
-ADD_POSITIVE = function(
-    rtf.computation(lambda x, y: x + must_be_positive(y), np.float32, np.float32)
-)
 
 
 class Target(EagerTFExecutor):
@@ -122,20 +117,6 @@ async def reduce(
 
 
 class TestPlace:
-    def test_gives_each_group_its_clients_in_order(
-        self, build: Build, targets: list[Target]
-    ) -> None:
-        strategy = build([2, 3, 1])
-
-        async def act() -> Any:
-            placed = await strategy.place([float(n) for n in range(6)], AT_CLIENTS)
-            return placed.member, await placed.compute()
-
-        member, computed = asyncio.run(act())
-
-        assert (member, computed) == (FLOAT, [0, 1, 2, 3, 4, 5])
-        assert [target.embedded for target in targets] == [[0, 1], [2, 3, 4], [5]]
-
     def test_embeds_nothing_before_it_is_needed_and_then_once(
         self, build: Build, targets: list[Target]
     ) -> None:
@@ -186,71 +167,8 @@ class TestPlace:
         with pytest.raises(errors.ValueMismatchError, match=r"^Expected "):
             asyncio.run(strategy.place(value, type_spec))
 
-    @pytest.mark.parametrize("length", [0, 2, 4])
-    def test_refuses_another_number_of_clients(self, build: Build, length: int) -> None:
-        strategy = build([1, 2])
-
-        with pytest.raises(
-            errors.CardinalityError, match=f"Expected 3 values .*, found {length}"
-        ):
-            asyncio.run(strategy.place([1.0] * length, AT_CLIENTS))
-
 
 class TestMap:
-    @pytest.mark.parametrize("sizes", [[6], [2, 4], [1] * 6, []], ids=str)
-    def test_returns_results_in_client_order_when_the_first_is_slowest(
-        self, build: Build, sizes: list[int]
-    ) -> None:
-        strategy = build(sizes, slow_value=0.0)
-        num_clients = sum(sizes)
-
-        async def act() -> Any:
-            placed = await strategy.place(
-                [float(n) for n in range(num_clients)], AT_CLIENTS
-            )
-            return await (await strategy.map(DOUBLE, placed, FLOAT)).compute()
-
-        assert asyncio.run(act()) == [2.0 * n for n in range(num_clients)]
-
-    def test_calls_a_function_of_no_argument_on_every_client(
-        self, build: Build
-    ) -> None:
-        strategy = build([1, 2])
-
-        async def act() -> Any:
-            return await (await strategy.map(SEVEN, None, FLOAT)).compute()
-
-        assert asyncio.run(act()) == [7.0] * 3
-
-    def test_zips_without_a_function(self, build: Build) -> None:
-        strategy = build([1, 2])
-        member = fl.StructType([("z", FLOAT), ("a", fl.StructType([FLOAT]))])
-
-        async def act() -> Any:
-            first = await strategy.place([1.0, 2.0, 3.0], AT_CLIENTS)
-            second = await strategy.place(9.0, ALL_EQUAL)
-            arg = structs.Struct(
-                [("z", first), ("a", structs.Struct([(None, second)]))]
-            )
-            return await (await strategy.map(None, arg, member)).compute()
-
-        assert asyncio.run(act()) == [(1, (9,)), (2, (9,)), (3, (9,))]
-
-    @pytest.mark.parametrize("sizes", [[5], [2, 3], [1] * 5], ids=str)
-    def test_names_the_client_that_failed(self, build: Build, sizes: list[int]) -> None:
-        strategy = build(sizes)
-
-        async def act() -> Any:
-            placed = await strategy.place([1.0, 1.0, 1.0, -1.0, 1.0], AT_CLIENTS)
-            return await strategy.map(POSITIVE, placed, FLOAT)
-
-        with pytest.raises(
-            errors.ComputationError, match=r"InvalidArgumentError: .*not positive"
-        ) as caught:
-            asyncio.run(act())
-
-        assert caught.value.location.client_index == 3
-
     def test_ends_the_other_groups_when_a_client_fails(
         self, build: Build, targets: list[Target]
     ) -> None:
@@ -282,67 +200,6 @@ class TestReduce:
         leaves = merge_tree.cut_leaves(7, clients_per_leaf)
         digits = ["".join(str(n + 1) for n in leaf) for leaf in leaves]
         assert result == sum(int(leaf) for leaf in digits)
-
-    @pytest.mark.parametrize("clients_per_leaf", [None, 1, 3, 8])
-    def test_gives_the_same_bits_however_clients_are_grouped(
-        self, build: Build, targets: list[Target], clients_per_leaf: int | None
-    ) -> None:
-        members = np.random.default_rng(5).normal(size=23).astype(np.float32)
-        expected = tree_sum(members, clients_per_leaf)
-
-        results: list[Any] = []
-        for sizes in ([23], [11, 12], [1, 20, 2], [1] * 23):
-            targets.clear()
-            strategy = build(sizes, clients_per_leaf)
-            results.append(asyncio.run(reduce(strategy, list(members))))
-
-        assert [result.tobytes() for result in results] == [expected.tobytes()] * 4
-
-    @pytest.mark.parametrize("sizes", [[], [0]], ids=str)
-    def test_of_no_clients_is_zero(self, build: Build, sizes: list[int]) -> None:
-        strategy = build(sizes)
-
-        assert asyncio.run(reduce(strategy, [], zero=5.0)) == 5.0
-
-    def test_starts_every_leaf_from_zero(self, build: Build) -> None:
-        strategy = build([4], clients_per_leaf=2)
-
-        assert asyncio.run(reduce(strategy, [0.0] * 4, zero=1.0)) == 2.0
-
-    @pytest.mark.parametrize("sizes", [[5], [2, 3], [1] * 5], ids=str)
-    def test_names_the_client_whose_accumulation_failed(
-        self, build: Build, sizes: list[int]
-    ) -> None:
-        strategy = build(sizes, clients_per_leaf=2)
-
-        with pytest.raises(errors.ComputationError, match="not positive") as caught:
-            asyncio.run(reduce(strategy, [1.0, 1.0, 1.0, -1.0, 1.0], ADD_POSITIVE))
-
-        assert caught.value.location.client_index == 3
-
-
-def tree_sum(members: Any, clients_per_leaf: int | None) -> Any:
-    """Return the sum that the documented tree gives, in float32."""
-    leaves = merge_tree.cut_leaves(len(members), clients_per_leaf)
-    partials: list[Any] = []
-    for leaf in leaves:
-        total = np.float32(0)
-        for index in leaf:
-            total = total + members[index]
-        partials.append(total)
-
-    def merge(first: int, stop: int) -> Any:
-        """Halve the leaves; the left half has the odd one."""
-        if stop - first == 1:
-            return partials[first]
-        middle = first + (stop - first + 1) // 2
-        return merge(first, middle) + merge(middle, stop)
-
-    return merge(0, len(partials))
-
-
-def test_counts_its_clients(build: Build) -> None:
-    assert build([2, 3]).num_clients == 5
 
 
 @pytest.mark.claim("eager_tf.33", "federating.11")

@@ -3,26 +3,28 @@
 clipped(1.0, zeroed(100.0, mean()))    clip, then drop what is huge, then average
 """
 
-from ray_fed.learning.aggregators.aggregator import Aggregator
+from ray_fed.learning.aggregators.aggregator import Aggregator, Summed
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clipped, zeroed
-from ray_fed.learning.aggregators.compressed import quantised, sparsified
+from ray_fed.learning.aggregators.compressed import quantized, sparsified
 from ray_fed.learning.aggregators.private import dp_ftrl_mean, dp_mean
 from ray_fed.learning.aggregators.robust import median, trimmed_mean
 from ray_fed.learning.aggregators.secure import secure_mean
-from ray_fed.learning.aggregators.sums import mean, sum_of_updates
+from ray_fed.learning.aggregators.sums import mean, sum_of_updates, with_sum
 
 __all__ = [
     "AdaptiveNorm",
     "Aggregator",
+    "Summed",
     "clipped",
     "dp_ftrl_mean",
     "dp_mean",
     "mean",
     "median",
-    "quantised",
+    "quantized",
     "secure_mean",
     "sparsified",
     "sum_of_updates",
     "trimmed_mean",
+    "with_sum",
     "zeroed",
 ]

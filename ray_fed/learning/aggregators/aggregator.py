@@ -1,19 +1,27 @@
-"""The seam of aggregators: how the updates of clients become one."""
+"""The seam of aggregators: how the updates of clients become one.
+
+Most are sums: `Summed` is what a client adds, and what the server makes of the sum.
+`Prepared` changes updates before another aggregator takes them.
+"""
 
 # pyright: reportUnknownLambdaType=false
 
 import abc
+import dataclasses
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import federated_language as fl
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.processes import AggregationPart
-from ray_fed.learning.totals import widened
+from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
+from ray_fed.learning.processes import Part, build_initialize
+from ray_fed.learning.totals import averaged, specs_of, widened
+from ray_fed.tensorflow.tracing import convert
 
 
 class Aggregator(abc.ABC):
@@ -26,39 +34,230 @@ class Aggregator(abc.ABC):
     """
 
     @abc.abstractmethod
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
         """Return the part for updates of a type."""
 
 
-def no_state() -> Any:
-    """Return the computation ( -> <>@SERVER)."""
+class Summed(Aggregator):
+    """An aggregator of two functions of TensorFlow, `client` and `server`.
 
-    @rtf.computation
-    def nothing() -> tuple[()]:
+        class SignMajority(Summed):
+            def client(self, update, weight, state):
+                return tf.nest.map_structure(tf.sign, update)
+
+            def server(self, sums, state):
+                return tf.nest.map_structure(tf.sign, sums), state, {}
+
+    What clients return is summed over them; types come from tracing. It composes with
+    others: `clipped(1.0, SignMajority())`.
+
+    Attributes:
+        privacy: what each round spends; None where it protects no client.
+        counts_empty_rounds: whether a round without any example is a round like others.
+        num_clients: to choose cohorts from; None: it works with any number.
+    """
+
+    privacy: SampledGaussian | TreeGaussian | None = None
+    counts_empty_rounds: bool = False
+    num_clients: int | None = None
+
+    def initial_state(self) -> Any:
+        """Return the state before any round: arrays or tensors; by default none, ()."""
         return ()
 
-    @fl.federated_computation
-    def initialize() -> Any:
-        return fl.federated_eval(nothing, fl.SERVER)
+    @abc.abstractmethod
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        """Return what a client adds: any structure of tensors.
 
-    return initialize
+        Args:
+            update: of the client, tensors in their containers.
+            weight: f32[], such as its number of examples; 0 leaves the client out.
+            state: of before the round.
+        """
+
+    @abc.abstractmethod
+    def server(self, sums: Any, state: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+        """Return the aggregate, the new state, and metrics by name.
+
+        Where the aggregate is built as an update is, its floats become of the types
+        of the update's.
+
+        Args:
+            sums: of what clients added; zeros where none was there.
+            state: of before the round.
+        """
+
+    def check(self, update_type: fl.Type) -> None:
+        """Raise ValueMismatchError for updates that it cannot take; by default none."""
+
+    def restore(self, aggregate: Any, like: Any) -> Any:
+        """Return an aggregate in the types of an update, of which `like` has specs."""
+        return averaged(aggregate, like)
+
+    @override
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
+        self.check(update_type)
+        initialize = build_initialize(self.initial_state)
+        state_type = initialize.type_signature.result
+        client, server = convert(self.client), convert(self.server)
+        like = specs_of(update_type)
+        has_metrics = True
+
+        def finish(sums: Any, state: Any) -> tuple[Any, Any, Any]:
+            aggregate, new, metrics = server(sums, state)
+            if _is_alike(aggregate, like):
+                aggregate = self.restore(aggregate, like)
+            nonlocal has_metrics
+            has_metrics = bool(metrics)
+            return new, aggregate, OrderedDict(metrics)
+
+        placed = [
+            fl.FederatedType(update_type, fl.CLIENTS),
+            fl.FederatedType(weight_type, fl.CLIENTS),
+        ]
+        if not is_empty(state_type.member):
+            add = rtf.computation(
+                lambda update, weight, state: client(update, weight, state),  # noqa: PLW0108 (its arguments are counted)
+                update_type,
+                weight_type,
+                state_type.member,
+            )
+            end = rtf.computation(
+                lambda state, sums: finish(sums, state),
+                state_type.member,
+                add.type_signature.result,
+            )
+
+            @fl.federated_computation(state_type, *placed)
+            def merge(state: Any, update: Any, weight: Any) -> Any:
+                sent = fl.federated_broadcast(state)
+                added = fl.federated_map(add, (update, weight, sent))
+                ended = fl.federated_map(end, (state, fl.federated_sum(added)))
+                return ended[0], ended[1], ended[2]
+
+            return self._part(initialize, merge)
+
+        add = rtf.computation(
+            lambda update, weight: client(update, weight, ()), update_type, weight_type
+        )
+        added_type = add.type_signature.result
+        # The aggregate alone where there are no metrics, as a graph returns no less.
+        end = rtf.computation(lambda sums: finish(sums, ())[1], added_type)
+        if has_metrics:
+            end = rtf.computation(lambda sums: finish(sums, ())[1:], added_type)
+
+        @fl.federated_computation(state_type, *placed)
+        def merge(state: Any, update: Any, weight: Any) -> Any:
+            sums = fl.federated_sum(fl.federated_map(add, (update, weight)))
+            ended = fl.federated_map(end, sums)
+            if has_metrics:
+                return state, ended[0], ended[1]
+            return state, ended, _no_measurements()
+
+        return self._part(initialize, merge)
+
+    def _part(self, initialize: Any, merge: Any) -> Part:
+        return Part(
+            initialize,
+            merge,
+            privacy=self.privacy,
+            counts_empty_rounds=self.counts_empty_rounds,
+            num_clients=self.num_clients,
+        )
 
 
-def state_of(*values: float) -> Any:
-    """Return the computation ( -> <f32, ...>@SERVER) of initial values."""
+class Prepared(Aggregator):
+    """Changes updates, and counts what it did, before another aggregator takes them.
 
-    @rtf.computation
-    def values_of() -> tuple[tf.Tensor, ...]:
-        return tuple(tf.constant(value, tf.float32) for value in values)
+    Attributes:
+        inner: the other aggregator, whose metrics follow its own.
+    """
 
-    @fl.federated_computation
-    def initialize() -> Any:
-        return fl.federated_eval(values_of, fl.SERVER)
+    inner: Aggregator
 
-    return initialize
+    def initial_state(self) -> Any:
+        """Return the state before any round; by default none."""
+        return ()
+
+    @abc.abstractmethod
+    def client(self, update: Any, weight: Any, state: Any) -> tuple[Any, Any]:
+        """Return the changed update, and counts, which are summed."""
+
+    @abc.abstractmethod
+    def server(self, counts: Any, state: Any) -> tuple[Any, "OrderedDict[str, Any]"]:
+        """Return the new state, and metrics by name."""
+
+    @override
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
+        inner = self.inner.build(update_type, weight_type)
+        own = build_initialize(self.initial_state)
+        own_type = own.type_signature.result.member
+        keeps = not is_empty(own_type)
+        if keeps:
+            prepare = rtf.computation(self.client, update_type, weight_type, own_type)
+            end = rtf.computation(
+                lambda state, sums: self.server(sums, state),
+                own_type,
+                prepare.type_signature.result[1],
+            )
+            metrics_type = end.type_signature.result[1]
+        else:
+            prepare = rtf.computation(
+                lambda update, weight: self.client(update, weight, ()),
+                update_type,
+                weight_type,
+            )
+            end = rtf.computation(
+                lambda counts: self.server(counts, ())[1],
+                prepare.type_signature.result[1],
+            )
+            metrics_type = end.type_signature.result
+        inner_type = inner.next.type_signature.result[2].member
+        join = rtf.computation(_join, metrics_type, inner_type)
+
+        @fl.federated_computation
+        def initialize() -> Any:
+            return fl.federated_zip((own(), inner.initialize()))
+
+        begin: Any = initialize if keeps else inner.initialize
+
+        @fl.federated_computation(
+            begin.type_signature.result,
+            fl.FederatedType(update_type, fl.CLIENTS),
+            fl.FederatedType(weight_type, fl.CLIENTS),
+        )
+        def merge(state: Any, update: Any, weight: Any) -> Any:
+            if not keeps:
+                prepared = fl.federated_map(prepare, (update, weight))
+                merged = inner.next(state, prepared[0], weight)
+                found = fl.federated_map(end, fl.federated_sum(prepared[1]))
+                joined = fl.federated_map(join, (found, merged[2]))
+                return merged[0], merged[1], joined
+            sent = fl.federated_broadcast(state[0])
+            prepared = fl.federated_map(prepare, (update, weight, sent))
+            merged = inner.next(state[1], prepared[0], weight)
+            counts = fl.federated_sum(prepared[1])
+            ended = fl.federated_map(end, (state[0], counts))
+            joined = fl.federated_map(join, (ended[1], merged[2]))
+            return fl.federated_zip((ended[0], merged[0])), merged[1], joined
+
+        return dataclasses.replace(inner, initialize=begin, next=merge)
 
 
-def no_measurements() -> Any:
+def is_empty(type_spec: fl.Type) -> bool:
+    """Return whether a type is the empty struct, as of a state that there is not."""
+    return isinstance(type_spec, fl.StructType) and not len(type_spec)
+
+
+def _is_alike(aggregate: Any, like: Any) -> bool:
+    try:
+        tf.nest.assert_same_structure(aggregate, like, check_types=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _no_measurements() -> Any:
     """Return an empty struct at the server, inside of a federated computation."""
 
     @rtf.computation
@@ -68,16 +267,11 @@ def no_measurements() -> Any:
     return fl.federated_eval(nothing, fl.SERVER)
 
 
-def joined(first_type: Any, second_type: Any) -> Any:
-    """Return the computation that makes one struct by name of two."""
-
-    @rtf.computation(first_type, second_type)
-    def join(first: Any, second: Any) -> "OrderedDict[str, Any]":
-        return OrderedDict(
-            item for struct in (first, second) if struct for item in struct.items()
-        )
-
-    return join
+def _join(first: Any, second: Any) -> "OrderedDict[str, Any]":
+    """Return one struct by name of two."""
+    return OrderedDict(
+        item for struct in (first, second) if struct for item in struct.items()
+    )
 
 
 def floats_of(update: Any) -> list[Any]:
@@ -129,8 +323,3 @@ def refuse_statistics(update_type: fl.Type, name: str, why: str) -> None:
             " GroupNormalization or LayerNormalization, set `trainable = False` on the"
             " layers that have them, or take `aggregators.mean()`."
         )
-
-
-def at_clients(types: Sequence[fl.Type]) -> list[fl.FederatedType]:
-    """Return the types of values at clients."""
-    return [fl.FederatedType(t, fl.CLIENTS) for t in types]

@@ -12,25 +12,22 @@ Sources:
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
-    joined,
+    Prepared,
     norm_of,
     scaled,
-    state_of,
 )
 from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_number, check_positive
-from ray_fed.learning.processes import AggregationPart
+from ray_fed.learning.processes import Part
 from ray_fed.learning.totals import narrowed
 
 
@@ -62,7 +59,7 @@ class AdaptiveNorm:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounded(Aggregator):
+class Bounded(Prepared):
     """Clips or zeroes what is above a bound, then aggregates; see `clipped`, `zeroed`.
 
     Attributes:
@@ -76,44 +73,44 @@ class Bounded(Aggregator):
     kind: Literal["clipped", "zeroed"]
 
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
-        inner = self.inner.build(update_type, weight_type)
-        norm = self.norm
-        if inner.privacy is not None and isinstance(norm, AdaptiveNorm):
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
+        part = super().build(update_type, weight_type)
+        if part.privacy is not None and isinstance(self.norm, AdaptiveNorm):
             raise errors.ConfigError(
                 "Expected a fixed bound before an aggregator with noise, found one that"
                 " follows the clients' norms without noise: give"
                 ' `clip_norm="adaptive"` to dp_mean.'
             )
-        adaptive = norm if isinstance(norm, AdaptiveNorm) else None
-        own = state_of(adaptive.initial if adaptive else norm)  # pyright: ignore[reportArgumentType]
-        bound_client = _build_bound(self.kind, update_type, weight_type)
-        own_type = own.type_signature.result
-        finish = _build_finish(self.kind, adaptive, own_type.member)
-        join = joined(
-            finish.type_signature.result[1],
-            inner.next.type_signature.result[2].member,
-        )
+        return part
 
-        @fl.federated_computation
-        def initialize() -> Any:
-            return fl.federated_zip((own(), inner.initialize()))
+    @override
+    def initial_state(self) -> Any:
+        norm = self.norm
+        first = norm.initial if isinstance(norm, AdaptiveNorm) else norm
+        return (tf.constant(first, tf.float32),)
 
-        @fl.federated_computation(
-            cast("Any", initialize).type_signature.result,
-            fl.FederatedType(update_type, fl.CLIENTS),
-            fl.FederatedType(weight_type, fl.CLIENTS),
-        )
-        def merge(state: Any, update: Any, weight: Any) -> Any:
-            bound = fl.federated_broadcast(state[0])
-            bounded = fl.federated_map(bound_client, (update, weight, bound))
-            merged = inner.next(state[1], bounded[0], weight)
-            counts = fl.federated_sum(bounded[1])
-            ended = fl.federated_map(finish, (state[0], counts))
-            found = fl.federated_map(join, (ended[1], merged[2]))
-            return fl.federated_zip((ended[0], merged[0])), merged[1], found
+    @override
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        (bound,) = state
+        limit = clip if self.kind == "clipped" else _zero
+        bounded, norm = limit(update, bound)
+        counts = tf.cast(weight > 0, tf.float32)
+        above = tf.cast(norm > bound, tf.float32)
+        return narrowed(bounded, update), (counts, counts * above, counts * norm)
 
-        return dataclasses.replace(inner, initialize=initialize, next=merge)
+    @override
+    def server(self, counts: Any, state: Any) -> Any:
+        (bound,) = state
+        num_clients, above, norms = counts
+        share = tf.math.divide_no_nan(above, num_clients)
+        name = "clip_norm" if self.kind == "clipped" else "zero_norm"
+        metrics = OrderedDict([(name, bound), (f"share_{self.kind}", share)])
+        if self.kind == "clipped":
+            metrics["mean_norm"] = tf.math.divide_no_nan(norms, num_clients)
+        if isinstance(self.norm, AdaptiveNorm):
+            new = self.norm.next_bound(bound, 1.0 - share)
+            bound = tf.where(num_clients > 0, new, bound)
+        return (bound,), metrics
 
 
 def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggregator:
@@ -165,37 +162,3 @@ def _check_norm(norm: float | AdaptiveNorm) -> float | AdaptiveNorm:
     if not isinstance(norm, AdaptiveNorm):
         check_positive("norm", norm)
     return norm
-
-
-def _build_bound(kind: str, update_type: fl.Type, weight_type: fl.Type) -> Any:
-    limit: Callable[[Any, Any], Any] = clip if kind == "clipped" else _zero
-
-    @rtf.computation(update_type, weight_type, (tf.float32.as_numpy_dtype,))
-    def bound_client(update: Any, weight: Any, state: Any) -> Any:
-        (bound,) = state
-        bounded, norm = limit(update, bound)
-        counts = tf.cast(weight > 0, tf.float32)
-        above = tf.cast(norm > bound, tf.float32)
-        return narrowed(bounded, update), (counts, counts * above, counts * norm)
-
-    return bound_client
-
-
-def _build_finish(kind: str, adaptive: AdaptiveNorm | None, own_type: Any) -> Any:
-    counts_type = fl.StructType([fl.TensorType(tf.float32.as_numpy_dtype)] * 3)
-
-    @rtf.computation(own_type, counts_type)
-    def finish(state: Any, sums: Any) -> Any:
-        (bound,) = state
-        num_clients, above, norms = sums
-        share = tf.math.divide_no_nan(above, num_clients)
-        name = "clip_norm" if kind == "clipped" else "zero_norm"
-        metrics = OrderedDict([(name, bound), (f"share_{kind}", share)])
-        if kind == "clipped":
-            metrics["mean_norm"] = tf.math.divide_no_nan(norms, num_clients)
-        if adaptive is not None:
-            new = adaptive.next_bound(bound, 1.0 - share)
-            bound = tf.where(num_clients > 0, new, bound)
-        return (bound,), metrics
-
-    return finish

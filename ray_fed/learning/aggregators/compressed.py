@@ -14,16 +14,17 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-import federated_language as fl
 import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from ray_fed import tensorflow as rtf
-from ray_fed.learning.aggregators.aggregator import Aggregator, joined, statistics_of
+from ray_fed.learning.aggregators.aggregator import (
+    Aggregator,
+    Prepared,
+    statistics_of,
+)
 from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_number, read_whole
-from ray_fed.learning.processes import AggregationPart
 from ray_fed.learning.totals import widened
 
 _Compress = Callable[[Any], tuple[Any, Any]]
@@ -31,7 +32,7 @@ _MOST_BITS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class Compressed(Aggregator):
+class Compressed(Prepared):
     """Compresses each tensor of floats but for running statistics, then aggregates.
 
     Attributes:
@@ -43,52 +44,29 @@ class Compressed(Aggregator):
     compress: _Compress
 
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
-        inner = self.inner.build(update_type, weight_type)
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        left: list[Any] = []
+        sent = raw = tf.constant(0.0)
+        as_is = [id(tensor) for tensor in statistics_of(update)]
+        for tensor in tf.nest.flatten(update):
+            size = np.float32(tensor.dtype.size * np.prod(tensor.shape))
+            small, used = (
+                self.compress(tensor)
+                if tensor.dtype.is_floating and id(tensor) not in as_is
+                else (tensor, size)
+            )
+            left.append(small)
+            sent, raw = sent + used, raw + size
+        counts = tf.cast(weight > 0, tf.float32)
+        return tf.nest.pack_sequence_as(update, left), (sent * counts, raw * counts)
 
-        @rtf.computation(update_type, weight_type)
-        def compress_client(update: Any, weight: Any) -> Any:
-            left: list[Any] = []
-            sent = raw = tf.constant(0.0)
-            as_is = [id(tensor) for tensor in statistics_of(update)]
-            for tensor in tf.nest.flatten(update):
-                size = np.float32(tensor.dtype.size * np.prod(tensor.shape))
-                small, used = (
-                    self.compress(tensor)
-                    if tensor.dtype.is_floating and id(tensor) not in as_is
-                    else (tensor, size)
-                )
-                left.append(small)
-                sent, raw = sent + used, raw + size
-            counts = tf.cast(weight > 0, tf.float32)
-            return tf.nest.pack_sequence_as(update, left), (sent * counts, raw * counts)
-
-        bytes_type = compress_client.type_signature.result[1]
-
-        @rtf.computation(bytes_type)
-        def report(sums: Any) -> Any:
-            return OrderedDict(bytes_sent=sums[0], bytes_uncompressed=sums[1])
-
-        join = joined(
-            report.type_signature.result,
-            inner.next.type_signature.result[2].member,
-        )
-
-        @fl.federated_computation(
-            inner.initialize.type_signature.result,
-            fl.FederatedType(update_type, fl.CLIENTS),
-            fl.FederatedType(weight_type, fl.CLIENTS),
-        )
-        def merge(state: Any, update: Any, weight: Any) -> Any:
-            left = fl.federated_map(compress_client, (update, weight))
-            merged = inner.next(state, left[0], weight)
-            sums = fl.federated_map(report, fl.federated_sum(left[1]))
-            return merged[0], merged[1], fl.federated_map(join, (sums, merged[2]))
-
-        return dataclasses.replace(inner, next=merge)
+    @override
+    def server(self, counts: Any, state: Any) -> Any:
+        sent, raw = counts
+        return state, OrderedDict(bytes_sent=sent, bytes_uncompressed=raw)
 
 
-def quantised(bits: int, inner: Aggregator | None = None) -> Aggregator:
+def quantized(bits: int, inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator of updates rounded to 2^bits levels between their extremes.
 
     Each number is rounded up or down at random, so that its mean stays; running

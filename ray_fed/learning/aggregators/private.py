@@ -26,20 +26,22 @@ Sources:
 import dataclasses
 import math
 from collections import OrderedDict
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed import tensorflow as rtf
 from ray_fed.learning.accounting import NoiseState, SampledGaussian, TreeGaussian
-from ray_fed.learning.aggregators.aggregator import Aggregator, refuse_statistics
+from ray_fed.learning.aggregators.aggregator import (
+    Aggregator,
+    Summed,
+    refuse_statistics,
+)
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
 from ray_fed.learning.checks import check_number, check_positive, read_whole
-from ray_fed.learning.processes import AggregationPart
-from ray_fed.learning.totals import narrowed, specs_of
+from ray_fed.learning.totals import specs_of
 
 _LEVELS = 31
 """Of a tree: as many as the bits of a number of rounds."""
@@ -48,7 +50,7 @@ _ADAPTIVE = AdaptiveNorm()
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyMean(Aggregator):
+class NoisyMean(Summed):
     """Clips, sums, adds noise and divides; see `dp_mean` and `dp_ftrl_mean`.
 
     Its state is NoiseState: noise follows from the seed and this, so that a round that
@@ -58,80 +60,52 @@ class NoisyMean(Aggregator):
         norm: the clients' bound.
         noise_multiplier: of the sum, after what an adaptive bound takes of it.
         clients_per_round: the fixed denominator.
-        privacy: what each round spends.
         seed: of the noise.
-        count_noise: standard deviation of the noise of an adaptive bound's count.
+        privacy: what each round spends.
         num_clients: to choose cohorts from.
+        count_noise: standard deviation of the noise of an adaptive bound's count.
         rounds_per_tree: None: each round has noise of its own.
+        counts_empty_rounds: true: noise hides that nobody was there.
     """
 
     norm: float | AdaptiveNorm
     noise_multiplier: float
     clients_per_round: int
-    privacy: SampledGaussian | TreeGaussian
     seed: int
-    num_clients: int
+    privacy: SampledGaussian | TreeGaussian | None
+    num_clients: int | None
     count_noise: float = 0.0
     rounds_per_tree: int | None = None
+    counts_empty_rounds: bool = True
 
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
+    def initial_state(self) -> NoiseState:
+        assert self.privacy is not None
+        norm = self.norm
+        bound = norm.initial if isinstance(norm, AdaptiveNorm) else norm
+        spends = tf.constant(self.privacy.a_round, tf.float64)
+        return NoiseState(tf.constant(0), tf.constant(bound, tf.float32), spends)
+
+    @override
+    def check(self, update_type: fl.Type) -> None:
         name = "dp_mean" if self.rounds_per_tree is None else "dp_ftrl_mean"
         refuse_statistics(update_type, name, "noise puts variances below zero")
         _check_floats(update_type, name)
-        adaptive = self.norm if isinstance(self.norm, AdaptiveNorm) else None
-        bound: Any = adaptive.initial if adaptive else self.norm
 
-        def initial_state() -> NoiseState:
-            spends = tf.constant(self.privacy.a_round, tf.float64)
-            return NoiseState(tf.constant(0), tf.constant(bound, tf.float32), spends)
-
-        initial: Any = rtf.computation(initial_state)
-        state_type = initial.type_signature.result
-
-        @rtf.computation(update_type, weight_type, state_type)
-        def bound_client(update: Any, weight: Any, state: Any) -> Any:
-            clipped, norm = clip(update, state.bound)
-            counts = weight > 0
-            clipped = tf.nest.map_structure(
-                lambda t: tf.where(counts, t, tf.zeros_like(t)), clipped
-            )
-            within = tf.cast(counts & (norm <= state.bound), tf.float32)
-            return clipped, (tf.cast(counts, tf.float32), within)
-
-        bounded_type: Any = bound_client.type_signature.result
-
-        @rtf.computation(state_type, bounded_type)
-        def finish(state: Any, sums: Any) -> Any:
-            new_state, noisy, metrics = self._finish(state, *sums)
-            return new_state, narrowed(noisy, specs_of(update_type)), metrics
-
-        @fl.federated_computation
-        def initialize() -> Any:
-            return fl.federated_eval(initial, fl.SERVER)
-
-        @fl.federated_computation(
-            cast("Any", initialize).type_signature.result,
-            fl.FederatedType(update_type, fl.CLIENTS),
-            fl.FederatedType(weight_type, fl.CLIENTS),
+    @override
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        clipped, norm = clip(update, state.bound)
+        counts = weight > 0
+        clipped = tf.nest.map_structure(
+            lambda t: tf.where(counts, t, tf.zeros_like(t)), clipped
         )
-        def merge(state: Any, update: Any, weight: Any) -> Any:
-            sent = fl.federated_broadcast(state)
-            bounded = fl.federated_map(bound_client, (update, weight, sent))
-            ended = fl.federated_map(finish, (state, fl.federated_sum(bounded)))
-            return ended[0], ended[1], ended[2]
+        within = tf.cast(counts & (norm <= state.bound), tf.float32)
+        return clipped, (tf.cast(counts, tf.float32), within)
 
-        return AggregationPart(
-            initialize,
-            merge,
-            self.privacy,
-            counts_empty_rounds=True,
-            num_clients=self.num_clients,
-        )
-
-    def _finish(self, state: Any, update: Any, counts: Any) -> Any:
+    @override
+    def server(self, sums: Any, state: Any) -> Any:
+        update, (_, within) = sums
         round_index, bound, spends = state
-        _, within = counts
         deviation = self.noise_multiplier * bound
         noisy = [
             (t + tf.cast(deviation * self._noise(t, place, round_index), t.dtype))
@@ -147,7 +121,7 @@ class NoisyMean(Aggregator):
             share = (within + self.count_noise * drawn) / self.clients_per_round
             bound = self.norm.next_bound(bound, share)
         new_state = NoiseState(round_index + 1, bound, spends)
-        return new_state, tf.nest.pack_sequence_as(update, noisy), metrics
+        return tf.nest.pack_sequence_as(update, noisy), new_state, metrics
 
     def _noise(self, like: Any, place: int, round_index: Any) -> Any:
         """Return noise of deviation 1 of a round; of a tree: by which its sum grows."""
@@ -216,12 +190,12 @@ def dp_mean(
     if not isinstance(norm, AdaptiveNorm):
         _check_norm(norm)
         return NoisyMean(
-            norm, noise_multiplier, clients_per_round, privacy, seed, num_clients
+            norm, noise_multiplier, clients_per_round, seed, privacy, num_clients
         )
     count_noise = clients_per_round / 20  # Section 3.1 of Andrew et al.
     of_sum, count_noise = split_noise(noise_multiplier, count_noise)
     return NoisyMean(
-        norm, of_sum, clients_per_round, privacy, seed, num_clients, count_noise
+        norm, of_sum, clients_per_round, seed, privacy, num_clients, count_noise
     )
 
 
@@ -259,8 +233,8 @@ def dp_ftrl_mean(
         clip_norm,
         noise_multiplier,
         clients_per_round,
-        privacy,
         seed,
+        privacy,
         num_clients,
         rounds_per_tree=rounds,
     )

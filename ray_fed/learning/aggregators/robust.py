@@ -23,10 +23,10 @@ import tensorflow as tf
 from typing_extensions import override
 
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.aggregators.aggregator import Aggregator, no_state
+from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.checks import check_number, read_whole
 from ray_fed.learning.guards import require
-from ray_fed.learning.processes import AggregationPart
+from ray_fed.learning.processes import Part, build_initialize
 from ray_fed.learning.totals import specs_of, widened
 
 
@@ -43,8 +43,8 @@ class Ranked(Aggregator):
     trimmed_share: float | None
 
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
-        initialize = no_state()
+    def build(self, update_type: fl.Type, weight_type: fl.Type) -> Part:
+        initialize = build_initialize(())
         rows = _Rows(update_type, weight_type, self.max_clients)
         finish = self._build_finish(rows)
 
@@ -68,7 +68,7 @@ class Ranked(Aggregator):
             ended = fl.federated_map(finish, table)
             return state, ended[0], ended[1]
 
-        return AggregationPart(initialize, merge)
+        return Part(initialize, merge)
 
     def _build_finish(self, rows: "_Rows") -> Any:
         @rtf.computation(rows.table_type)

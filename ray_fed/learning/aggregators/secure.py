@@ -18,21 +18,18 @@ import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
-from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
-    no_state,
+    Summed,
     refuse_statistics,
 )
 from ray_fed.learning.checks import check_positive, read_whole
-from ray_fed.learning.processes import AggregationPart
-from ray_fed.learning.totals import averaged
 
 _MOST_BITS = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class SecureMean(Aggregator):
+class SecureMean(Summed):
     """See `secure_mean`.
 
     Attributes:
@@ -51,67 +48,44 @@ class SecureMean(Aggregator):
         return 2 ** (self.bits + (self.max_clients - 1).bit_length())
 
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
+    def check(self, update_type: fl.Type) -> None:
         why = "rounding may put variances below zero"
         refuse_statistics(update_type, "secure_mean", why)
-        initialize = no_state()
-        largest = 2**self.bits - 1
-        step = 2 * self.bound / largest
 
-        @rtf.computation(update_type, weight_type)
-        def encode(update: Any, weight: Any) -> Any:
-            counts = tf.cast(weight > 0, tf.int64)
-            flat = tf.nest.flatten(update)
-            places = [(tf.cast(t, tf.float64) + self.bound) / step for t in flat]
-            integers = [
-                counts * tf.cast(tf.round(tf.clip_by_value(p, 0, largest)), tf.int64)
-                for p in places
-            ]
-            outside = [
-                tf.reduce_sum(
-                    tf.cast(tf.abs(tf.cast(t, tf.float64)) > self.bound, tf.int64)
-                )
-                for t in flat
-            ]
-            return tuple(integers), (counts, counts * tf.add_n(outside))
+    @property
+    def _step(self) -> float:
+        return 2 * self.bound / (2**self.bits - 1)
 
-        encoded = encode.type_signature.result
+    @override
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        counts = tf.cast(weight > 0, tf.int64)
 
-        @rtf.computation(encoded, update_type)
-        def decode(sums: Any, like: Any) -> Any:
-            integers, (count, outside) = sums
-            number = tf.cast(tf.maximum(count, 1), tf.float64)
-            means = [
-                tf.cast(tf.math.floormod(total, self.modulus), tf.float64)
-                / number
-                * step
-                - self.bound * tf.cast(count > 0, tf.float64)
-                for total in integers
-            ]
-            metrics = OrderedDict(
-                modulus=tf.constant(self.modulus, tf.int64), num_clipped=outside
-            )
-            packed = tf.nest.pack_sequence_as(like, means)
-            return averaged(packed, like), metrics
+        def encode(tensor: Any) -> tf.Tensor:
+            place = (tf.cast(tensor, tf.float64) + self.bound) / self._step
+            rounded = tf.round(tf.clip_by_value(place, 0, 2**self.bits - 1))
+            return counts * tf.cast(rounded, tf.int64)
 
-        @rtf.computation(update_type)
-        def zeros(update: Any) -> Any:
-            return tf.nest.map_structure(tf.zeros_like, update)
+        def count_outside(tensor: Any) -> tf.Tensor:
+            is_outside = tf.abs(tf.cast(tensor, tf.float64)) > self.bound
+            return tf.reduce_sum(tf.cast(is_outside, tf.int64))
 
-        @fl.federated_computation(
-            initialize.type_signature.result,
-            fl.FederatedType(update_type, fl.CLIENTS),
-            fl.FederatedType(weight_type, fl.CLIENTS),
+        outside = tf.add_n([count_outside(t) for t in tf.nest.flatten(update)])
+        return tf.nest.map_structure(encode, update), counts, counts * outside
+
+    @override
+    def server(self, sums: Any, state: Any) -> Any:
+        integers, count, outside = sums
+        number = tf.cast(tf.maximum(count, 1), tf.float64)
+        shift = self.bound * tf.cast(count > 0, tf.float64)
+
+        def decode(total: Any) -> tf.Tensor:
+            wrapped = tf.cast(tf.math.floormod(total, self.modulus), tf.float64)
+            return wrapped / number * self._step - shift
+
+        metrics = OrderedDict(
+            modulus=tf.constant(self.modulus, tf.int64), num_clipped=outside
         )
-        def merge(state: Any, update: Any, weight: Any) -> Any:
-            sent = fl.federated_map(encode, (update, weight))
-            integers = fl.federated_sum(sent[0])
-            sums = fl.federated_zip((integers, fl.federated_sum(sent[1])))
-            like = fl.federated_sum(fl.federated_map(zeros, update))
-            ended = fl.federated_map(decode, (sums, like))
-            return state, ended[0], ended[1]
-
-        return AggregationPart(initialize, merge)
+        return tf.nest.map_structure(decode, integers), state, metrics
 
 
 def secure_mean(

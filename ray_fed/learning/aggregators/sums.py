@@ -9,50 +9,92 @@ import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
-from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
-    no_measurements,
-    no_state,
+    Summed,
     refuse_statistics,
     scaled,
 )
 from ray_fed.learning.checks import expect_kind
-from ray_fed.learning.processes import AggregationPart
-from ray_fed.learning.totals import averaged, narrowed, specs_of
+from ray_fed.learning.processes import Part
+from ray_fed.learning.totals import narrowed
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean(Aggregator):
+class Mean(Summed):
     """See `mean`."""
 
     weighted: bool = True
 
     @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
-        initialize = no_state()
-        state_type = initialize.type_signature.result
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        counted = weight if self.weighted else tf.cast(weight > 0, weight.dtype)
+        return scaled(update, counted), counted
 
-        @rtf.computation(update_type, weight_type)
-        def weigh(update: Any, weight: Any) -> Any:
-            counted = weight if self.weighted else tf.cast(weight > 0, weight.dtype)
-            return scaled(update, counted), counted
+    @override
+    def server(self, sums: Any, state: Any) -> Any:
+        # A round without clients has the mean 0.
+        total, weight = sums
+        means = tf.nest.map_structure(
+            lambda t: tf.math.divide_no_nan(t, tf.cast(weight, t.dtype)), total
+        )
+        return means, state, {}
 
-        @rtf.computation(weigh.type_signature.result)
-        def divide(weighed: Any) -> Any:
-            total, weight = weighed
-            means = tf.nest.map_structure(
-                lambda t: tf.math.divide_no_nan(t, tf.cast(weight, t.dtype)), total
-            )
-            return averaged(means, specs_of(update_type))
 
-        @fl.federated_computation(state_type, *_placed(update_type, weight_type))
+@dataclasses.dataclass(frozen=True)
+class Sum(Summed):
+    """See `sum_of_updates`."""
+
+    weighted: bool = False
+
+    @override
+    def check(self, update_type: fl.Type) -> None:
+        why = "the sum of how far variances moved may be below zero"
+        refuse_statistics(update_type, "sum_of_updates", why)
+
+    @override
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        counted = weight if self.weighted else tf.cast(weight > 0, weight.dtype)
+        return scaled(update, counted)
+
+    @override
+    def server(self, sums: Any, state: Any) -> Any:
+        return sums, state, {}
+
+    @override
+    def restore(self, aggregate: Any, like: Any) -> Any:
+        return narrowed(aggregate, like)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithSum(Aggregator):
+    """See `with_sum`."""
+
+    inner: Aggregator
+
+    @override
+    def build(self, update_type: Any, weight_type: fl.Type) -> Part:
+        (first, first_type), (second, second_type) = update_type.items()
+        inner = self.inner.build(first_type, weight_type)
+        others = Sum().build(second_type, weight_type)
+
+        @fl.federated_computation(
+            inner.initialize.type_signature.result,
+            fl.FederatedType(update_type, fl.CLIENTS),
+            fl.FederatedType(weight_type, fl.CLIENTS),
+        )
         def merge(state: Any, update: Any, weight: Any) -> Any:
-            # Not `federated_mean`, which refuses a round without clients.
-            sums = fl.federated_sum(fl.federated_map(weigh, (update, weight)))
-            return state, fl.federated_map(divide, sums), no_measurements()
+            merged = inner.next(state, _member(update, first, 0), weight)
+            nothing = others.initialize()
+            summed = others.next(nothing, _member(update, second, 1), weight)
+            both = fl.federated_zip((merged[1], summed[1]))
+            return merged[0], both, merged[2]
 
-        return AggregationPart(initialize, merge)
+        return dataclasses.replace(inner, next=merge)
+
+
+def _member(update: Any, name: str | None, index: int) -> Any:
+    return update[index] if name is None else getattr(update, name)
 
 
 def inner_or_mean(inner: Aggregator | None) -> Aggregator:
@@ -64,36 +106,6 @@ def inner_or_mean(inner: Aggregator | None) -> Aggregator:
     inner = Mean() if inner is None else inner
     expect_kind("aggregator", inner, Aggregator)
     return inner
-
-
-@dataclasses.dataclass(frozen=True)
-class Sum(Aggregator):
-    """See `sum_of_updates`."""
-
-    weighted: bool = False
-
-    @override
-    def build(self, update_type: fl.Type, weight_type: fl.Type) -> AggregationPart:
-        why = "the sum of how far variances moved may be below zero"
-        refuse_statistics(update_type, "sum_of_updates", why)
-        initialize = no_state()
-        state_type = initialize.type_signature.result
-
-        @rtf.computation(update_type, weight_type)
-        def weigh(update: Any, weight: Any) -> Any:
-            counted = weight if self.weighted else tf.cast(weight > 0, weight.dtype)
-            return scaled(update, counted)
-
-        @rtf.computation(weigh.type_signature.result)
-        def narrow(total: Any) -> Any:
-            return narrowed(total, specs_of(update_type))
-
-        @fl.federated_computation(state_type, *_placed(update_type, weight_type))
-        def merge(state: Any, update: Any, weight: Any) -> Any:
-            merged = fl.federated_sum(fl.federated_map(weigh, (update, weight)))
-            return state, fl.federated_map(narrow, merged), no_measurements()
-
-        return AggregationPart(initialize, merge)
 
 
 def mean(*, weighted: bool = True) -> Aggregator:
@@ -115,5 +127,13 @@ def sum_of_updates(*, weighted: bool = False) -> Aggregator:
     return Sum(weighted)
 
 
-def _placed(*types: fl.Type) -> list[fl.FederatedType]:
-    return [fl.FederatedType(t, fl.CLIENTS) for t in types]
+def with_sum(inner: Aggregator | None = None) -> Aggregator:
+    """Return an aggregator of pairs, whose second part is summed over clients.
+
+    State and metrics are those of `inner`; the second part is neither clipped nor given
+    noise.
+
+    Args:
+        inner: aggregates the first part, by default the weighted mean.
+    """
+    return WithSum(inner_or_mean(inner))

@@ -4,41 +4,40 @@ Tracing binds a typed parameter to placeholders and a result to tensors; loading
 reads the same bindings back. A sequence is bound by the variant tensor of its
 dataset, or, as newer TensorFlow Federated writes it, by its serialised graph.
 
-Names for the protocol buffers that graphs are serialised as.
-
-TensorFlow makes their classes as it is imported: a type checker sees none of them.
-
-Where a computation and its nodes were traced: lines that travel in its graph.
-
-They stand where TensorFlow itself keeps the source of nodes, in the graph's debug
-information; that of the computation under a key that is the name of no node. So no op
-and no tensor of the graph differs, those who do not know the key pass over it, and what
-a graph draws or computes never depends on it. A node has a line where the user's code
+The lines where a computation and its nodes were traced travel in its graph. They stand
+where TensorFlow itself keeps the source of nodes, in the graph's debug information;
+that of the computation under a key that is the name of no node. So no op and no tensor
+of the graph differs, those who do not know the key pass over it, and what a graph draws
+or computes never depends on it. A node has a line where the user's code
 made it: the function that is traced, or a layer, a loss or a metric that ray_fed calls.
 Of a file only the last part of its path is kept: a message may travel further than a
 home directory should.
-
-Finds the Python functions of a graph, and refuses those of another process.
 
 A graph holds no Python function, only a number for it (`pyfunc_0`) in a table of the
 process that wrote the graph. Another process may have another function under that
 number, so the table cannot tell whether a graph may run. The graph itself can: a
 traced graph with such functions names the process that traced it.
 
-Names of the functions that a graph has in its library.
-
 TensorFlow counts the functions that a process traces, and the count is part of their
 names. Named by their places in the graph, the same code makes the same graph, however
 much was traced before.
+
+Two messages become one where the second takes a sequence that the first returned:
+
+    rows -> Batch(rows)          batches -> Reduce(batches)      two messages
+    rows -> Reduce(Batch(rows))                                  one, without a dataset
+                                                                 that anybody would see
 """
 
 import copy
 import functools
+import hashlib
 import inspect
 import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, TypeAlias
 
 import federated_language as fl
@@ -50,8 +49,10 @@ import ray_fed.errors as errors
 import ray_fed.tensorflow.tensors.datasets as datasets
 import ray_fed.tracebacks as tracebacks
 from ray_fed.language.structs import Struct, to_struct
+from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.tensors import specs
 
+# TensorFlow makes these classes as it is imported: a type checker sees none of them.
 GraphDef: TypeAlias = Any
 """A graph: its nodes, and a library of functions that they call."""
 
@@ -208,12 +209,12 @@ def _place_of(op: tf.Operation, searched: set[str]) -> Place | None:
 
 _OPS = frozenset({"EagerPyFunc", "GeneratorDataset", "PyFunc", "PyFuncStateless"})
 _PROCESS_KEY = "ray_fed process"
-"""In the graph's debug information; the name of no node, as in `origins`."""
+"""In the graph's debug information; the name of no node."""
 
 
 def write_process(graph_def: GraphDef) -> None:
     """Note in a graph with Python functions that this process traced it."""
-    if any(_found(graph_def)):
+    if any(_callback_ops(graph_def)):
         frames = graph_def.debug_info.traces[_PROCESS_KEY].file_line_cols
         frames.add(func=_this_process())
 
@@ -227,7 +228,7 @@ def check_process(graph_def: GraphDef) -> None:
     Raises:
         UnsupportedError: another process traced them, or it is not known which.
     """
-    if any(_found(graph_def)) and _process_of(graph_def) != _this_process():
+    if any(_callback_ops(graph_def)) and _process_of(graph_def) != _this_process():
         raise _stays_error(graph_def)
 
 
@@ -237,11 +238,11 @@ def check_absent(graph_def: GraphDef) -> None:
     Raises:
         UnsupportedError: it has.
     """
-    if any(_found(graph_def)):
+    if any(_callback_ops(graph_def)):
         raise _stays_error(graph_def)
 
 
-def _found(graph_def: GraphDef) -> Iterator[str]:
+def _callback_ops(graph_def: GraphDef) -> Iterator[str]:
     """Yield the kinds of the ops that call Python functions."""
     bodies: list[Iterable[Any]] = [graph_def.node]
     bodies += [function.node_def for function in graph_def.library.function]
@@ -266,7 +267,7 @@ def _token() -> str:
 
 
 def _stays_error(graph_def: GraphDef) -> errors.UnsupportedError:
-    kinds = ", ".join(sorted(set(_found(graph_def))))
+    kinds = ", ".join(sorted(set(_callback_ops(graph_def))))
     return errors.UnsupportedError(
         f"Expected TensorFlow's own operations in {read(graph_def)}, found"
         f" Python functions ({kinds}) that would run in another process than the one"
@@ -292,8 +293,7 @@ def name_by_place(graph_def: GraphDef) -> None:
     copies = [copy.deepcopy(functions[name]) for name in names]
     library.ClearField("function")
     library.function.extend(copies)
-    own = {name: _ADDED.sub("", name) for name in names}
-    rename(graph_def, {name: f"{own[name]}_{i}" for i, name in enumerate(names)})
+    rename_functions(graph_def, lambda name, i: f"{_ADDED.sub('', name)}_{i}")
 
 
 def _calls_of(nodes: Iterable[NodeDef], functions: Mapping[str, Any]) -> Iterator[str]:
@@ -305,15 +305,15 @@ def _calls_of(nodes: Iterable[NodeDef], functions: Mapping[str, Any]) -> Iterato
         if node is None:
             pending.pop()
             continue
-        for name in _names_in(node):
+        for name in [node.op, *functions_of(node)]:
             if name in functions and name not in seen:
                 seen.add(name)
                 yield name
                 pending.append(iter(functions[name].node_def))
 
 
-def _names_in(node: NodeDef) -> Iterator[str]:
-    yield node.op
+def functions_of(node: NodeDef) -> Iterator[str]:
+    """Yield the names of the functions that the attributes of a node name."""
     for key in sorted(node.attr):
         yield from _named_functions(node.attr[key])
 
@@ -325,14 +325,24 @@ def _named_functions(value: Any) -> Iterator[str]:
             yield from _named_functions(function.attr[key])
 
 
-def rename(graph_def: GraphDef, renamed: Mapping[str, str]) -> None:
+def digest_library(graph_def: GraphDef) -> str:
+    """Return a hash of all library functions of a GraphDef, for names of their own."""
+    library = graph_def.library.SerializeToString(deterministic=True)
+    return hashlib.sha256(library).hexdigest()[:16]
+
+
+def rename_functions(graph_def: GraphDef, rename: Callable[[str, int], str]) -> None:
     """Give library functions of a GraphDef other names, in place, wherever they stand.
 
     Args:
         graph_def: to rewrite.
-        renamed: new names by old ones.
+        rename: from the name of a function, and its place in the library, to another.
     """
     library = graph_def.library
+    names = [function.signature.name for function in library.function]
+    renamed = {name: rename(name, index) for index, name in enumerate(names)}
+    if not renamed:
+        return
     for function in library.function:
         name = function.signature.name
         function.signature.name = renamed.get(name, name)
@@ -364,6 +374,38 @@ def _rename_in_attributes(attributes: Any, renamed: Mapping[str, str]) -> None:
 def all_nodes(graph_def: GraphDef) -> list[Any]:
     """Return the nodes of a graph, and those of each function of its library."""
     return [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+
+
+def node_of(source: str) -> str:
+    """Return the name of the node that an input comes from."""
+    return source.removeprefix("^").split(":")[0]
+
+
+def reached(
+    nodes: Mapping[str, NodeDef],
+    roots: Iterable[str],
+    stops: AbstractSet[str] = frozenset(),
+) -> Iterator[str]:
+    """Yield names of what roots wait for, and these; inputs first, where no loop is.
+
+    Args:
+        nodes: by name. A name that is none of theirs, such as of a function's argument,
+            is yielded too.
+        roots: names of nodes.
+        stops: kinds of ops whose inputs do not count.
+    """
+    entered: set[str] = set()
+    pending = [(name, False) for name in reversed(list(roots))]
+    while pending:
+        name, is_done = pending.pop()
+        if is_done:
+            yield name
+        elif name not in entered:
+            entered.add(name)
+            pending.append((name, True))
+            if name in nodes and nodes[name].op not in stops:
+                sources = map(node_of, reversed(nodes[name].input))
+                pending += [(source, False) for source in sources]
 
 
 pb: Any = computation_pb2
@@ -585,3 +627,135 @@ def _read_any(message: TensorFlowMessage) -> Any:
     graph_def = tf.compat.v1.GraphDef()
     message.graph_def.Unpack(graph_def)
     return graph_def
+
+
+_FIRST = "ray_fed_first_"
+"""Starts the names of the first message's nodes, and ends those of its functions."""
+
+
+def flat_types(type_spec: fl.Type | None) -> list[fl.Type]:
+    """Return the tensors and sequences of a type, in order."""
+    if isinstance(type_spec, fl.StructType):
+        return [
+            leaf for _, element in type_spec.items() for leaf in flat_types(element)
+        ]
+    return [] if type_spec is None else [type_spec]
+
+
+def compose_all(
+    message: TensorFlowMessage,
+    type_spec: fl.FunctionType,
+    leaves: Sequence[Any],
+    returned: type[Any],
+) -> tuple[TensorFlowMessage, fl.FunctionType, Sequence[Any]]:
+    """Return a computation of what the sequences that it takes were made of, and that.
+
+    The computation itself, and its own leaves, where none was returned.
+
+    Args:
+        message: of the computation.
+        type_spec: its type.
+        leaves: that it is given: tensors and sequences.
+        returned: the class of sequences that another computation returned: they have
+            its `message`, and the `types` and the `leaves` that it was given.
+
+    Raises:
+        Fallback: it would not be the same.
+    """
+    if not any(isinstance(leaf, returned) for leaf in leaves):
+        return message, type_spec, leaves
+    types, composed = flat_types(type_spec.parameter), list(leaves)
+    for index, leaf in reversed(list(enumerate(leaves))):
+        if isinstance(leaf, returned):
+            message = _compose(leaf.message, message, index)
+            types[index : index + 1] = leaf.types
+            composed[index : index + 1] = leaf.leaves
+    return message, fl.FunctionType(fl.StructType(types), type_spec.result), composed
+
+
+def _compose(
+    first: TensorFlowMessage, second: TensorFlowMessage, index: int
+) -> TensorFlowMessage:
+    """Return the second message of what the first one returns.
+
+    It takes, flat, what the second one takes, with what the first one takes in the
+    place of the sequence at an index.
+    """
+    if first.initialize_op or first.session_token_tensor_name:
+        raise Fallback("a sequence result of a computation with state")
+    if not all(are_variants(first.result)):
+        raise Fallback("a sequence result as a serialised graph")
+    second_leaves = list(_leaves(second.parameter))
+    if not second_leaves[index].sequence.variant_tensor_name:
+        raise Fallback("a sequence argument as a serialised graph")
+    before, after = graph_of(first), graph_of(second)
+    (returned,) = bound_names(first.result)
+    _rename_all(before)
+    _feed(after, second_leaves[index].sequence.variant_tensor_name, _FIRST + returned)
+    after.node.extend(before.node)
+    after.library.MergeFrom(before.library)
+    composed = type(second)()
+    composed.CopyFrom(second)
+    composed.graph_def.Pack(after, deterministic=True)
+    first_leaves = [_renamed(leaf) for leaf in _leaves(first.parameter)]
+    bindings = [*second_leaves[:index], *first_leaves, *second_leaves[index + 1 :]]
+    composed.parameter.Clear()
+    composed.parameter.struct.element.extend(bindings)
+    return composed
+
+
+def _leaves(binding: Any) -> list[Any]:
+    match binding.WhichOneof("binding"):
+        case "struct":
+            return [leaf for e in binding.struct.element for leaf in _leaves(e)]
+        case None:
+            return []
+        case _:
+            return [binding]
+
+
+def _renamed(leaf: Any) -> Any:
+    """Return the binding of a tensor of the first message, in the composed one."""
+    renamed = type(leaf)()
+    renamed.CopyFrom(leaf)
+    if leaf.WhichOneof("binding") == "tensor":
+        renamed.tensor.tensor_name = _FIRST + leaf.tensor.tensor_name
+    elif leaf.sequence.variant_tensor_name:
+        renamed.sequence.variant_tensor_name = (
+            _FIRST + leaf.sequence.variant_tensor_name
+        )
+    else:
+        name = leaf.sequence.graph_def_tensor_name
+        renamed.sequence.graph_def_tensor_name = _FIRST + name
+    return renamed
+
+
+def _rename_all(graph_def: GraphDef) -> None:
+    """Give nodes and functions names that no other graph has."""
+    digest = digest_library(graph_def)
+    rename_functions(graph_def, lambda name, _: f"{name}_{_FIRST}{digest}")
+    for node in graph_def.node:
+        node.name = _FIRST + node.name
+        node.input[:] = [
+            f"^{_FIRST}{name[1:]}" if name.startswith("^") else _FIRST + name
+            for name in node.input
+        ]
+        if "_class" in node.attr:  # of colocation, by name
+            del node.attr["_class"]
+
+
+def _feed(graph_def: GraphDef, placeholder: str, source: str) -> None:
+    """Let a graph read another tensor where it reads a placeholder."""
+    fed = node_of(placeholder)
+    kept = [node for node in graph_def.node if node.name != fed]
+    name, _, output = source.partition(":")
+    source = name if output in ("", "0") else source
+    del graph_def.node[:]
+    graph_def.node.extend(kept)
+    for node in graph_def.node:
+        node.input[:] = [
+            source
+            if tensor in (fed, f"{fed}:0")
+            else (f"^{name}" if tensor == f"^{fed}" else tensor)
+            for tensor in node.input
+        ]

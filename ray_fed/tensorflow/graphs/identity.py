@@ -15,7 +15,7 @@ import federated_language as fl
 import ray_fed.tensorflow.graphs.graph_message as graph_message
 from ray_fed.language import blocks
 
-_OF_PROCESS = frozenset(("config_proto", "container", "debug_name", "shared_name"))
+_PROCESS_ATTRS = frozenset(("config_proto", "container", "debug_name", "shared_name"))
 """Attributes that hold names, as those do that begin with `_`, or threads and devices
 of the process that traced."""
 
@@ -145,7 +145,7 @@ def _describe_node(node: Any, names: _Names, library: _Library) -> Any:
         [
             (key, _describe_attribute(attributes[key], library))
             for key in sorted(attributes)
-            if key not in _OF_PROCESS and not key.startswith("_")
+            if key not in _PROCESS_ATTRS and not key.startswith("_")
         ],
     )
 
@@ -157,6 +157,6 @@ def _describe_attribute(value: Any, library: _Library) -> Any:
         case "list" if value.list.func:
             return [library.place(each.name) for each in value.list.func]
         case _:
-            found: bytes = value.SerializeToString(deterministic=True)
-            is_long = len(found) > _MOST_BYTES
-            return hashlib.sha256(found).digest() if is_long else found
+            serialised: bytes = value.SerializeToString(deterministic=True)
+            is_long = len(serialised) > _MOST_BYTES
+            return hashlib.sha256(serialised).digest() if is_long else serialised

@@ -23,9 +23,11 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import context  # no public name
 
-import ray_fed.tensorflow.graphs.loader as loader
 from ray_fed.plan import random_keys
 from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
+
+KEPT_PREFIX = b"ray_fed_state_"
+"""Starts the shared names of variables that a caller sets between calls."""
 
 
 class RandomStates:
@@ -206,6 +208,18 @@ _UNKEYED = frozenset(
 """Random ops that are left as they are, and draw anew on every attempt."""
 
 
+_IN_NAMES = (
+    "Random", "StatefulUniform", "StatefulStandard", "StatefulTruncated",
+    "NonDeterministicInts", "Multinomial", "TruncatedNormal",
+)  # fmt: skip
+"""In names of ops that may stand in the function of a dataset, and draw."""
+
+
+def differs_by_call(op: str) -> bool:
+    """Return whether an op in the function of a dataset draws, with a key or not."""
+    return any(part in op for part in _IN_NAMES)
+
+
 def draws(op: str) -> bool:
     """Return whether an op is random, and one that `key_random_ops` looks at."""
     return op in _RULES or op in _UNKEYED
@@ -264,7 +278,7 @@ class _Rewriter:
 
     def _state_inputs(self, like: NodeDef, suffix: str = "") -> list[str]:
         """Return the inputs that give an op a state of its own."""
-        name = f"{loader.KEPT_PREFIX.decode()}{uuid.uuid4().hex}"
+        name = f"{KEPT_PREFIX.decode()}{uuid.uuid4().hex}"
         self._states.names.append(name)
         handle = self._add(like, f"state{suffix}", "VarHandleOp", [])
         describe_state(handle, name)
@@ -349,6 +363,7 @@ class _Rewriter:
         ])  # fmt: skip
         drawn.attr["dtype"].type = tf.float32.as_datatype_enum
         drawn.attr["shape_dtype"].type = tf.int32.as_datatype_enum
+        # `TopKV2` takes a scalar: the largest of a vector of one.
         zero = self._constant(node, "zero", 0, tf.int32)
         count = self._add(node, "count", "Max", [self._output(vector), zero])
         count.attr["T"].type = count.attr["Tidx"].type = tf.int32.as_datatype_enum

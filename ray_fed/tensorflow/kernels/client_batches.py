@@ -1,17 +1,9 @@
 """Data of many clients as tensors of one batch, whatever their shapes.
 
-One tensor or one sequence of each client, laid end to end with those of all clients.
-
-`client_tensors` has the picture. A layout says which tensors hold a component of all
-clients and which places each client has in the table of places; it takes the component
-of one client out again, by these places or, where all clients are of one shape, by the
-client's index.
-
-Values of many clients as tensors, and one client's out of them, inside of a graph.
-
-What `rows` does for the elements of a sequence, once more for clients: tensors laid
-end to end, with splits where sizes differ. So nothing is padded, and clients of any
-sizes fit one trace.
+What a `ColumnarSequence` is for elements, once more for clients: their tensors and
+sequences lie end to end, with splits where sizes differ. So nothing is padded, and
+clients of any sizes fit one trace. The data is laid once and may serve many rounds; the
+random states belong to one round.
 
     f32[784]         f32[clients, 784]
     f32[?, 784]      f32[sum, 784]; places: start and stop
@@ -22,40 +14,46 @@ sizes fit one trace.
 All clients' places are one table, i64[clients, places, 1]: two ops get those of a
 client, in the rank that slicing takes. Each op counts in a loop over small clients.
 
-A leaf's clients where all are of one shape: several at once, or compiled by XLA.
-
-Both want sizes that are known when traced, so there is a graph for each shape; and both
-may give other bits than one client at a time. So a leaf runs here or not by what is in
-it, as a whole, and the bits depend on settings and data alone.
+A leaf's clients may all be of one shape. Then several may work at once, or XLA compile
+their work. Both want sizes that are known when traced, so there is a graph for each
+shape; and both may give other bits than one client at a time. So what is in a leaf, as
+a whole, decides how it runs, and the bits depend on settings and data alone.
 
     clients of a leaf      0 1 2 3 4 5 6          k = 3
     window of rows         [. 0 1 2 3 4 5 6]      of a fixed number of clients
     at once                (0 1 2) (3 4 5) 6      work; accumulated in order
-
-Data of clients in the form that a kernel takes, and the shapes that clients have.
-
-The data is laid once and may serve many rounds; the random states belong to one round.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import federated_language as fl
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+import ray_fed.plan.plans as plans
+import ray_fed.tensorflow.external_data as external_data
+from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.structs import Plain
-from ray_fed.tensorflow.external import held_rows
+from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.kernels.graph_builder import (
-    Grafts,
+    GraphBuilder,
+    GraphImporter,
     GraphSequence,
-    UnfitError,
     flatten,
     leaf_types,
+    parameter_of,
+    specs_of,
 )
-from ray_fed.tensorflow.tensors import copies, specs
+from ray_fed.tensorflow.kernels.graph_functions import (
+    as_tensor,
+    before,
+    concatenate,
+    count_bytes,
+)
+from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import columnar_sequence, stored, tensor_structures
 from ray_fed.values.columnar_sequence import ColumnarSequence
 
@@ -86,26 +84,16 @@ class Extent:
     shape: tuple[int, ...]
 
 
-def lead_spec(type_spec: fl.TensorType, *, is_stacked: bool) -> tf.TensorSpec:
-    """Return the spec of many tensors of a type: stacked, or laid end to end."""
-    shape = specs.to_spec(type_spec).shape
-    inner = shape if is_stacked else shape[1:]
-    return tf.TensorSpec(tf.TensorShape([None]) + inner, specs.to_tf_dtype(type_spec))
-
-
-def has_splits(type_spec: fl.TensorType) -> bool:
-    """Return whether tensors of a type are laid end to end with splits.
+def _column_spec(type_spec: fl.TensorType) -> tuple[tf.TensorSpec, bool]:
+    """Return what `specs.column_spec` says of clients' data.
 
     Raises:
-        UnfitError: they are neither that nor of one fixed shape.
+        Fallback: these have no such form.
     """
-    shape = type_spec.shape
-    if shape is None or None in shape[1:]:
-        raise UnfitError(f"client data of type `{type_spec}`")
-    return None in shape
-
-
-_SPLITS = tf.TensorSpec([None], tf.int64)
+    column = specs.column_spec(type_spec)
+    if column is None:
+        raise Fallback(f"client data of type `{type_spec}`")
+    return column
 
 
 def _bounds(lengths: Sequence[int]) -> list[Array]:
@@ -124,12 +112,12 @@ class TensorLayout:
 
     def __init__(self, type_spec: fl.TensorType) -> None:
         self._type_spec = type_spec
-        self._has_splits = has_splits(type_spec)
-        self.specs = [lead_spec(type_spec, is_stacked=not self._has_splits)]
+        spec, self._has_splits = _column_spec(type_spec)
+        self.specs = [spec]
         self.num_places = 2 if self._has_splits else 0
 
     def lay(
-        self, members: Sequence[Plain], keep: held_rows.Keep
+        self, members: Sequence[Plain], keep: external_data.Keep
     ) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places."""
         del keep  # no kernel takes tensors in files
@@ -163,10 +151,12 @@ class TensorLayout:
             return [Extent(0, 0, shape[0], shape)]
         return [Extent(0, None, 1, shape)]
 
-    def alike(self, taken: Iterator[tf.Tensor], shape: tuple[int, ...]) -> tf.Tensor:
+    def static_member(
+        self, rows: Iterator[tf.Tensor], shape: tuple[int, ...]
+    ) -> tf.Tensor:
         """Return one client's tensor, of what `extents` says."""
         del shape
-        return next(taken)
+        return next(rows)
 
     def member(
         self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
@@ -183,15 +173,15 @@ class SequenceLayout:
     def __init__(self, type_spec: fl.SequenceType) -> None:
         self._type_spec = type_spec
         self._types = tensor_structures.flatten_type(type_spec.element)
-        self._have_splits = [has_splits(column) for column in self._types]
+        columns = list(map(_column_spec, self._types))
+        self._have_splits = [has_splits for _, has_splits in columns]
         self.specs: list[tf.TensorSpec] = []
-        for column, splits in zip(self._types, self._have_splits, strict=True):
-            self.specs.append(lead_spec(column, is_stacked=not splits))
-            self.specs.extend([_SPLITS] * splits)
+        for spec, has_splits in columns:
+            self.specs += [spec, *[specs.SPLITS] * has_splits]
         self.num_places = 5 + 2 * sum(self._have_splits)
 
     def lay(
-        self, members: Sequence[Plain], keep: held_rows.Keep
+        self, members: Sequence[Plain], keep: external_data.Keep
     ) -> tuple[list[Parts], list[Array]]:
         """Return the arrays of these clients as `specs` says, and their places.
 
@@ -200,17 +190,17 @@ class SequenceLayout:
             keep: keeps what files hold.
 
         Raises:
-            UnfitError: those in files are larger than what is laid at once.
+            Fallback: those in files are larger than what is laid at once.
         """
-        held = list(self._held(members, keep))
+        sequences = list(self._read_sequences(members, keep))
         laid: list[Parts] = []
-        lengths = np.array([sequence.length for sequence in held], np.int64)
+        lengths = np.array([sequence.length for sequence in sequences], np.int64)
         elements = _bounds(lengths.tolist())
-        shift = np.arange(len(held))  # a split more than elements
+        shift = np.arange(len(sequences))  # a split more than elements
         of_splits = [elements[0] + shift, elements[1] + shift + 1]
         places = [lengths, *elements, *of_splits]
         for index, type_spec in enumerate(self._types):
-            columns = [sequence.columns[index] for sequence in held]
+            columns = [sequence.columns[index] for sequence in sequences]
             laid.append([column.rows for column in columns] or [_no_rows(type_spec)])
             if self._have_splits[index]:
                 splits = [c.splits for c in columns if c.splits is not None]
@@ -218,20 +208,20 @@ class SequenceLayout:
                 places.extend(_bounds([len(column.rows) for column in columns]))
         return laid, places
 
-    def _held(
-        self, members: Sequence[Plain], keep: held_rows.Keep
+    def _read_sequences(
+        self, members: Sequence[Plain], keep: external_data.Keep
     ) -> Iterator[ColumnarSequence]:
         num_bytes = 0
         for member in members:
-            found = member
+            sequence = member
             if isinstance(member, stored.External):
-                found = held_rows.read_kept(member.uri, self._type_spec, keep)
-                num_bytes += getattr(found, "num_bytes", 0)
-                if num_bytes > held_rows.SMALL_BYTES:
-                    raise UnfitError("many rows in files")
-            if not isinstance(found, ColumnarSequence):
-                raise UnfitError("a sequence that is read as it goes")
-            yield found
+                sequence = external_data.read_cached(member.uri, self._type_spec, keep)
+                num_bytes += getattr(sequence, "num_bytes", 0)
+                if num_bytes > external_data.SMALL_BYTES:
+                    raise Fallback("many rows in files")
+            if not isinstance(sequence, ColumnarSequence):
+                raise Fallback("a sequence that is read as it goes")
+            yield sequence
 
     def sizes(self, laid: Sequence[tf.Tensor], places: Array) -> Array | None:
         """Return the length of each client's sequence, and its elements' dimensions.
@@ -245,15 +235,15 @@ class SequenceLayout:
         if any(tensor.dtype == tf.string for tensor in laid):
             return None
         lengths = places[:, :1]
-        found, tensors, place = [lengths], iter(laid), 5
+        all_sizes, tensors, place = [lengths], iter(laid), 5
         for has_own_splits in self._have_splits:
             next(tensors)
             if has_own_splits:
                 splits = next(tensors).numpy()
                 num_rows = places[:, place + 1] - places[:, place]
-                found.append(_batch_sizes(splits, places[:, 3], num_rows, lengths))
+                all_sizes.append(_batch_sizes(splits, places[:, 3], num_rows, lengths))
                 place += 2
-        return np.concatenate(found, axis=1)
+        return np.concatenate(all_sizes, axis=1)
 
     def shape_of(self, sizes: Sequence[int]) -> columnar_sequence.Sizes | None:
         """Return a client's shape, from what `sizes` gave, or None."""
@@ -268,25 +258,25 @@ class SequenceLayout:
 
     def extents(self, sizes: columnar_sequence.Sizes) -> list[Extent]:
         """Return where the columns of clients of a shape lie."""
-        found: list[Extent] = []
+        regions: list[Extent] = []
         tensor, place = 0, 5
         for type_spec, batch in zip(self._types, sizes.batches, strict=True):
             inner = cast("tuple[int, ...]", tuple(type_spec.shape or ()))
             if batch is None:
                 shape = (sizes.length, *inner)
-                found.append(Extent(tensor, 1, sizes.length, shape))
+                regions.append(Extent(tensor, 1, sizes.length, shape))
                 tensor += 1
             else:
                 shape = (sizes.length, batch, *inner[1:])
-                found.append(Extent(tensor, place, sizes.length * batch, shape))
+                regions.append(Extent(tensor, place, sizes.length * batch, shape))
                 tensor, place = tensor + 2, place + 2
-        return found
+        return regions
 
-    def alike(
-        self, taken: Iterator[tf.Tensor], sizes: columnar_sequence.Sizes
+    def static_member(
+        self, rows: Iterator[tf.Tensor], sizes: columnar_sequence.Sizes
     ) -> GraphSequence:
         """Return one client's sequence, of what `extents` says."""
-        return GraphSequence(tuple(next(taken) for _ in self._types), None, sizes)
+        return GraphSequence(tuple(next(rows) for _ in self._types), None, sizes)
 
     def member(
         self, laid: Iterator[tf.Tensor], places: Iterator[tf.Tensor], index: tf.Tensor
@@ -349,7 +339,7 @@ class LaidPart:
 
     def count_bytes(self) -> int:
         """Return about how many bytes it holds."""
-        return sum(map(copies.count_bytes, self.tensors)) + self.places.nbytes
+        return sum(map(count_bytes, self.tensors)) + self.places.nbytes
 
 
 class ClientLayout:
@@ -362,7 +352,7 @@ class ClientLayout:
         specs: of the tensors of any number of clients.
 
     Raises:
-        UnfitError: values of the type are laid out in no way that this module knows.
+        Fallback: values of the type are laid out in no way that this module knows.
     """
 
     def __init__(self, type_spec: fl.StructType) -> None:
@@ -383,7 +373,7 @@ class ClientLayout:
             self.specs.append(tf.TensorSpec([None, self._num_places, 1], tf.int64))
 
     def lay_part(
-        self, part: int, values: Sequence[Plain], keep: held_rows.Keep
+        self, part: int, values: Sequence[Plain], keep: external_data.Keep
     ) -> LaidPart:
         """Lay one part of the data of some clients.
 
@@ -398,7 +388,7 @@ class ClientLayout:
         for index, leaf in enumerate(self._parts[part]):
             laid, where = leaf.lay([leaves[index] for leaves in flat], keep)
             tensors += [
-                copies.concatenate(arrays, spec.dtype)
+                concatenate(arrays, spec.dtype)
                 for arrays, spec in zip(laid, leaf.specs, strict=True)
             ]
             places += where
@@ -410,7 +400,7 @@ class ClientLayout:
         tensors = [tensor for part in parts for tensor in part.tensors]
         if self._num_places:
             places = np.concatenate([part.places for part in parts], axis=1)
-            tensors.append(copies.as_tensor(places[:, :, np.newaxis], tf.int64))
+            tensors.append(as_tensor(places[:, :, np.newaxis], tf.int64))
         return tensors
 
     def shapes(
@@ -423,21 +413,23 @@ class ClientLayout:
         places = np.empty((0, 0), np.int64)
         if self._num_places:
             places = tensors[-1].numpy()[:, :, 0]
-        found: list[Array] = []
+        by_leaf: list[Array] = []
         tensor, place = 0, 0
         for leaf in self._leaves:
             laid = tensors[tensor : tensor + len(leaf.specs)]
             sizes = leaf.sizes(laid, places[:, place : place + leaf.num_places])
             if sizes is None:
                 return [], np.empty(0, np.intp)
-            found.append(sizes)
+            by_leaf.append(sizes)
             tensor, place = tensor + len(leaf.specs), place + leaf.num_places
-        if not found:
+        if not by_leaf:
             return [], np.empty(0, np.intp)
-        ends = np.cumsum([sizes.shape[1] for sizes in found])
-        found.append(np.zeros((len(found[0]), 1), np.int64))  # there may be no other
+        ends = np.cumsum([sizes.shape[1] for sizes in by_leaf])
+        by_leaf.append(
+            np.zeros((len(by_leaf[0]), 1), np.int64)
+        )  # there may be no other
         different, which = np.unique(
-            np.concatenate(found, axis=1), axis=0, return_inverse=True
+            np.concatenate(by_leaf, axis=1), axis=0, return_inverse=True
         )
         shapes = [self._shape_of(np.split(row, ends)[:-1]) for row in different]
         return shapes, which.reshape(-1)
@@ -451,29 +443,29 @@ class ClientLayout:
 
     def extents(self, shape: ClientShape) -> list[Extent]:
         """Return where the rows of clients of a shape lie."""
-        found: list[Extent] = []
+        regions: list[Extent] = []
         tensor, place = 0, 0
         for leaf, sizes in zip(self._leaves, shape, strict=True):
             for extent in leaf.extents(cast("Any", sizes)):
                 shifted = None if extent.place is None else place + extent.place
-                found.append(
+                regions.append(
                     dataclasses.replace(
                         extent, tensor=tensor + extent.tensor, place=shifted
                     )
                 )
             tensor, place = tensor + len(leaf.specs), place + leaf.num_places
-        return found
+        return regions
 
-    def alike(self, taken: Sequence[tf.Tensor], shape: ClientShape) -> Any:
+    def static_member(self, rows: Sequence[tf.Tensor], shape: ClientShape) -> Any:
         """Return the value of one client of a shape.
 
         Args:
-            taken: its rows, of each of `extents`, inside of a graph.
+            rows: its own, of each of `extents`, inside of a graph.
             shape: of the client.
         """
-        remaining = iter(taken)
+        remaining = iter(rows)
         leaves = [
-            leaf.alike(remaining, cast("Any", sizes))
+            leaf.static_member(remaining, cast("Any", sizes))
             for leaf, sizes in zip(self._leaves, shape, strict=True)
         ]
         return tensor_structures.unflatten(iter(leaves), self._type_spec)
@@ -494,30 +486,89 @@ class ClientLayout:
     ) -> Sequence[tf.Tensor]:
         if not self._num_places:
             return []
-        found: Any = tf.unstack(tf.gather(tensors[-1], index), self._num_places)
-        return found
+        places: Any = tf.unstack(tf.gather(tensors[-1], index), self._num_places)
+        return places
 
 
 _MOST_IN_WINDOW = 64
 """Clients whose rows one step takes; XLA compiles for a fixed number."""
 
 
-class Work(Protocol):
-    """What is done with a client; a graph is built by it."""
+class ClientWork:
+    """The functions of a kernel, and the types of what goes through them.
 
-    def work(self, grafts: Grafts, constants: Sequence[Any], member: Any) -> list[Any]:
-        """Return what a client's value comes to, as tensors."""
-        ...
+    Args:
+        kernel: what the compiler planned.
+
+    Attributes:
+        constants: type of the values that are the same for all clients.
+        partial: type of the accumulators.
+        kept: type of the values that are kept of each client.
+        layout: of the clients' data.
+        specs: of the accumulators.
+
+    Raises:
+        Fallback: there are values that no kernel takes.
+    """
+
+    def __init__(self, kernel: plans.Kernel) -> None:
+        self._work = blocks.parse_block(kernel.work)
+        self._accumulate = blocks.parse_block(kernel.accumulate)
+        client = type_checks.struct_type(parameter_of(self._work))
+        self.constants = type_checks.struct_type(client[0])
+        self.layout = ClientLayout(type_checks.struct_type(client[1]))
+        self.partial = type_checks.struct_type(parameter_of(self._accumulate))[0]
+        result = type_checks.function_type(self._work.type_signature).result
+        worked = list(type_checks.struct_type(result).items())
+        self._worked = fl.StructType(worked[: kernel.num_aggregations])
+        self.kept = fl.StructType(worked[kernel.num_aggregations :])
+        self.specs = specs_of(self.partial)
+
+    def work(
+        self, importer: GraphImporter, constants: Sequence[tf.Tensor], member: Any
+    ) -> list[Any]:
+        """Return what a client's value comes to, inside of a graph."""
+        packed = tensor_structures.unflatten(iter(constants), self.constants)
+        client = structs.Struct([(None, packed), (None, member)])
+        return list(GraphBuilder(importer).call(self._work, client))
 
     def fold(
         self,
-        grafts: Grafts,
-        accumulators: Sequence[Any],
-        worked: Sequence[Any],
-        constants: Sequence[Any],
-    ) -> list[Any]:
-        """Return the accumulators after a client."""
-        ...
+        importer: GraphImporter,
+        accumulators: Sequence[tf.Tensor],
+        worked: Sequence[tf.Tensor],
+        constants: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Return the accumulators after a client, inside of a graph.
+
+        Args:
+            importer: puts computations into it.
+            accumulators: before the client.
+            worked: the tensors of what `work` returned, but for what is kept.
+            constants: the same for all.
+        """
+        folded = structs.Struct(
+            [
+                (None, tensor_structures.unflatten(iter(accumulators), self.partial)),
+                (None, tensor_structures.unflatten(iter(worked), self._worked)),
+                (None, tensor_structures.unflatten(iter(constants), self.constants)),
+            ]
+        )
+        return flatten(GraphBuilder(importer).call(self._accumulate, folded))
+
+    def kept_values(self, stacked: Sequence[Sequence[tf.Tensor]]) -> list[list[Any]]:
+        """Return the plain values of each of what is kept, in client order.
+
+        Args:
+            stacked: what calls of `run` kept, in order.
+        """
+        clients: list[Any] = []
+        for tensors in stacked:
+            arrays = [tensor.numpy() for tensor in tensors]
+            clients.extend(map(list, zip(*arrays, strict=True)))
+        nest = tensor_structures.nester(self.kept)
+        plain = [nest(iter(leaves)) for leaves in clients]
+        return [[member[k] for member in plain] for k in range(len(self.kept))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -556,7 +607,7 @@ class ShapedClients:
 
     def __init__(
         self,
-        client: Work,
+        client: ClientWork,
         layout: ClientLayout,
         shape: ClientShape,
         *,
@@ -619,12 +670,12 @@ class ShapedClients:
         """
         first, stop = clients
 
-        def step(index: tf.Tensor, *held: tf.Tensor) -> list[tf.Tensor]:
+        def step(index: tf.Tensor, *sums: tf.Tensor) -> list[tf.Tensor]:
             count = stop - index
             if not self._is_whole:
                 count = tf.minimum(count, self._window)
             rows, places = self._rows(data, index)
-            folded = self._run(count, held, constants, rows, places)
+            folded = self._run(count, sums, constants, rows, places)
             return [index + self._window, *folded]
 
         if self._is_whole:
@@ -660,24 +711,26 @@ class ShapedClients:
         """Return the accumulators after `count` clients, whose rows begin at starts."""
         # Loops of a computation are more than TensorFlow vectorises.
         # XLA, and work on several clients at once, has bits of its own anyway.
-        work = Grafts(allowed="none", unrolled=self._at_once > 1, isolated=False)
-        fold = Grafts(allowed="none", isolated=False)
+        work = GraphImporter(allowed="none", unrolled=self._at_once > 1, isolated=False)
+        fold = GraphImporter(allowed="none", isolated=False)
 
         @tf.autograph.experimental.do_not_convert
-        def run(taken: Sequence[tf.Tensor]) -> list[Any]:
-            member = self._layout.alike(list(taken), self._shape)
+        def run(member_rows: Sequence[tf.Tensor]) -> list[Any]:
+            member = self._layout.static_member(list(member_rows), self._shape)
             return flatten_all(self._client.work(work, constants, member))
 
         def run_one(index: tf.Tensor, *state: tf.Tensor) -> list[Any]:
-            places, held = state[:size], state[size:]
+            places, sums = state[:size], state[size:]
             worked = run(self._take(rows, places, 1, []))
-            folded = self._client.fold(fold, held, worked, constants)
+            folded = self._client.fold(fold, sums, worked, constants)
             return [index + 1, *self._after(places, 1), *folded]
 
         def run_some(index: tf.Tensor, *state: tf.Tensor) -> list[Any]:
             places, folded = state[:size], list(state[size:])
-            taken = self._take(rows, places, at_once, [at_once])
-            some: Any = tf.vectorized_map(run, taken, fallback_to_while_loop=False)
+            window_rows = self._take(rows, places, at_once, [at_once])
+            some: Any = tf.vectorized_map(
+                run, window_rows, fallback_to_while_loop=False
+            )
             for position in range(at_once):
                 worked = [tensor[position] for tensor in some]
                 folded = self._client.fold(fold, folded, worked, constants)
@@ -698,11 +751,11 @@ class ShapedClients:
         lead: list[int],
     ) -> list[tf.Tensor]:
         """Return the values of so many clients, from places in the rows on."""
-        taken: list[tf.Tensor] = []
+        values: list[tf.Tensor] = []
         for tensor, place, each in zip(rows, places, self._extents, strict=True):
             part = _slice(tensor, place, number * each.num_rows)
-            taken.append(tf.reshape(part, [*lead, *each.shape]))
-        return taken
+            values.append(tf.reshape(part, [*lead, *each.shape]))
+        return values
 
     def _after(self, places: Sequence[tf.Tensor], number: int) -> list[tf.Tensor]:
         """Return the places of the clients after so many."""
@@ -738,11 +791,8 @@ def _pad_to(rows: tf.Tensor, size: int) -> tf.Tensor:
 def _count_to(
     stop: tf.Tensor, step: Callable[..., list[Any]], state: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    def goes_on(index: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-        return index < stop
-
     return tf.while_loop(
-        goes_on,
+        before(stop),
         step,
         list(state),
         shape_invariants=[tensor.shape for tensor in state],
@@ -801,7 +851,7 @@ class LaidData:
 
     def count_bytes(self) -> int:
         """Return about how many bytes the tensors hold."""
-        return sum(map(copies.count_bytes, self.tensors))
+        return sum(map(count_bytes, self.tensors))
 
 
 @dataclasses.dataclass(frozen=True)

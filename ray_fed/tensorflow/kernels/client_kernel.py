@@ -1,15 +1,12 @@
 """The work of many clients and its accumulation as one graph, with values in and out.
 
-    lay_part      plain data of clients  -> tensors, for any round     client_tensors
-    join          all parts of the data                                laid_clients
+    lay_part      plain data of clients  -> tensors, for any round     ClientLayout
+    join          all parts of the data                                LaidData
     lay           the random states of one round
     inputs        plain zeros, constants -> tensors
-    run           tensors -> partials of subtrees                      leaf_loops
-    to_plain      partials -> plain values
+    run           tensors -> partials of subtrees                      LeafLoop
 
 A call may stop at any client and the next go on from there: the bits are the same.
-
-Graphs that fold the clients of leaf after leaf, and merge the partials.
 
     for each leaf                begins at zero
         for each of its clients  data sliced: no padding, no second trace
@@ -19,11 +16,10 @@ Graphs that fold the clients of leaf after leaf, and merge the partials.
 
 One iteration at a time, so that variables and random states are those of one client.
 
-Chooses the graph for a leaf whose clients are all of one shape.
-
-Such a leaf may be compiled by XLA, or fold several clients at once (`shaped_clients`).
-Settings, the rule in `jit` and what the work does decide; a leaf that gets no graph of
-its own is folded by the graph for clients of any shape, and the reason is noted.
+A leaf whose clients are all of one shape may be compiled by XLA, or fold several
+clients at once. Settings, the rule in `jit` and what the work does decide; a leaf that
+gets no graph of its own is folded by the graph for clients of any shape, and the reason
+is noted.
 """
 
 import dataclasses
@@ -37,11 +33,15 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.plan.plans as plans
+import ray_fed.tensorflow.external_data as external_data
+from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.structs import Plain, Struct
 from ray_fed.plan import diagnostics, merge_tree, random_keys
-from ray_fed.tensorflow.external import held_rows
+from ray_fed.plan.plans import Fallback
+from ray_fed.tensorflow import normal_forms
 from ray_fed.tensorflow.kernels import jit
 from ray_fed.tensorflow.kernels.client_batches import (
+    ClientWork,
     LaidClients,
     LaidData,
     LaidPart,
@@ -50,18 +50,113 @@ from ray_fed.tensorflow.kernels.client_batches import (
     Window,
     flatten_all,
 )
-from ray_fed.tensorflow.kernels.client_work import ClientWork, refuse_many, specs_of
-from ray_fed.tensorflow.kernels.graph_builder import Grafts, UnfitError, flatten
+from ray_fed.tensorflow.kernels.graph_builder import (
+    GraphBuilder,
+    GraphImporter,
+    flatten,
+    parameter_of,
+    refuse_many,
+    specs_of,
+)
 from ray_fed.tensorflow.kernels.graph_functions import (
     GraphFunction,
     as_graph,
     as_tensors,
     before,
 )
-from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel, empty_array, merge_all
-from ray_fed.tensorflow.loading import normal
 from ray_fed.values import tensor_structures
 from ray_fed.values.stored import ClientValues
+from ray_fed.values.tensor_structures import nester, unflatten
+
+
+class MergeKernel:
+    """The graph that merges two partials.
+
+    Args:
+        merge: serialised <U, U> -> U.
+        device: name of the device to run on; None leaves it to TensorFlow.
+
+    Attributes:
+        has_state: whether the merge has state or effects.
+        partial: type of a partial.
+
+    Raises:
+        Fallback: the merge draws random numbers, or does what a graph cannot do:
+            executors run it, each merge with the key of its subtree.
+    """
+
+    def __init__(self, merge: bytes, device: str | None) -> None:
+        self.has_state = False
+        self._merge = blocks.parse_block(merge)
+        self._pair = type_checks.struct_type(parameter_of(self._merge))
+        self.partial = self._pair[0]
+        self._nest = nester(self.partial)
+        self._device = device
+        with tf.device(device):
+            self._specs = specs_of(self._pair)
+            self._function = as_graph(self.trace, self._specs)
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether several threads may run it at once."""
+        return not self.has_state
+
+    def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Return the accumulators of two partials merged, inside of a graph."""
+        importer = GraphImporter()
+        pair = unflatten(iter(tensors), self._pair)
+        merged = GraphBuilder(importer).call(self._merge, pair)
+        self.has_state |= importer.has_state
+        return flatten(merged)
+
+    def run(self, left: Sequence[Any], right: Sequence[Any]) -> list[tf.Tensor]:
+        """Return the accumulators of two partials, tensors or arrays, merged."""
+        with tf.device(self._device):
+            return self._function(as_tensors([*left, *right], self._specs))
+
+    def to_plain(self, returned: Sequence[Any]) -> structs.Plain:
+        """Return the plain value of a partial's tensors, or arrays."""
+        return self._nest(
+            leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf for leaf in returned
+        )
+
+
+def merge_all(
+    merge: MergeKernel, pairs: tf.Tensor, partials: Sequence[Any]
+) -> list[Any]:
+    """Merge partials inside of a graph, each pair into the place of its left one.
+
+    Args:
+        merge: of two partials.
+        pairs: indices of left and right, i32[pairs, 2], in order.
+        partials: a TensorArray for each tensor of a partial.
+    """
+    sides = tf.unstack(pairs, axis=1)
+
+    def step(index: tf.Tensor, *arrays: Any) -> list[Any]:
+        left, right = (tf.gather(side, index) for side in sides)
+        merged = merge.trace(
+            *(array.read(left) for array in arrays),
+            *(array.read(right) for array in arrays),
+        )
+        written = zip(arrays, merged, strict=True)
+        return [index + 1, *(array.write(left, tensor) for array, tensor in written)]
+
+    _, *merged = tf.while_loop(
+        before(tf.shape(pairs)[0]),
+        step,
+        [tf.constant(0), *partials],
+        parallel_iterations=1,
+    )
+    return merged
+
+
+def empty_array(spec: tf.TensorSpec, size: Any) -> Any:
+    """Return an array inside of a graph whose elements may be read many times."""
+    return tf.TensorArray(
+        spec.dtype, size, element_shape=spec.shape, clear_after_read=False
+    )
+
 
 _INDEX = tf.TensorSpec([], tf.int64)
 _PAIRS = {dtype: tf.TensorSpec([None, 2], dtype) for dtype in (tf.int32, tf.int64)}
@@ -115,15 +210,15 @@ class LeafLoop:
     Attributes:
         specs: of the accumulators.
         constant_specs: of the constants.
-        work_grafts: the computations that were put in as clients' work.
-        fold_grafts: the computations that were put in to accumulate.
+        work_importer: the computations that were put in as clients' work.
+        fold_importer: the computations that were put in to accumulate.
     """
 
     def __init__(self, client: ClientWork, merge: MergeKernel | None) -> None:
         self._client, self._merge = client, merge
         self.specs = client.specs
         self.constant_specs = specs_of(client.constants)
-        self.work_grafts, self.fold_grafts = Grafts(), Grafts()
+        self.work_importer, self.fold_importer = GraphImporter(), GraphImporter()
 
     def trace(self, leaf_fold: LeafFold) -> GraphFunction:
         """Return the graph that folds the clients of each leaf in one way."""
@@ -131,8 +226,8 @@ class LeafLoop:
         try:
             return as_graph(build, self._signature())
         finally:
-            self.work_grafts.leave_graph()
-            self.fold_grafts.leave_graph()
+            self.work_importer.leave_graph()
+            self.fold_importer.leave_graph()
 
     def _signature(self) -> list[tf.TensorSpec]:
         states = tf.TensorSpec([None, None, random_keys.STATE_SIZE], tf.int64)
@@ -157,11 +252,11 @@ class LeafLoop:
         zeros, rest = tensors[:size], tensors[size:]
         num_constants = len(self.constant_specs)
         constants = iter(rest[:num_constants])
-        given = LoopInputs(
+        inputs = LoopInputs(
             bounds[0, 0],
             work_states,
             fold_states,
-            tensor_structures.unflatten(constants, self._client.constants),
+            unflatten(constants, self._client.constants),
             leaf_fold.prepare(rest[num_constants:]),
         )
         starts, stops = tf.unstack(bounds, axis=1)
@@ -169,17 +264,19 @@ class LeafLoop:
 
         def fold(leaf: tf.Tensor, *carried: Any) -> list[Any]:
             clients = tf.gather(starts, leaf), tf.gather(stops, leaf)
-            end, *folded = leaf_fold.fold(clients, [*zeros, *carried[size:]], given)
+            # Each leaf begins at zero; what is kept of clients goes on to the next.
+            end, *folded = leaf_fold.fold(clients, [*zeros, *carried[size:]], inputs)
             written = [
                 array.write(leaf, tensor)
                 for array, tensor in zip(carried[:size], folded[:size], strict=True)
             ]
+            # The next leaf begins once the last client of this one is done.
             with tf.control_dependencies([end]):
                 return [leaf + 1, *written, *folded[size:]]
 
         partials = [empty_array(spec, num_leaves) for spec in self.specs]
-        kept = self._kept_arrays(bounds[-1, 1] - given.first)
-        _, *held = tf.while_loop(
+        kept = self._kept_arrays(bounds[-1, 1] - inputs.first)
+        _, *arrays = tf.while_loop(
             before(num_leaves),
             fold,
             [tf.constant(0), *partials, *kept],
@@ -189,61 +286,62 @@ class LeafLoop:
             ],
             parallel_iterations=1,
         )
-        partials = held[:size]
+        # Merged in the same call, partials need not leave the graph one by one.
+        partials = arrays[:size]
         if self._merge is not None:
             partials = merge_all(self._merge, merges, partials)
         return [
             *(array.gather(roots) for array in partials),
-            *(array.stack() for array in held[size:]),
+            *(array.stack() for array in arrays[size:]),
         ]
 
-    def fold_any(
-        self, clients: ClientBounds, held: Sequence[Any], given: LoopInputs
+    def fold_clients(
+        self, clients: ClientBounds, initial: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
         """Fold any number of clients, of any shapes: see `LeafFold.fold`."""
 
         def step(index: tf.Tensor, *carried: Any) -> list[Any]:
-            return self._step(index, carried, given)
+            return self._step(index, carried, inputs)
 
         shapes = [spec.shape for spec in self.specs]
-        kept_shapes = [array.flow.shape for array in held[len(self.specs) :]]
+        kept_shapes = [array.flow.shape for array in initial[len(self.specs) :]]
         first, stop = clients
         return tf.while_loop(
             before(stop),
             step,
-            [first, *held],
+            [first, *initial],
             shape_invariants=[_INDEX.shape, *shapes, *kept_shapes],
             parallel_iterations=1,
         )
 
-    def fold_one(
-        self, clients: ClientBounds, held: Sequence[Any], given: LoopInputs
+    def fold_client(
+        self, clients: ClientBounds, initial: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
-        """Do what `fold_any` does, for exactly one client: without the inner loop."""
-        return self._step(clients[0], held, given)
+        """Do what `fold_clients` does, for exactly one client: without a loop."""
+        return self._step(clients[0], initial, inputs)
 
     def _step(
-        self, index: tf.Tensor, carried: Sequence[Any], given: LoopInputs
+        self, index: tf.Tensor, carried: Sequence[Any], inputs: LoopInputs
     ) -> list[Any]:
         """Do and accumulate the work of one client; first the next client's index."""
         size = len(self.specs)
         accumulators, arrays = carried[:size], carried[size:]
-        self.work_grafts.ends = []
-        self.work_grafts.use_states(lambda site: given.work_states[index, site])
-        self.fold_grafts.use_states(lambda site: given.fold_states[index, site])
-        member = self._client.layout.member(given.data, index)
-        constants = flatten(given.constants)
-        worked = self._client.work(self.work_grafts, constants, member)
+        self.work_importer.ends = []
+        self.work_importer.use_states(lambda site: inputs.work_states[index, site])
+        self.fold_importer.use_states(lambda site: inputs.fold_states[index, site])
+        member = self._client.layout.member(inputs.data, index)
+        constants = flatten(inputs.constants)
+        worked = self._client.work(self.work_importer, constants, member)
         count = len(worked) - len(self._client.kept)
-        position = tf.cast(index - given.first, tf.int32)
+        position = tf.cast(index - inputs.first, tf.int32)
         outside = flatten_all(worked[count:])
         written = [
             array.write(position, tensor)
             for array, tensor in zip(arrays, outside, strict=True)
         ]
         inside = flatten_all(worked[:count])
-        added = self._client.fold(self.fold_grafts, accumulators, inside, constants)
-        with tf.control_dependencies(self.work_grafts.ends):
+        added = self._client.fold(self.fold_importer, accumulators, inside, constants)
+        with tf.control_dependencies(self.work_importer.ends):
             following = index + 1
         return [following, *added, *written]
 
@@ -286,7 +384,7 @@ class ShapedGraphs:
     ) -> None:
         self._client, self._loop, self._device = client, loop, device
         self._jit, self._at_once = kernel.jit, kernel.vectorised_clients
-        self._ops = loop.work_grafts.ops | loop.fold_grafts.ops
+        self._ops = loop.work_importer.ops | loop.fold_importer.ops
         self._never_jit = "off" if kernel.jit == "off" else None
         if kernel.jit == "auto":
             self._never_jit = jit.refuse_ops(self._ops, jit.kind_of(device))
@@ -328,7 +426,7 @@ class ShapedGraphs:
             reason = "clients of a leaf have data of several shapes"
             self._note_off(reason)
             if self.is_asked_for:
-                diagnostics.note([diagnostics.Unshaped(reason)])
+                diagnostics.note([diagnostics.WorkUnshaped(reason)])
             return None
         of_clients = laid.data.shapes[kinds[0]] if len(kinds) else None
         if of_clients is None:
@@ -380,7 +478,7 @@ class ShapedGraphs:
 
     def note_refusals(self) -> None:
         """Note why leaves of one shape got no graph although settings ask for it."""
-        diagnostics.note(map(diagnostics.Unshaped, tuple(self._refusals)))
+        diagnostics.note(map(diagnostics.WorkUnshaped, tuple(self._refusals)))
 
     def _note_off(self, reason: str) -> None:
         if self._jit == "auto":
@@ -398,9 +496,9 @@ class ShapedGraphs:
         specs = [*self._loop.specs, *self._loop.constant_specs]
         shapes = [spec.shape.as_list() if spec.shape else None for spec in specs]
         extents = self._client.layout.extents(shape.clients)
-        given = [*shapes, *(extent.shape for extent in extents)]
+        all_shapes = [*shapes, *(extent.shape for extent in extents)]
         kind = jit.kind_of(self._device)
-        return jit.refuse_sizes(self._ops, shape.window.size, given, kind)
+        return jit.refuse_sizes(self._ops, shape.window.size, all_shapes, kind)
 
     def _specialise(self, shape: UniformShape) -> _ShapedGraph:
         """Return the graph for leaves of a shape, or why there is none."""
@@ -419,35 +517,31 @@ class ShapedGraphs:
         )
 
         def fold(
-            bounds: ClientBounds, held: Sequence[Any], given: LoopInputs
+            bounds: ClientBounds, initial: Sequence[Any], inputs: LoopInputs
         ) -> list[Any]:
-            constants = flatten(given.constants)
-            return [bounds[1], *clients.fold(bounds, held, constants, given.data)]
+            constants = flatten(inputs.constants)
+            return [bounds[1], *clients.fold(bounds, initial, constants, inputs.data)]
 
         try:
             with tf.device(self._device):
                 traced = self._loop.trace(LeafFold(fold, clients.prepare))
                 return _ShapedGraph(traced, not_jit)
-        except UnfitError as error:  # TensorFlow may put a traceback before its text
-            told = str(error).rpartition(f"{UnfitError.__name__}: ")[2]
-            return self._refuse(told.strip())
         except Exception as error:
+            first: BaseException = error
+            # TensorFlow raises others over the one that says why.
+            while not isinstance(first, Fallback) and first.__context__ is not None:
+                first = first.__context__
+            if isinstance(first, Fallback):
+                return self._refuse(first.reason)
             if diagnostics.is_defect(error):
                 raise
-            return self._refuse(diagnostics.first_line(_first_of(error)))
-
-
-def _first_of(error: BaseException) -> BaseException:
-    """Return the error that was raised first: TensorFlow raises others over it."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
+            return self._refuse(diagnostics.first_line(first))
 
 
 _CACHED_INDICES = 64
 """Cuts of cohorts whose indices a kernel keeps as tensors."""
 
-_OF_TYPE = tf.Tensor, np.ndarray, np.generic
+_TENSOR_TYPES = tf.Tensor, np.ndarray, np.generic
 """Plain values of tensors, which were checked against their types before."""
 
 
@@ -464,10 +558,9 @@ class ClientKernel:
         merges: whether it merges partials.
         at_once: how many clients of a leaf of one shape work at once; a call that
             covers some of a leaf covers a multiple of these.
-        nest: returns the plain value of a partial's tensors.
 
     Raises:
-        UnfitError: the work needs what a kernel cannot do.
+        Fallback: the work needs what a kernel cannot do.
     """
 
     def __init__(
@@ -482,17 +575,16 @@ class ClientKernel:
         self.merges = merge is not None
         self.at_once = kernel.vectorised_clients
         self._client = client = ClientWork(kernel)
-        self.nest = tensor_structures.nester(client.partial)
         refuse_many(len(client.specs), "to accumulate")
-        given = [*client.partial.items(), *client.constants.items()]
-        self._given = fl.StructType([type_spec for _, type_spec in given])
+        elements = [*client.partial.items(), *client.constants.items()]
+        self._server_type = fl.StructType([type_spec for _, type_spec in elements])
         self._loop = loop = LeafLoop(client, merge)
         with tf.device(device):
-            fold = loop.fold_one if one_a_leaf else loop.fold_any
+            fold = loop.fold_client if one_a_leaf else loop.fold_clients
             self._function = loop.trace(LeafFold(fold))
             self._shaped = ShapedGraphs(kernel, client, loop, device)
-            loop.work_grafts.create()
-            loop.fold_grafts.create()
+            loop.work_importer.create()
+            loop.fold_importer.create()
             self._no_states = tf.zeros([0, 0, random_keys.STATE_SIZE], tf.int64)
         # A cohort is cut alike from round to round.
         self._indices = functools.lru_cache(maxsize=_CACHED_INDICES)(
@@ -502,15 +594,15 @@ class ClientKernel:
     @property
     def may_be_shared(self) -> bool:
         """Whether several threads may run it at once, as nothing of it changes."""
-        grafts = self._loop.work_grafts, self._loop.fold_grafts
-        has_state = any(each.has_state for each in grafts)
+        importers = self._loop.work_importer, self._loop.fold_importer
+        has_state = any(each.has_state for each in importers)
         merge_has_state = self._merge is not None and self._merge.has_state
         return not self._shaped.is_asked_for and not has_state and not merge_has_state
 
     def close(self) -> None:
         """Free what the graph keeps between calls."""
-        self._loop.work_grafts.close()
-        self._loop.fold_grafts.close()
+        self._loop.work_importer.close()
+        self._loop.fold_importer.close()
 
     def refuse_shapes(self, leaf_size: int) -> str | None:
         """Return why the shapes of clients decide nothing; None where they do.
@@ -521,7 +613,7 @@ class ClientKernel:
         return self._shaped.refuse_shapes(leaf_size)
 
     def lay_part(
-        self, part: int, values: ClientValues, keep: held_rows.Keep
+        self, part: int, values: ClientValues, keep: external_data.Keep
     ) -> LaidPart:
         """Return one part of some clients' data as tensors, to be used in any round.
 
@@ -562,38 +654,42 @@ class ClientKernel:
             data: what `join` returned.
             clients: their places among those that `random_keys.at_client` counts.
         """
-        states = self._states(self._loop.work_grafts, clients)
+        states = self._states(self._loop.work_importer, clients)
         with random_keys.at_step("accumulate"):
-            fold_states = self._states(self._loop.fold_grafts, clients)
+            fold_states = self._states(self._loop.fold_importer, clients)
         return LaidClients((states, fold_states), data)
 
-    def _states(self, grafts: Grafts, clients: range) -> tf.Tensor:
+    def _states(self, importer: GraphImporter, clients: range) -> tf.Tensor:
         """Return the states of random ops, i64[clients, sites, 3]."""
-        if not grafts.sites:
+        if not importer.sites:
             return self._no_states
-        shape = len(clients), len(grafts.sites), random_keys.STATE_SIZE
+        shape = len(clients), len(importer.sites), random_keys.STATE_SIZE
         states = np.empty(shape, np.int64)
         for of_client, position in zip(states, clients, strict=True):
             with random_keys.at_client(position):
-                for index, site in enumerate(grafts.sites):
+                for index, site in enumerate(importer.sites):
                     of_client[index] = random_keys.state(site.content, site.path)
         with tf.device(self._device):
             return tf.constant(states)
 
-    def inputs(self, given: Sequence[Plain]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def inputs(
+        self, server_values: Sequence[Plain]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return zeros and constants, plain or tensors, as `run` takes them.
 
         Args:
-            given: what `server` of the kernel returned: the zero of each aggregation,
-                then what is the same for all clients.
+            server_values: what `server` of the kernel returned: the zero of each
+                aggregation, then what is the same for all clients.
         """
-        values = tensor_structures.flatten(tuple(given))
+        values = tensor_structures.flatten(tuple(server_values))
         zeros, constants = self._loop.specs, self._loop.constant_specs
         with tf.device(self._device):
-            if all(isinstance(value, _OF_TYPE) for value in values):
+            if all(isinstance(value, _TENSOR_TYPES) for value in values):
                 tensors = as_tensors(values, [*zeros, *constants])
             else:
-                tensors = flatten(normal.normalise(given, self._given))
+                tensors = flatten(
+                    normal_forms.normalise(server_values, self._server_type)
+                )
         return tensors[: len(zeros)], tensors[len(zeros) :]
 
     def run(
@@ -618,8 +714,8 @@ class ClientKernel:
             The accumulators of each subtree, as numpy values that are views of one
             transfer; and what is kept of these clients, stacked.
         """
-        grafts = self._loop.work_grafts, self._loop.fold_grafts
-        diagnostics.note([note for each in grafts for note in each.unkeyed])
+        importers = self._loop.work_importer, self._loop.fold_importer
+        diagnostics.note([note for each in importers for note in each.unkeyed])
         size = len(self._loop.specs)
         with tf.device(self._device):
             arguments = [
@@ -651,17 +747,6 @@ class ClientKernel:
             stacked: what calls of `run` kept, in order.
         """
         return self._client.kept_values(stacked)
-
-    @property
-    def type_signature(self) -> fl.FunctionType:
-        """Of a leaf: beside accumulators and constants it takes clients, laid out."""
-        taken = [(None, self._client.partial), (None, self._client.constants)]
-        return fl.FunctionType(fl.StructType(taken), self._client.partial)
-
-    def to_plain(self, returned: tuple[list[list[Any]], list[tf.Tensor]]) -> Plain:
-        """Return the plain partials that `run` returned, and what is kept."""
-        partials, stacked = returned
-        return [self.nest(iter(partial)) for partial in partials], self.kept([stacked])
 
     @property
     def partial(self) -> fl.StructType:

@@ -1,25 +1,18 @@
-"""Builds one graph from building blocks and the computations in them.
+"""Builds one graph of building blocks and of the TensorFlow computations in them.
 
-Values inside of a graph: tensors and sequences in structs, and what does not fit.
+Blocks are interpreted inside of the graph that is being built. Values are tensors,
+`GraphSequence`s and structs of them; functions are Python functions over these. A value
+at the server is its member. Locals are evaluated when first needed, as the executors
+do, and draw under the same names. A sequence between two computations is composed away.
 
-Sequences between two computations, which are composed so that none is there.
-
-Puts TensorFlow computations into a graph that runs them once for each client.
-
-Each call has the variables, tables and random states of its own iteration: they are
-set, then initialised, before anything else of that call runs.
-
-Interprets building blocks inside of a graph that is being built.
-
-Values are what `client_data` says: tensors, sequences laid as rows, structs of them;
-functions are Python functions over these. A value at the server is its member. Locals
-are evaluated when first needed, as the executors do, and draw under the same names.
+A computation runs once for each client. Each call has the variables, tables and random
+states of its own iteration: they are set, then initialised, before anything else of it.
 """
 
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 import federated_language as fl
 import tensorflow as tf
@@ -29,26 +22,23 @@ import ray_fed.tensorflow.graphs.loader as loader
 import ray_fed.tensorflow.graphs.randomness as randomness
 import ray_fed.tensorflow.lowering as lowering
 import ray_fed.tensorflow.lowering.inlining as inlining
-from ray_fed.language import blocks, intrinsics
+from ray_fed.language import blocks, intrinsics, type_checks
 from ray_fed.language.structs import Struct
 from ray_fed.plan import diagnostics
-from ray_fed.tensorflow.graphs import determinism, identity, joined_messages
+from ray_fed.plan.plans import Fallback
+from ray_fed.tensorflow import operators
+from ray_fed.tensorflow.graphs import identity
 from ray_fed.tensorflow.graphs.graph_message import GraphDef, TensorFlowMessage
 from ray_fed.tensorflow.kernels import jit
-from ray_fed.tensorflow.loading import operators
 from ray_fed.tensorflow.tensors import specs
 from ray_fed.values import columnar_sequence
 from ray_fed.values.columnar_sequence import Sizes
 from ray_fed.values.tensor_structures import unflatten
 
 
-class UnfitError(Exception):
-    """Client work cannot run in a kernel; the message is the reason, in few words."""
-
-
 @dataclasses.dataclass(frozen=True)
 class GraphSequence:
-    """A sequence inside of a graph, in the layout of `rows`.
+    """A sequence inside of a graph, as a `ColumnarSequence` has its columns.
 
     Attributes:
         columns: of each column its rows and, where it has them, its splits.
@@ -66,7 +56,7 @@ def leaf_types(type_spec: fl.Type) -> list[fl.TensorType | fl.SequenceType]:
     """Return the tensors and sequences of a structure, in order.
 
     Raises:
-        UnfitError: it holds something else.
+        Fallback: it holds something else.
     """
     match type_spec:
         case fl.StructType():
@@ -74,7 +64,40 @@ def leaf_types(type_spec: fl.Type) -> list[fl.TensorType | fl.SequenceType]:
         case fl.TensorType() | fl.SequenceType():
             return [type_spec]
         case _:
-            raise UnfitError(f"a value of type `{type_spec}`")
+            raise Fallback(f"a value of type `{type_spec}`")
+
+
+_MOST_TENSORS = 500
+"""Of a structure; TensorFlow takes minutes to prepare loops over a thousand."""
+
+
+def refuse_many(num_tensors: int, where: str) -> None:
+    """Raise where a structure has more tensors than graphs are built for.
+
+    Raises:
+        Fallback: it has.
+    """
+    if num_tensors > _MOST_TENSORS:
+        raise Fallback(f"{num_tensors} tensors {where}")
+
+
+def parameter_of(block: fl.framework.ComputationBuildingBlock) -> fl.Type:
+    """Return the type that a function takes."""
+    return cast("fl.Type", type_checks.function_type(block.type_signature).parameter)
+
+
+def specs_of(type_spec: fl.Type) -> list[tf.TensorSpec]:
+    """Return the specs of the tensors of a type.
+
+    Raises:
+        Fallback: there are sequences in it.
+    """
+    all_specs: list[tf.TensorSpec] = []
+    for leaf in leaf_types(type_spec):
+        if isinstance(leaf, fl.SequenceType):
+            raise Fallback(f"a value of type `{leaf}` to accumulate")
+        all_specs.append(specs.to_spec(leaf))
+    return all_specs
 
 
 def flatten(value: Any) -> list[Any]:
@@ -93,35 +116,24 @@ class PendingSequence:
 
     Attributes:
         message: of the computation; it draws nothing and has no state.
-        taken: types of what it takes, in order.
+        types: of what it takes, in order.
         leaves: of its argument, tensors and sequences.
     """
 
     message: TensorFlowMessage
-    taken: tuple[fl.Type, ...]
+    types: tuple[fl.Type, ...]
     leaves: tuple[Any, ...]
-
-    @classmethod
-    def of(
-        cls,
-        message: TensorFlowMessage,
-        type_spec: fl.FunctionType,
-        leaves: Sequence[Any],
-    ) -> Self:
-        """Return the sequence that a computation returns of an argument."""
-        taken = [] if type_spec.parameter is None else leaf_types(type_spec.parameter)
-        return cls(message, tuple(taken), tuple(leaves))
 
 
 def message_of(block: flf.CompiledComputation) -> TensorFlowMessage:
     """Return the message of a computation.
 
     Raises:
-        UnfitError: it is not of TensorFlow.
+        Fallback: it is not of TensorFlow.
     """
     proto = block.to_proto()
     if proto.WhichOneof("computation") != "tensorflow":
-        raise UnfitError(f"a computation of kind {proto.WhichOneof('computation')}")
+        raise Fallback(f"a computation of kind {proto.WhichOneof('computation')}")
     return proto.tensorflow
 
 
@@ -132,25 +144,13 @@ def compose_pending(
 
     With leaves that it takes; those that were given, where none is pending.
     """
-    message = message_of(block)
     type_spec = cast("fl.FunctionType", block.type_signature)
-    if not any(isinstance(leaf, PendingSequence) for leaf in leaves):
-        return message, type_spec, leaves
-    taken: list[fl.Type] = list(leaf_types(cast("fl.Type", type_spec.parameter)))
-    found = list(leaves)
-    for index in reversed(range(len(found))):
-        pending = found[index]
-        if isinstance(pending, PendingSequence):
-            try:
-                message = joined_messages.compose(pending.message, message, index)
-            except joined_messages.CannotCompose as error:
-                raise UnfitError(str(error)) from error
-            taken[index : index + 1] = pending.taken
-            found[index : index + 1] = pending.leaves
-    return message, fl.FunctionType(fl.StructType(taken), type_spec.result), found
+    return graph_message.compose_all(
+        message_of(block), type_spec, leaves, PendingSequence
+    )
 
 
-_OF_VARIABLES = re.compile(
+_VARIABLE_OPS = re.compile(
     "VarHandleOp|VarIsInitializedOp|VariableShape|ReadVariableOp|Assert"
     "|Assign(Add|Sub)?VariableOp"
     "|Resource(Gather(Nd)?|Scatter.*|(Sparse)?Apply.*|StridedSliceAssign)"
@@ -159,7 +159,7 @@ _OF_VARIABLES = re.compile(
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawSite:
+class RandomOp:
     """A random op of a kernel, and what its random numbers depend on.
 
     Attributes:
@@ -171,7 +171,7 @@ class DrawSite:
     content: bytes
 
 
-class Grafts:
+class GraphImporter:
     """Puts computations into the graph that is current, and knows what they draw.
 
     Attributes:
@@ -201,8 +201,8 @@ class Grafts:
         self._allowed = allowed
         self._isolated = isolated
         self._unrolled = unrolled
-        self.sites: list[DrawSite] = []
-        self.unkeyed: list[diagnostics.Unkeyed] = []
+        self.sites: list[RandomOp] = []
+        self.unkeyed: list[diagnostics.RandomOpsUnkeyed] = []
         self.ends: list[tf.Tensor] = []
         self.has_state = False
         self.ops: set[str] = set()
@@ -223,7 +223,7 @@ class Grafts:
         self.ends = []
         self._state_of = None
 
-    def shield(self, tensor: tf.Tensor) -> tf.Tensor:
+    def optimization_barrier(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a tensor as one of this graph that what is put in takes.
 
         Where that is isolated, the tensor is opaque.
@@ -259,28 +259,30 @@ class Grafts:
             path: names of the locals that it is called in.
 
         Raises:
-            UnfitError: it is not of TensorFlow, needs tf.data, has state or effects
+            Fallback: it is not of TensorFlow, needs tf.data, has state or effects
                 where there may be none, or draws where `use_states` was not called.
         """
         message = message_of(block)
         content = identity.content_of(message)
         lowered, leaves, is_composed = self._lower(block, leaves)
         graph_def = lowered.graph_def
-        if found := self._check_state(graph_def):
+        if stateful := self._check_state(graph_def):
             if is_composed:  # interpreted, it would draw through tf.data
-                raise UnfitError(f"{found[0]} in work on a sequence result")
+                raise Fallback(f"{stateful[0]} in work on a sequence result")
             self.has_state = True
-        determinism.use_deterministic_ops(graph_def)
+        loader.use_deterministic_ops(graph_def)
         states = randomness.key_random_ops(graph_def)
         if self._state_of is None and (states.names or states.unkeyed):
-            raise UnfitError("random numbers in work without clients")
+            raise Fallback("random numbers in work without clients")
         feeds = dict(zip(lowered.feeds, _tensors(leaves), strict=True))
         self._note_unkeyed(graph_message.origin_of(message), content, states)
         assigned = self._assign(graph_def, states, content, path, feeds)
         loader.isolate(graph_def, *assigned, lowered.initialize_op)
         if self._allowed != "any":
             feeds = _without_placeholders(graph_def, feeds, lowered.fetches)
-        inside = {name: self.shield(tensor) for name, tensor in feeds.items()}
+        inside = {
+            name: self.optimization_barrier(tensor) for name, tensor in feeds.items()
+        }
         results = tf.graph_util.import_graph_def(
             graph_def,
             input_map=inside,
@@ -292,26 +294,26 @@ class Grafts:
 
     def _check_state(self, graph_def: GraphDef) -> list[str]:
         """Return the ops with state or effects; refuse those that are not allowed."""
-        found = inlining.stateful_ops(graph_def)
+        stateful = inlining.stateful_ops(graph_def)
         if self._allowed == "variables":
-            refused = [op for op in found if not _OF_VARIABLES.fullmatch(op)]
+            refused = [op for op in stateful if not _VARIABLE_OPS.fullmatch(op)]
         else:
-            refused = found if self._allowed == "none" else []
+            refused = stateful if self._allowed == "none" else []
         if refused:
-            raise UnfitError(f"{refused[0]}, an op with state or effects")
-        return found
+            raise Fallback(f"{refused[0]}, an op with state or effects")
+        return stateful
 
     def _lower(
         self, block: flf.CompiledComputation, leaves: Sequence[Any]
     ) -> tuple[lowering.Lowered, Sequence[Any], bool]:
         """Return a computation without tf.data, what it takes, whether it is of two."""
-        message, type_spec, given = compose_pending(block, leaves)
+        message, type_spec, composed = compose_pending(block, leaves)
         self.ops.update(jit.op_kinds(graph_message.graph_of(message)))
-        sizes = _sizes(given)
+        sizes = _sizes(composed)
         lowered = lowering.lower(message, type_spec, sizes, unrolled=self._unrolled)
-        if isinstance(lowered, lowering.Unlowered):
-            raise UnfitError(lowered.reason)
-        return lowered, given, given is not leaves
+        if isinstance(lowered, Fallback):
+            raise lowered
+        return lowered, composed, composed is not leaves
 
     def defer(
         self, block: flf.CompiledComputation, leaves: Sequence[Any]
@@ -319,19 +321,22 @@ class Grafts:
         """Return the sequence that a computation returns, to be composed.
 
         Raises:
-            UnfitError: it draws, or has state or effects.
+            Fallback: it draws, or has state or effects.
         """
         message, type_spec, leaves = compose_pending(block, leaves)
-        if found := inlining.find_effects(message):
-            raise UnfitError(f"{found} in a sequence result")
-        return PendingSequence.of(message, type_spec, leaves)
+        if effects := inlining.find_effects(message):
+            raise Fallback(f"{effects} in a sequence result")
+        types = graph_message.flat_types(type_spec.parameter)
+        return PendingSequence(message, tuple(types), tuple(leaves))
 
     def _note_unkeyed(
         self, origin: str, content: bytes, states: randomness.RandomStates
     ) -> None:
         if states.unkeyed:
             ops = tuple(states.unkeyed)
-            self.unkeyed.append(diagnostics.Unkeyed(origin, content.hex()[:12], ops))
+            self.unkeyed.append(
+                diagnostics.RandomOpsUnkeyed(origin, content.hex()[:12], ops)
+            )
 
     def _assign(
         self,
@@ -348,7 +353,7 @@ class Grafts:
         placeholders, op = randomness.add_assignments(graph_def, states.names)
         for index, placeholder in enumerate(placeholders):
             feeds[placeholder] = self._state_of(len(self.sites))
-            site = DrawSite(path, content + index.to_bytes(4))
+            site = RandomOp(path, content + index.to_bytes(4))
             self.sites.append(site)
         return [op]
 
@@ -360,15 +365,17 @@ def _without_placeholders(
 
     They would stay in the graph, unread, where XLA refuses them.
     """
-    fetched = {inlining.node_of(name) for name in fetches}
-    names = {inlining.node_of(name) for name in feeds} - fetched
+    fetched = {graph_message.node_of(name) for name in fetches}
+    names = {graph_message.node_of(name) for name in feeds} - fetched
     kept = [node for node in graph_def.node if node.name not in names]
     read = {
-        inlining.node_of(source) for node in kept for source in node.input
+        graph_message.node_of(source) for node in kept for source in node.input
     } | fetched
     del graph_def.node[:]
     graph_def.node.extend(kept)
-    return {name: fed for name, fed in feeds.items() if inlining.node_of(name) in read}
+    return {
+        name: fed for name, fed in feeds.items() if graph_message.node_of(name) in read
+    }
 
 
 def _sizes(leaves: Sequence[Any]) -> list[Sizes | None]:
@@ -405,30 +412,32 @@ _AS_THEY_ARE = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class GraphFunction:
+class TracedFunction:
     """A function inside of a graph: from its argument, and the locals it runs in."""
 
     run: Callable[[Any, Path], Any]
 
 
-class Interpreter:
+class GraphBuilder:
     """Evaluates building blocks in the graph that is current.
 
     Args:
-        grafts: puts TensorFlow computations into the graph.
+        importer: puts TensorFlow computations into the graph.
         counts: takes tensors that are to be above zero, for the caller to see to it;
             None: whatever raises where one is zero is unfit.
     """
 
-    def __init__(self, grafts: Grafts, counts: list[tf.Tensor] | None = None) -> None:
-        self._grafts = grafts
+    def __init__(
+        self, importer: GraphImporter, counts: list[tf.Tensor] | None = None
+    ) -> None:
+        self._importer = importer
         self._counts = counts
 
     def call(self, function: Block, argument: Any) -> Any:
         """Return the result of a closed lambda.
 
         Raises:
-            UnfitError: it needs what only executors can do.
+            Fallback: it needs what only executors can do.
         """
         return self._evaluate(function, {}, ()).run(argument, ())
 
@@ -466,23 +475,23 @@ class Interpreter:
     def _local(
         self, name: str, block: Block, names: Names, path: Path
     ) -> Callable[[], Any]:
-        found: list[Any] = []
+        cached: list[Any] = []
 
         def evaluate() -> Any:
-            if not found:
-                found.append(self._evaluate(block, names, (*path, name)))
-            return found[0]
+            if not cached:
+                cached.append(self._evaluate(block, names, (*path, name)))
+            return cached[0]
 
         return evaluate
 
-    def _close(self, block: flf.Lambda, names: Names) -> GraphFunction:
+    def _close(self, block: flf.Lambda, names: Names) -> TracedFunction:
         def run(argument: Any, path: Path) -> Any:
             inner = dict(names)
             if block.parameter_name is not None:
                 inner[block.parameter_name] = lambda: argument
             return self._evaluate(block.result, inner, path)
 
-        return GraphFunction(run)
+        return TracedFunction(run)
 
     def _atom(self, block: Block) -> Any:
         match block:
@@ -490,32 +499,34 @@ class Interpreter:
                 value: Any = block.value
                 return tf.constant(value, specs.to_tf_dtype(block.type_signature))
             case flf.Intrinsic():
-                return GraphFunction(self._intrinsic(block))
+                return TracedFunction(self._intrinsic(block))
             case flf.CompiledComputation():
                 return self._compiled(block)
             case _:
-                raise UnfitError(f"a building block of kind {type(block).__name__}")
+                raise Fallback(f"a building block of kind {type(block).__name__}")
 
-    def _compiled(self, block: flf.CompiledComputation) -> GraphFunction:
+    def _compiled(self, block: flf.CompiledComputation) -> TracedFunction:
         result = cast("fl.FunctionType", block.type_signature).result
 
         def run(argument: Any, path: Path) -> Any:
             leaves = [] if argument is None else flatten(argument)
             if isinstance(result, fl.SequenceType):
-                return self._grafts.defer(block, leaves)
-            tensors = self._grafts.call(block, leaves, path)
+                return self._importer.defer(block, leaves)
+            tensors = self._importer.call(block, leaves, path)
             for tensor, leaf in zip(tensors, leaf_types(result), strict=True):
                 tensor.set_shape(specs.to_spec(cast("fl.TensorType", leaf)).shape)
             return unflatten(iter(tensors), result)
 
-        return GraphFunction(run)
+        return TracedFunction(run)
 
     def _intrinsic(self, block: flf.Intrinsic) -> Callable[[Any, Path], Any]:
         uri, type_spec = block.uri, cast("fl.FunctionType", block.type_signature)
 
         def operate(argument: Any, _: Path) -> Any:
             parts = [] if argument is None else list(map(flatten, argument))
-            shielded = [[self._grafts.shield(t) for t in part] for part in parts]
+            shielded = [
+                [self._importer.optimization_barrier(t) for t in part] for part in parts
+            ]
             return unflatten(iter(operator(shielded, type_spec)), type_spec.result)
 
         if uri in _IN_GRAPHS:
@@ -530,7 +541,7 @@ class Interpreter:
             return lambda argument, path: argument[0].run(argument[1], path)
         if uri == flf.FEDERATED_EVAL_AT_SERVER.uri:
             return lambda argument, path: argument.run(None, path)
-        raise UnfitError(f"`{uri}` at clients")
+        raise Fallback(f"`{uri}` at clients")
 
     def _divide_sums(self, parts: list[Any], type_spec: fl.FunctionType) -> list[Any]:
         cast("list[Any]", self._counts).append(operators.count_of(parts))

@@ -15,21 +15,29 @@ A node of a frame whose inputs all come from outside would also run in the itera
 that only finds that the loop has ended: such nodes wait for a variable that the
 condition reads, so what nothing else reads, TensorFlow's own count of iterations, is
 left out.
+
+Arrays become tensors by one copy, where `tf.constant` copies large ones three times.
+Where there is no GPU a tensor has the memory that an array was copied to. With one, and
+for what numpy holds otherwise than TensorFlow (strings, bfloat16), TensorFlow copies.
 """
 
 import collections
+import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 from tensorflow.python.eager import context, execute  # no public names
 
+import ray_fed.tensorflow.graphs.graph_message as graph_message
 import ray_fed.tensorflow.graphs.loader as loader
 import ray_fed.tensorflow.lowering.inlining as inlining
+from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.graphs.graph_message import FunctionDef, GraphDef, NodeDef
-from ray_fed.tensorflow.lowering.inlining import CannotLower
-from ray_fed.tensorflow.tensors import copies
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
@@ -62,7 +70,7 @@ def write_frames(graph_def: GraphDef, kept: Sequence[str]) -> Any:
         sources = [_rewired(source, renamed) for source in node.input]
         del node.input[:]
         node.input.extend(sources)
-    needed = _reached(nodes, kept)
+    needed = set(graph_message.reached(nodes, map(graph_message.node_of, kept)))
     framed.node.extend(node for name, node in nodes.items() if name in needed)
     called = inlining.called_functions(framed.node, functions)
     framed.library.function.extend(functions[name] for name in called)
@@ -84,14 +92,14 @@ def _frame_of(node: NodeDef, functions: Mapping[str, FunctionDef]) -> "_Frame | 
         return None
     try:
         return _Frame(node, steady, _arguments_read(condition)).write(condition, body)
-    except CannotLower:  # a frame inside of a function
+    except Fallback:  # a frame inside of a function
         return None
 
 
 def _origin(body: inlining.Body, result: str) -> str:
     """Return what a result is another name of."""
     while result not in body.arguments:
-        node = body.nodes[inlining.node_of(result)]
+        node = body.nodes[graph_message.node_of(result)]
         if node.op != "Identity" or len(node.input) != 1:
             break
         result = inlining.tensor_of(node.input[0])
@@ -100,7 +108,7 @@ def _origin(body: inlining.Body, result: str) -> str:
 
 def _arguments_read(body: inlining.Body) -> set[int]:
     """Return the indices of the arguments that the results of a body are made of."""
-    read = inlining.needed(body.nodes, map(inlining.node_of, body.results))
+    read = inlining.needed(body.nodes, map(graph_message.node_of, body.results))
     sources = {
         s for name in read for s in map(inlining.tensor_of, body.nodes[name].input)
     }
@@ -112,18 +120,6 @@ def _rewired(source: str, renamed: Mapping[str, str]) -> str:
     if source.startswith("^"):
         return renamed.get(source, source)
     return renamed.get(inlining.tensor_of(source), source)
-
-
-def _reached(nodes: Mapping[str, NodeDef], kept: Sequence[str]) -> set[str]:
-    """Return the names of what some tensors need, loops' ways back included."""
-    reached: set[str] = set()
-    pending = [inlining.node_of(name) for name in kept]
-    while pending:
-        name = pending.pop()
-        if name not in reached:
-            reached.add(name)
-            pending.extend(inlining.node_of(source) for source in nodes[name].input)
-    return reached
 
 
 class _Frame:
@@ -154,20 +150,20 @@ class _Frame:
         """Add all nodes.
 
         Raises:
-            CannotLower: there are frames in a function of the loop.
+            Fallback: there are frames in a function of the loop.
         """
-        taken = [source for source in self._loop.input if not source.startswith("^")]
-        held = self._enter(taken)
-        switched = self._test(condition, held)
-        self._iterate(body, held, switched)
-        self._leave(taken, switched)
+        sources = [source for source in self._loop.input if not source.startswith("^")]
+        variables = self._enter(sources)
+        switched = self._test(condition, variables)
+        self._iterate(body, variables, switched)
+        self._leave(sources, switched)
         return self
 
-    def _enter(self, taken: Sequence[str]) -> list[str]:
+    def _enter(self, sources: Sequence[str]) -> list[str]:
         """Return the tensors of the variables in an iteration."""
         waits = [source for source in self._loop.input if source.startswith("^")]
-        held: list[str] = []
-        for index, source in enumerate(taken):
+        variables: list[str] = []
+        for index, source in enumerate(sources):
             enter = self._add("Enter", f"enter_{index}", [source, *waits], index)
             enter.attr["frame_name"].s = self._loop.name.encode()
             enter.attr["is_constant"].b = self._steady[index]
@@ -179,26 +175,28 @@ class _Frame:
                 back = f"{self._loop.name}/next_{index}"
                 enter = self._add("Merge", f"merge_{index}", [enter.name, back], index)
                 enter.attr["N"].i = 2
-            held.append(f"{enter.name}:0")
-        return held
+            variables.append(f"{enter.name}:0")
+        return variables
 
-    def _test(self, condition: inlining.Body, held: Sequence[str]) -> dict[int, str]:
+    def _test(
+        self, condition: inlining.Body, variables: Sequence[str]
+    ) -> dict[int, str]:
         """Return the names of the switches of the variables that change."""
-        pivot = held[self._pivot]
-        [goes_on], last = self._copy(condition, "cond", held, pivot)
+        pivot = variables[self._pivot]
+        [goes_on], last = self._copy(condition, "cond", variables, pivot)
         sources = self._waiting([goes_on, *last], pivot)
         test = self._add("LoopCond", "goes_on", sources)
         return {
             index: self._add(
-                "Switch", f"switch_{index}", [held[index], test.name], index
+                "Switch", f"switch_{index}", [variables[index], test.name], index
             ).name
             for index in self._changing
         }
 
     def _iterate(
-        self, body: inlining.Body, held: Sequence[str], switched: Mapping[int, str]
+        self, body: inlining.Body, variables: Sequence[str], switched: Mapping[int, str]
     ) -> None:
-        inside = list(held)
+        inside = list(variables)
         for index, switch in switched.items():
             node = self._add("Identity", f"body_{index}", [f"{switch}:1"], index)
             inside[index] = f"{node.name}:0"
@@ -208,14 +206,14 @@ class _Frame:
             sources = self._waiting([results[index], *last], pivot)
             self._add("NextIteration", f"next_{index}", sources, index)
 
-    def _leave(self, taken: Sequence[str], switched: Mapping[int, str]) -> None:
+    def _leave(self, sources: Sequence[str], switched: Mapping[int, str]) -> None:
         name = self._loop.name
         for index, switch in switched.items():
             left = self._add("Exit", f"exit_{index}", [switch], index)
             self.renamed[f"{name}:{index}"] = f"{left.name}:0"
         done = f"^{name}/exit_{self._pivot}"
         self.renamed[f"^{name}"] = done
-        for index, source in enumerate(taken):
+        for index, source in enumerate(sources):
             if self._steady[index]:
                 left = self._add("Identity", f"left_{index}", [source, done], index)
                 self.renamed[f"{name}:{index}"] = f"{left.name}:0"
@@ -233,7 +231,7 @@ class _Frame:
         """
         renamed = dict(zip(body.arguments, inside, strict=True))
         prefix = f"{self._loop.name}/{label}"
-        roots = [*map(inlining.node_of, body.results), *body.last]
+        roots = [*map(graph_message.node_of, body.results), *body.last]
         for name in inlining.needed(body.nodes, roots):
             node = type(self._loop)()
             node.CopyFrom(body.nodes[name])
@@ -242,7 +240,7 @@ class _Frame:
             sources = [_placed(source, renamed, prefix) for source in node.input]
             del node.input[:]
             # TensorFlow puts a function that is called here: its constants enter so.
-            calls = any(inlining.functions_of(node))
+            calls = any(graph_message.functions_of(node))
             node.input.extend(self._waiting(sources, pivot, always=calls))
             self.nodes.append(node)
         results = [_placed(result, renamed, prefix) for result in body.results]
@@ -255,7 +253,7 @@ class _Frame:
         is_inside = any(s not in self._outer and not s.startswith("^") for s in sources)
         if is_inside and not always:
             return sources
-        return [*sources, f"^{inlining.node_of(pivot)}"]
+        return [*sources, f"^{graph_message.node_of(pivot)}"]
 
     def _add(
         self, op: str, label: str, sources: Sequence[str], index: int | None = None
@@ -276,7 +274,9 @@ def _placed(source: str, renamed: Mapping[str, str], prefix: str) -> str:
         tensor = inlining.tensor_of(source)
         return renamed.get(tensor) or f"{prefix}/{tensor}"
     argument = renamed.get(f"{source[1:]}:0")
-    return f"^{inlining.node_of(argument)}" if argument else f"^{prefix}/{source[1:]}"
+    return (
+        f"^{graph_message.node_of(argument)}" if argument else f"^{prefix}/{source[1:]}"
+    )
 
 
 GraphFunction: TypeAlias = Callable[[list[tf.Tensor]], list[tf.Tensor]]
@@ -321,30 +321,31 @@ def as_pruned_graph(
         inside = [tf.identity(tensor) for tensor in results]
     places = {tensor.name: index for index, tensor in enumerate(fed)}
     reads = _arguments_of(graph, fed, results)
+    # What no argument decides is computed now; it stays in the graph where large.
     fixed = [inside[index] for index, read in enumerate(reads) if not read]
-    held = iter(_import(graph, [], fixed, [])([]) if fixed else ())
+    constants = iter(_import(graph, [], fixed, [])([]) if fixed else ())
     sources: list[int | tf.Tensor | None] = []
     for tensor, read in zip(results, reads, strict=True):
-        value = None if read else next(held)
+        value = None if read else next(constants)
         is_small = value is not None and value.dtype.size * tf.size(value) < _HELD_BYTES
         sources.append(value if is_small else places.get(tensor.name))
     computed = [index for index, source in enumerate(sources) if source is None]
     fetched = [inside[index] for index in computed]
     read = sorted(set[int]().union(*(reads[index] for index in computed)))
     run = _import(graph, [fed[i] for i in read], fetched, [signature[i] for i in read])
-    taken = sorted({*read, *(source for source in sources if isinstance(source, int))})
+    passed = sorted({*read, *(source for source in sources if isinstance(source, int))})
 
     def call(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        given = dict(zip(taken, tensors, strict=True))
-        ran = iter(run([given[index] for index in read]) if computed else ())
+        by_index = dict(zip(passed, tensors, strict=True))
+        ran = iter(run([by_index[index] for index in read]) if computed else ())
         return [
             next(ran)
             if source is None
-            else (given[source] if isinstance(source, int) else source)
+            else (by_index[source] if isinstance(source, int) else source)
             for source in sources
         ]
 
-    return call, taken
+    return call, passed
 
 
 def _placeholders(signature: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
@@ -357,7 +358,7 @@ def _import(
     fetched: Sequence[tf.Tensor],
     signature: Sequence[tf.TensorSpec],
 ) -> GraphFunction:
-    feeds, fetches = ([tensor.name for tensor in held] for held in (fed, fetched))
+    feeds, fetches = ([tensor.name for tensor in tensors] for tensors in (fed, fetched))
     graph_def = write_frames(graph.as_graph_def(), [*feeds, *fetches])
     return _load(_as_function(graph_def, feeds, signature, fetched), graph_def)
 
@@ -375,15 +376,16 @@ def _as_function(
     """
     function = tf.compat.v1.GraphDef().library.function.add()
     function.signature.name = f"ray_fed_kernel_{next(_NUMBERS)}"
+    # Sources as a function writes them: `node:name:0` where a graph has `node:0`.
     named: dict[str, str] = {}
     for index, (feed, spec) in enumerate(zip(feeds, signature, strict=True)):
         dtype = spec.dtype.as_datatype_enum
-        taken = function.signature.input_arg.add(name=f"ray_fed_feed_{index}")
-        taken.type = dtype
+        argument = function.signature.input_arg.add(name=f"ray_fed_feed_{index}")
+        argument.type = dtype
         shapes = function.arg_attr[index].attr["_output_shapes"].list.shape
         shapes.append(spec.shape.as_proto())
-        named[feed] = taken.name
-        named[f"^{inlining.node_of(feed)}"] = f"^{taken.name}"
+        named[feed] = argument.name
+        named[f"^{graph_message.node_of(feed)}"] = f"^{argument.name}"
     for node in graph_def.node:
         if f"^{node.name}" not in named:
             function.node_def.append(node)
@@ -398,9 +400,9 @@ def _as_function(
         ]
         node.input[:] = sources
     for index, tensor in enumerate(fetched):
-        given = function.signature.output_arg.add(name=f"result_{index}")
-        given.type = tensor.dtype.as_datatype_enum
-        function.ret[given.name] = named[tensor.name]
+        result = function.signature.output_arg.add(name=f"result_{index}")
+        result.type = tensor.dtype.as_datatype_enum
+        function.ret[result.name] = named[tensor.name]
     function.signature.is_stateful = inlining.is_stateful(function)
     return function
 
@@ -455,12 +457,12 @@ def _arguments_of(
 
 
 def as_tensors(
-    given: Iterable[Any], signature: Sequence[tf.TensorSpec]
+    values: Iterable[Any], signature: Sequence[tf.TensorSpec]
 ) -> list[tf.Tensor]:
     """Return tensors, or arrays of the same types, as a graph takes them."""
     return [
-        value if isinstance(value, tf.Tensor) else copies.as_tensor(value, spec.dtype)
-        for value, spec in zip(given, signature, strict=True)
+        value if isinstance(value, tf.Tensor) else as_tensor(value, spec.dtype)
+        for value, spec in zip(values, signature, strict=True)
     ]
 
 
@@ -471,3 +473,67 @@ def before(stop: tf.Tensor) -> Callable[..., tf.Tensor]:
         return index < stop
 
     return is_before
+
+
+_ALIGNMENT = 64
+"""Bytes. TensorFlow's operations count on it, and nobody checks shared memory."""
+
+_SHARED_KINDS = "biufc"
+"""Kinds of numpy's dtypes that numpy and TensorFlow share."""
+
+
+def as_tensor(array: Any, dtype: tf.DType) -> tf.Tensor:
+    """Return an eager tensor of what an array of its dtype, or a scalar, holds now."""
+    if not _is_shared(dtype):
+        return tf.constant(array, dtype)
+    owned = _empty(np.shape(array), dtype)
+    np.copyto(owned, array)
+    return _share(owned)
+
+
+def concatenate(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
+    """Return an eager tensor with arrays of its dtype end to end; at least one."""
+    if not _is_shared(dtype):
+        return tf.constant(np.concatenate(arrays), dtype)
+    length = sum(len(array) for array in arrays)
+    owned = _empty((length, *arrays[0].shape[1:]), dtype)
+    np.concatenate(arrays, out=owned)
+    return _share(owned)
+
+
+def stack(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
+    """Return an eager tensor of arrays of its dtype and of one shape; at least one.
+
+    Raises:
+        ValueError: their shapes differ.
+    """
+    if not _is_shared(dtype):
+        return tf.constant(np.stack(arrays), dtype)
+    owned = _empty((len(arrays), *np.shape(arrays[0])), dtype)
+    np.stack(arrays, out=owned)
+    return _share(owned)
+
+
+def count_bytes(tensor: tf.Tensor) -> int:
+    """Return about how many bytes a tensor holds."""
+    if tensor.dtype == tf.string:
+        return int(tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64)))
+    return int(tf.size(tensor)) * tensor.dtype.size
+
+
+def _empty(shape: tuple[int, ...], dtype: tf.DType) -> NDArray[Any]:
+    kind = np.dtype(dtype.as_numpy_dtype)
+    size = math.prod(shape) * kind.itemsize
+    buffer = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -buffer.__array_interface__["data"][0] % _ALIGNMENT
+    return buffer[start : start + size].view(kind).reshape(shape)
+
+
+def _share(owned: NDArray[Any]) -> tf.Tensor:
+    return tf.experimental.dlpack.from_dlpack(owned.__dlpack__())
+
+
+@functools.cache
+def _is_shared(dtype: tf.DType) -> bool:
+    is_known = np.dtype(dtype.as_numpy_dtype).kind in _SHARED_KINDS
+    return is_known and not tf.config.list_logical_devices("GPU")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-import ray_fed.tensorflow.lowering.inlining as inlining
+import ray_fed.tensorflow.graphs.graph_message as graph_message
 from ray_fed.tensorflow.graphs.graph_message import GraphDef, NodeDef
 
 GAIN = "ops that XLA gains on"
@@ -41,13 +41,13 @@ _ARITHMETIC = _names("""
 """)
 _PRODUCTS = _names("BatchMatMulV2 BatchMatMulV3 BiasAdd BiasAddGrad MatMul")
 _REDUCTIONS = _names("All Any Max Mean Min Prod Sum")
-_OF_ALL = " over several axes"
-_SLOW = frozenset(reduction + _OF_ALL for reduction in _REDUCTIONS) | _names("""
+_SEVERAL_AXES = " over several axes"
+_SLOW = frozenset(reduction + _SEVERAL_AXES for reduction in _REDUCTIONS) | _names("""
     ArgMax ArgMin Elu EluGrad Erf Erfc Exp Expm1 L2Loss Log Log1p LogSoftmax Rsqrt
     RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Softplus SoftplusGrad Sqrt SqrtGrad Tanh
     TanhGrad
 """)
-_FORMS = _names("""
+_RESHAPE_OPS = _names("""
     BroadcastArgs BroadcastGradientArgs BroadcastTo ConcatV2 Const DynamicStitch
     EnsureShape ExpandDims Fill GatherV2 Identity IdentityN InvertPermutation NoOp
     OnesLike Pack Pad PadV2 Placeholder PlaceholderWithDefault PreventGradient Range
@@ -58,17 +58,17 @@ _CALLS = _names("""
     Case If PartitionedCall StatefulPartitionedCall StatelessCase StatelessIf
     StatelessWhile While
 """)
-_KNOWN = _ARITHMETIC | _PRODUCTS | _REDUCTIONS | _SLOW | _FORMS | _CALLS
+_KNOWN = _ARITHMETIC | _PRODUCTS | _REDUCTIONS | _SLOW | _RESHAPE_OPS | _CALLS
 
 _BY_INDEX = frozenset(["GatherV2", "Slice", "StridedSlice"])
 """All of their arguments but the first say what they take."""
 
-_OF_SHAPES = _names("Rank Shape ShapeN Size")
+_SHAPE_OPS = _names("Rank Shape ShapeN Size")
 
-_OF_DATASETS = ("Dataset", "DatasetV2", "DatasetV3")
+_DATASET_SUFFIXES = ("Dataset", "DatasetV2", "DatasetV3")
 
 _IN_WORDS = {
-    "variables, such as those of an optimiser": _names("""
+    "variables, such as those of an optimizer": _names("""
         AssignAddVariableOp AssignSubVariableOp AssignVariableOp ReadVariableOp
         VarHandleOp VarIsInitializedOp
     """),
@@ -96,29 +96,22 @@ def op_kinds(graph_def: GraphDef) -> Iterator[str]:
             if node.op in _BY_INDEX and _depends_on_data(node.input[1:], nodes):
                 yield f"{node.op} by a computed index"
             elif node.op in _REDUCTIONS and _num_axes(node, nodes) != 1:
-                yield node.op + _OF_ALL
-            elif not node.op.endswith(_OF_DATASETS) and "Iterator" not in node.op:
+                yield node.op + _SEVERAL_AXES
+            elif not node.op.endswith(_DATASET_SUFFIXES) and "Iterator" not in node.op:
                 yield node.op
 
 
 def _depends_on_data(sources: Iterable[str], nodes: Mapping[str, NodeDef]) -> bool:
     """Return whether any of these tensors depends on more than shapes and constants."""
-    pending = [inlining.node_of(source) for source in sources]
-    seen: set[str] = set()
-    while pending:
-        name = pending.pop()
-        node = nodes.get(name)
-        if node is None or node.op == "Placeholder":
-            return True  # an argument
-        if name not in seen and node.op not in _OF_SHAPES:
-            pending += map(inlining.node_of, node.input)
-        seen.add(name)
-    return False
+    roots = map(graph_message.node_of, sources)
+    read = graph_message.reached(nodes, roots, stops=_SHAPE_OPS)
+    # Arguments of a graph are placeholders, those of a function no nodes.
+    return any(name not in nodes or nodes[name].op == "Placeholder" for name in read)
 
 
 def _num_axes(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
     """Return over how many axes an op reduces; None where no constant says so."""
-    axes = nodes.get(inlining.node_of(node.input[1]))
+    axes = nodes.get(graph_message.node_of(node.input[1]))
     if axes is None or axes.op != "Const":
         return None
     shape = axes.attr["value"].tensor.tensor_shape
@@ -167,12 +160,12 @@ def refuse_sizes(
     few = refuse_window(window)
     if few is not None or kind == "GPU":
         return few
-    found = [(shape is None or len(shape) == 1, _count(shape)) for shape in shapes]
+    sizes = [(shape is None or len(shape) == 1, _count(shape)) for shape in shapes]
     slow = sorted(_SLOW.intersection(ops))
-    if slow and any(number > _MOST_OF_SLOW for _, number in found):
+    if slow and any(number > _MOST_OF_SLOW for _, number in sizes):
         return f"{slow[0]}, where tensors are large"
     sums = sorted(_REDUCTIONS.intersection(ops))
-    if sums and any(flat and number > _MOST_OF_VECTORS for flat, number in found):
+    if sums and any(flat and number > _MOST_OF_VECTORS for flat, number in sizes):
         return f"{sums[0]}, where vectors are long"
     return None
 

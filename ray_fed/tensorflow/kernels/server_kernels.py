@@ -1,21 +1,16 @@
-"""Work at the server and what keys select: each as one graph.
+"""Work at the server, and what keys select, as one graph each.
 
-Work at the server as one graph, where executors would make many calls.
-
-What a function at the server has for many keys, as one graph that loops over them.
-
-Its bits are those of one call a key.
-
-The graphs of fused work, by content: those without state are shared by threads.
+Executors would make many calls. What a function at the server has for many keys is a
+graph that loops over them, with the bits of one call a key. Graphs are kept by content;
+threads share those without state.
 """
 
-import dataclasses
 import functools
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import federated_language as fl
 import numpy as np
@@ -26,25 +21,30 @@ import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 from ray_fed.language import blocks, structs, type_checks
 from ray_fed.plan import diagnostics
-from ray_fed.plan.plans import Fused
-from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
-from ray_fed.tensorflow.kernels.client_work import parameter_of, refuse_many, specs_of
+from ray_fed.plan.plans import Fallback
+from ray_fed.tensorflow import normal_forms
+from ray_fed.tensorflow.kernels.client_kernel import (
+    ClientKernel,
+    MergeKernel,
+    empty_array,
+    merge_all,
+)
 from ray_fed.tensorflow.kernels.graph_builder import (
-    Grafts,
-    Interpreter,
-    UnfitError,
+    GraphBuilder,
+    GraphImporter,
     flatten,
     leaf_types,
+    parameter_of,
+    refuse_many,
+    specs_of,
 )
 from ray_fed.tensorflow.kernels.graph_functions import (
     as_graph,
     as_pruned_graph,
     as_tensors,
     before,
+    stack,
 )
-from ray_fed.tensorflow.kernels.merge_kernels import MergeKernel, empty_array, merge_all
-from ray_fed.tensorflow.loading import normal
-from ray_fed.tensorflow.tensors import copies
 from ray_fed.values import components, stored, tensor_structures
 from ray_fed.values.lru_cache import LruCache
 
@@ -70,12 +70,10 @@ class ServerGraph:
 
     Attributes:
         nest: takes the tensors of the result, and returns its plain value.
-        type_signature: the parameter has the parts that the graph reads, then the
-            partials, then the pairs of partials to merge.
         may_be_shared: whether several threads may run it at once.
 
     Raises:
-        UnfitError: it needs what only executors can do.
+        Fallback: it needs what only executors can do.
     """
 
     def __init__(
@@ -88,13 +86,12 @@ class ServerGraph:
         self._device, self._merge = device, merge
         self.may_be_shared = merge is None or merge.may_be_shared
         block = None if function is None else blocks.parse_block(function)
-        result, taken = _types_of(block, num_others, merge)
+        result, types = _types_of(block, num_others, merge)
         self.nest = tensor_structures.nester(result)
         self._num_results = len(specs_of(result))  # refuses sequences
         divided = [
-            part for index, t in enumerate(taken) for part in _parts(t, (index,))
+            part for index, t in enumerate(types) for part in _parts(t, (index,))
         ]
-        self.type_signature = _signature(divided, merge, result)
         signature = [spec for _, member in divided for spec in specs_of(member)]
         self._merged_from = len(signature)
         self._merge_specs = [] if merge is None else _merge_signature(merge)
@@ -103,22 +100,22 @@ class ServerGraph:
 
         def build(*tensors: tf.Tensor) -> list[tf.Tensor]:
             fed = iter(tensors)
-            given = [(None, _fill(type_spec, fed)) for type_spec in taken]
+            elements = [(None, _fill(type_spec, fed)) for type_spec in types]
             if merge is not None:
-                given.append((None, _merge(merge, list(fed))))
-            argument = _struct(given) if len(given) > 1 else _only(given)
+                elements.append((None, _merge(merge, list(fed))))
+            argument = _struct(elements) if len(elements) > 1 else _only(elements)
             if block is None:
                 return flatten(argument)
             counts: list[tf.Tensor] = []
-            interpreter = Interpreter(Grafts(allowed="variables"), counts)
-            result = flatten(interpreter.call(block, argument))
+            builder = GraphBuilder(GraphImporter(allowed="variables"), counts)
+            result = flatten(builder.call(block, argument))
             is_empty = [tf.equal(count, 0) for count in counts]
             return [*result, tf.reduce_any(is_empty)] if counts else result
 
         with tf.device(device):
             self._run, read = as_pruned_graph(build, signature)
-        self._taken = frozenset(read)
-        self._reads = list(_reads(divided, self._taken))
+        self._read_indices = frozenset(read)
+        self._reads = list(_reads(divided, self._read_indices))
         self._read_specs = [
             signature[index] for index in read if index < self._merged_from
         ]
@@ -126,71 +123,59 @@ class ServerGraph:
 
     def run(
         self,
-        given: Sequence[Any],
+        parts: Sequence[Any],
         partials: Sequence[Any] = (),
         pairs: Sequence[tuple[int, int]] = (),
     ) -> list[tf.Tensor]:
         """Return the tensors of the result.
 
         Args:
-            given: each part of the argument but the merged partial: plain, or
+            parts: each part of the argument but the merged partial: plain, or
                 tensors in tuples; a part that the function does not read may be any.
             partials: the plain partials to merge.
             pairs: positions of the two partials of each merge, in order; the result
                 takes the place of the left one.
 
         Raises:
-            UnfitError: the function divides by a count of zero; executors raise an
+            Fallback: the function divides by a count of zero; executors raise an
                 error that says so.
         """
         with tf.device(self._device):
-            tensors = [*self._read(given), *self._stack(partials, pairs)]
+            tensors = [*self._read(parts), *self._stack(partials, pairs)]
             ran = self._run(tensors)
         if len(ran) > self._num_results and ran.pop():
-            raise UnfitError("a mean of nothing at the server")
+            raise Fallback("a mean of nothing at the server")
         return ran
 
     def to_plain(self, returned: Sequence[tf.Tensor]) -> structs.Plain:
         """Return the plain value of the tensors of the result."""
         return self.nest(tensor.numpy() for tensor in returned)
 
-    def _read(self, given: Sequence[Any]) -> list[tf.Tensor]:
-        given_read: list[Any] = []
+    def _read(self, parts: Sequence[Any]) -> list[tf.Tensor]:
+        read_leaves: list[Any] = []
         for path, member, wanted in self._reads:
-            part = functools.reduce(operator.getitem, path, given)
+            part = functools.reduce(operator.getitem, path, parts)
             if isinstance(part, stored.StoredComponents):
                 part = components.join(part.components, member)
             leaves = (
-                flatten(normal.normalise(part, member))
+                flatten(normal_forms.normalise(part, member))
                 if stored.holds_external(part)
                 else tensor_structures.flatten(part)
             )
-            given_read += [leaves[index] for index in wanted]
-        return as_tensors(given_read, self._read_specs)
+            read_leaves += [leaves[index] for index in wanted]
+        return as_tensors(read_leaves, self._read_specs)
 
     def _stack(
         self, partials: Sequence[Any], pairs: Sequence[tuple[int, int]]
     ) -> list[tf.Tensor]:
         if self._merge is None:
             return []
-        held = [tensor_structures.flatten(given) for given in partials]
-        columns = zip(zip(*held, strict=True), self._merge_specs[:-1], strict=True)
-        stacked = [copies.stack(column, spec.dtype) for column, spec in columns]
+        flattened = [tensor_structures.flatten(partial) for partial in partials]
+        columns = zip(zip(*flattened, strict=True), self._merge_specs[:-1], strict=True)
+        stacked = [stack(column, spec.dtype) for column, spec in columns]
         tensors = [*stacked, self._pairs(tuple(pairs))]
         first = self._merged_from
-        return [t for i, t in enumerate(tensors, first) if i in self._taken]
-
-
-def _signature(
-    divided: Sequence[tuple[plans.Path, fl.Type]],
-    merge: MergeKernel | None,
-    result: fl.Type,
-) -> fl.FunctionType:
-    taken = [member for _, member in divided]
-    if merge is not None:
-        pairs = fl.TensorType(np.int32, [None, 2])
-        taken += [fl.SequenceType(merge.partial), pairs]
-    return fl.FunctionType(fl.StructType([(None, t) for t in taken]), result)
+        return [t for i, t in enumerate(tensors, first) if i in self._read_indices]
 
 
 def _make_pairs(pairs: tuple[tuple[int, int], ...]) -> tf.Tensor:
@@ -198,13 +183,13 @@ def _make_pairs(pairs: tuple[tuple[int, int], ...]) -> tf.Tensor:
 
 
 def _reads(
-    parts_taken: Sequence[tuple[plans.Path, fl.Type]], taken: AbstractSet[int]
+    parts: Sequence[tuple[plans.Path, fl.Type]], read_indices: AbstractSet[int]
 ) -> Iterator[tuple[plans.Path, fl.Type, list[int]]]:
     """Yield each part that a graph reads, and which of its tensors."""
     first = 0
-    for path, member in parts_taken:
+    for path, member in parts:
         size = len(leaf_types(member))
-        wanted = [index for index in range(size) if first + index in taken]
+        wanted = [index for index in range(size) if first + index in read_indices]
         if wanted:
             yield path, member, wanted
         first += size
@@ -241,7 +226,7 @@ def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
     """Return what partials come to, inside of a graph."""
     *stacked, pairs = tensors
     if not stacked:
-        raise UnfitError("partials without tensors")
+        raise Fallback("partials without tensors")
     count = tf.shape(stacked[0])[0]
     arrays = [
         empty_array(spec, count).unstack(tensor)
@@ -279,17 +264,17 @@ def _fill(type_spec: fl.Type, tensors: Iterator[tf.Tensor]) -> Any:
         return _struct(elements)
     if _is_taken(type_spec):
         return tensor_structures.unflatten(tensors, _without_placements(type_spec))
-    return UnfitError(f"a value of type `{type_spec}` at the server")
+    return Fallback(f"a value of type `{type_spec}` at the server")
 
 
 def _only(elements: Sequence[tuple[str | None, Any]]) -> Any:
-    if elements and isinstance(elements[0][1], UnfitError):
+    if elements and isinstance(elements[0][1], Fallback):
         raise elements[0][1]
     return elements[0][1] if elements else None
 
 
 def _struct(elements: Sequence[tuple[str | None, Any]]) -> Any:
-    if any(isinstance(element, _SomeOf | UnfitError) for _, element in elements):
+    if any(isinstance(element, _SomeOf | Fallback) for _, element in elements):
         return _SomeOf([element for _, element in elements])
     return structs.Struct(elements)
 
@@ -302,14 +287,14 @@ class _SomeOf:
 
     def __getitem__(self, index: int) -> Any:
         element = self._elements[index]
-        if isinstance(element, UnfitError):
+        if isinstance(element, Fallback):
             raise element
         return element
 
 
 def _without_placements(type_spec: fl.Type) -> fl.Type:
     if type_checks.differs_by_client(type_spec):
-        raise UnfitError(f"a value of type `{type_spec}`")
+        raise Fallback(f"a value of type `{type_spec}`")
     if isinstance(type_spec, fl.FederatedType):
         return type_spec.member
     if isinstance(type_spec, fl.StructType):
@@ -326,11 +311,10 @@ class SelectionGraph:
         device: name of the device to run on; None leaves it to TensorFlow.
 
     Attributes:
-        type_signature: of the function.
         may_be_shared: whether several threads may run it at once.
 
     Raises:
-        UnfitError: it draws random numbers, has state, or an element is of no shape
+        Fallback: it draws random numbers, has state, or an element is of no shape
             that is known.
     """
 
@@ -339,11 +323,11 @@ class SelectionGraph:
     def __init__(self, function: bytes, device: str | None) -> None:
         self._device = device
         self._block = blocks.parse_block(function)
-        self.type_signature = type_checks.function_type(self._block.type_signature)
+        element = type_checks.function_type(self._block.type_signature).result
         self._constants, _ = type_checks.struct_type(parameter_of(self._block))
-        self._elements = specs_of(self.type_signature.result)
+        self._elements = specs_of(element)
         if not all(spec.shape.is_fully_defined() for spec in self._elements):
-            raise UnfitError(f"a selection of `{self.type_signature.result}`")
+            raise Fallback(f"a selection of `{element}`")
         self._signature = specs_of(self._constants)
         keys = tf.TensorSpec([None], tf.int32)
         with tf.device(device):
@@ -352,12 +336,12 @@ class SelectionGraph:
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         *constants, keys = tensors
         packed = tensor_structures.unflatten(iter(constants), self._constants)
-        grafts = Grafts(allowed="none")
+        importer = GraphImporter(allowed="none")
 
         def step(index: tf.Tensor, *arrays: Any) -> list[Any]:
             pair = structs.Struct([(None, packed), (None, tf.gather(keys, index))])
-            found = flatten(Interpreter(grafts).call(self._block, pair))
-            written = zip(arrays, found, strict=True)
+            elements = flatten(GraphBuilder(importer).call(self._block, pair))
+            written = zip(arrays, elements, strict=True)
             return [index + 1, *(array.write(index, t) for array, t in written)]
 
         count = tf.shape(keys)[0]
@@ -379,28 +363,19 @@ class SelectionGraph:
             constants: plain, or tensors in tuples.
             keys: i32[keys].
         """
-        given = tensor_structures.flatten(tuple(constants))
+        flat = tensor_structures.flatten(tuple(constants))
         with tf.device(self._device):
-            tensors = as_tensors(given, self._signature)
+            tensors = as_tensors(flat, self._signature)
             ran = self._function([*tensors, tf.constant(keys, tf.int32)])
         return [tensor.numpy() for tensor in ran]
-
-    def to_plain(self, returned: list[NDArray[Any]]) -> structs.Plain:
-        """Return the tensors of the elements."""
-        return returned
 
 
 _CACHED_GRAPHS = 64
 """Graphs that one executor keeps; one of a small model holds a few MB."""
 
 
-class FusedGraph(Protocol):
-    """The graph of fused work."""
-
-    @property
-    def type_signature(self) -> fl.FunctionType:
-        """The type of the function that it is."""
-        ...
+class Kernel(Protocol):
+    """A graph that an executor runs: several computations, many times, as one."""
 
     @property
     def may_be_shared(self) -> bool:
@@ -412,115 +387,151 @@ class FusedGraph(Protocol):
         """Runs the graph, and returns its tensors."""
         ...
 
-    def to_plain(self, returned: Any) -> Any:
-        """Return what `run` returned as a plain value."""
-        ...
+
+_Kernel = TypeVar("_Kernel", bound=Kernel)
+_Refused = tuple[Fallback, Sequence[diagnostics.WorkInterpreted]]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Refusal:
-    """Why fused work cannot be one graph.
-
-    Attributes:
-        reason: in a few words.
-        note: where TensorFlow raised an error.
-    """
-
-    reason: str
-    note: diagnostics.Interpreted | None = None
-
-
-class _SharedGraphs:
-    """Graphs without state: one for all threads of a process, and for its contexts."""
+class _SharedKernels:
+    """Kernels without state: one for all threads of a process, and for its contexts."""
 
     def __init__(self) -> None:
-        self._graphs: LruCache[bytes, FusedGraph] = LruCache(_CACHED_GRAPHS)
-        self._lock = threading.RLock()  # a fold is built of a merge
+        self._kernels: LruCache[bytes, Kernel] = LruCache(_CACHED_GRAPHS)
+        self._lock = threading.RLock()  # one may be built of another: of a merge
 
-    def get(self, key: bytes, make: Callable[[], FusedGraph]) -> FusedGraph:
-        """Return the graph of a key; make it, and share it, if there is none."""
+    def get(self, key: bytes, make: Callable[[], Kernel]) -> Kernel:
+        """Return the kernel of a key; make it, and share it, if there is none."""
         with self._lock:  # who else wants it waits, and need not build it too
-            found = self._graphs.find(key)
-            if found is None:
-                found = make()
-                if found.may_be_shared:
-                    self._graphs.put(key, found)
-            return found
+            kernel = self._kernels.find(key)
+            if kernel is None:
+                kernel = make()
+                if kernel.may_be_shared:
+                    self._kernels.put(key, kernel)
+            return kernel
 
 
-_SHARED = _SharedGraphs()
+_SHARED = _SharedKernels()
 
 
-class FusedGraphs:
-    """Graphs by content, the least recently used dropped and closed.
+class Kernels:
+    """Kernels by content, each built when first asked for; the least used are closed.
+
+        clients     zeros, constants and clients -> partials of subtrees of leaves
+        merge       two partials -> one
+        server      what a function at the server takes -> its result
+        finish      partials -> merged, and what comes after that at the server
+        selection   constants, keys -> what a function at the server has for each key
+
+    What cannot be one graph is a `Fallback`, and computed step by step, with the same
+    bits.
 
     Args:
         device: name of the device to run on; None leaves it to TensorFlow.
+
+    Raises:
+        Exception: building a graph found a mistake in ray_fed.
     """
 
     def __init__(self, device: str | None) -> None:
         self._device = device
         # A refusal by its reason: an error keeps each frame that it was raised through,
         # and with those the arguments of a call.
-        self._graphs: LruCache[bytes, FusedGraph | _Refusal]
-        self._graphs = LruCache(_CACHED_GRAPHS, _close)
+        self._kernels: LruCache[bytes, Kernel | _Refused]
+        self._kernels = LruCache(_CACHED_GRAPHS, _close)
 
-    def get(self, work: Fused) -> FusedGraph:
-        """Return the graph of fused work, built when first asked for.
+    def clients(
+        self, kernel: plans.Kernel, merge: bytes | None, *, one_per_leaf: bool = False
+    ) -> ClientKernel | Fallback:
+        """Return the graph of clients' work and its accumulation, leaf by leaf.
 
-        Raises:
-            UnsupportedError: it cannot be one graph; why, in a few words.
-            Exception: building the graph found a mistake in ray_fed.
+        Args:
+            kernel: functions of one client.
+            merge: serialised, of two partials, for subtrees; None: nothing is merged.
+                One that is no graph is left to whoever calls this one.
+            one_per_leaf: whether each of the leaves that are to run has one client.
         """
-        found = self._graphs.get(work.content, lambda: self._try_build(work))
-        if isinstance(found, _Refusal):
-            if found.note is not None:
-                diagnostics.note([found.note])
-            raise errors.UnsupportedError(found.reason)
-        return found
 
-    def _try_build(self, work: Fused) -> FusedGraph | _Refusal:
-        key = repr(self._device).encode() + work.content
-        try:
-            return _SHARED.get(key, lambda: self._build(work))
-        except (UnfitError, errors.UnsupportedError) as error:
-            return _Refusal(str(error))
-        except errors.RayFedError as error:
-            return _Refusal(diagnostics.first_line(error))
-        except Exception as error:  # noqa: BLE001 (TensorFlow refuses with any class)
-            note = diagnostics.Interpreted.of(work.label, error)
-            return _Refusal(note.reason, note)
+        def build() -> ClientKernel:
+            merger = None if merge is None else self.merge(merge)
+            if isinstance(merger, Fallback):
+                merger = None
+            device = self._device
+            return ClientKernel(kernel, merger, device, one_a_leaf=one_per_leaf)
 
-    def _build(self, work: Fused) -> FusedGraph:
-        match work:
-            case plans.PartialMerge():
-                return MergeKernel(work.merge, self._device)
-            case plans.ServerWork():
-                return ServerGraph(work.function, self._device)
-            case plans.RoundFinish():
-                merge = self._merge(work.merge)
-                return ServerGraph(
-                    work.computation, self._device, merge, work.num_others
-                )
-            case plans.KeySelection():
-                return SelectionGraph(work.function, self._device)
-            case plans.ClientFold():
-                merge = None if work.merge is None else self._merge(work.merge)
-                return ClientKernel(
-                    work.kernel, merge, self._device, one_a_leaf=work.one_a_leaf
-                )
-            case _:
-                raise errors.UnsupportedError(f"no graph of {type(work).__name__}")
+        content = b"clients%d" % one_per_leaf + kernel.content + (merge or b"")
+        return self._get(content, "the work of clients", build)
 
-    def _merge(self, merge: plans.PartialMerge) -> MergeKernel:
-        found: Any = self.get(merge)
-        return found
+    def merge(self, merge: bytes) -> MergeKernel | Fallback:
+        """Return the graph that merges two partials; `merge` is serialised."""
+        return self._get(
+            b"merge" + merge,
+            "the merge of two partials",
+            lambda: MergeKernel(merge, self._device),
+        )
+
+    def server(self, function: bytes) -> ServerGraph | Fallback:
+        """Return the graph of a serialised function of values at the server."""
+        return self._get(
+            b"server" + function,
+            "zeros and constants at the server",
+            lambda: ServerGraph(function, self._device),
+        )
+
+    def finish(
+        self, merge: bytes, computation: bytes | None, num_others: int
+    ) -> ServerGraph | Fallback:
+        """Return the graph that ends a round.
+
+        Args:
+            merge: serialised, of two partials.
+            computation: serialised; None returns what was merged.
+            num_others: how many parts it takes before what was merged.
+        """
+        merger = self.merge(merge)
+        if isinstance(merger, Fallback):
+            return merger
+        return self._get(
+            b"finish%d %d " % (num_others, len(merge)) + merge + (computation or b""),
+            "the finish of a round",
+            lambda: ServerGraph(computation, self._device, merger, num_others),
+        )
+
+    def selection(self, function: bytes) -> SelectionGraph | Fallback:
+        """Return the graph of what keys select: see `plans.KeySelection`."""
+        return self._get(
+            b"select" + function,
+            "what keys select",
+            lambda: SelectionGraph(function, self._device),
+        )
+
+    def _get(
+        self, content: bytes, label: str, build: Callable[[], _Kernel]
+    ) -> _Kernel | Fallback:
+        def try_build() -> Kernel | _Refused:
+            try:
+                return _SHARED.get(repr(self._device).encode() + content, build)
+            except Fallback as fallback:
+                return Fallback(fallback.reason), []
+            except errors.UnsupportedError as error:
+                return Fallback(str(error)), []
+            except errors.RayFedError as error:
+                return Fallback(diagnostics.first_line(error)), []
+            except Exception as error:  # noqa: BLE001 (TensorFlow refuses with any)
+                note = diagnostics.WorkInterpreted.of(label, error)
+                return Fallback(note.reason), [note]
+
+        kernel = self._kernels.get(content, try_build)
+        if isinstance(kernel, tuple):
+            fallback, notes = kernel
+            diagnostics.note(notes)
+            return fallback
+        return cast("_Kernel", kernel)
 
     def close(self) -> None:
         """Drop all graphs."""
-        self._graphs.clear()
+        self._kernels.clear()
 
 
-def _close(graph: FusedGraph | _Refusal) -> None:
-    if isinstance(graph, ClientKernel):
-        graph.close()
+def _close(kernel: Kernel | _Refused) -> None:
+    if isinstance(kernel, ClientKernel):
+        kernel.close()

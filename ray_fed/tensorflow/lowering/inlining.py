@@ -1,8 +1,8 @@
 """Runs a body symbolically: copies what is ordinary, hands the rest to rules.
 
 A *rule* stands for an op of tf.data, or for a call or loop around such ops; it gives
-tensors, or *symbols* that only other rules understand (a sequence, an iterator). All
-other nodes are copied into the current graph as they are, many at a time.
+tensors, or *traced values* that only other rules understand: a sequence, an iterator.
+All other nodes are copied into the current graph as they are, many at a time.
 
     Batch -> Reduce -> Mul -> Call(f: Iterator...)    written
       rule    rule    copied   rule: f's body is run likewise
@@ -10,17 +10,11 @@ other nodes are copied into the current graph as they are, many at a time.
 Order of effects: a node waits for whatever stood for its control inputs, and the
 results of a function wait for everything that must have run in it.
 
-What stands for a value that is no tensor any more.
-
-The body of a graph or of a library function, in one notation.
-
-A GraphDef names the output of a node `node:1`, a FunctionDef `node:name:0`. A `Body` is
-written as the former, with its arguments and results by name.
-
-The functions of a graph: named alike in every process, and only those it needs.
-
-TensorFlow counts what it traces, so a function's name says how much the process traced
-before; random ops are numbered in the order of functions, which must not depend on it.
+A `Body` is the body of a graph or of a library function in one notation: a GraphDef
+names the output of a node `node:1`, a FunctionDef `node:name:0`; a body is written as
+the former, with its arguments and results by name. Functions are named alike in every
+process: TensorFlow counts what it traces, and random ops are numbered in the order of
+functions, which must not depend on that.
 """
 
 import collections
@@ -34,15 +28,18 @@ from tensorflow.python.framework import op_def_registry  # no public name
 
 import ray_fed.tensorflow.graphs.graph_message as graph_message
 import ray_fed.tensorflow.graphs.randomness as randomness
+from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.graphs.graph_message import (
     FunctionDef,
     GraphDef,
     NodeDef,
     TensorFlowMessage,
+    functions_of,
+    node_of,
 )
 
 
-class Symbol:
+class TracedValue:
     """A value that only rules understand.
 
     In a loop or branch it is carried as its `leaves`.
@@ -61,7 +58,7 @@ class Symbol:
         """Return the static shapes that the leaves have at any time."""
         return [leaf.shape for leaf in self.leaves()]
 
-    def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "Symbol":
+    def with_leaves(self, leaves: Sequence[tf.Tensor]) -> "TracedValue":
         """Return this with other tensors; itself where it has none."""
         del leaves
         return self
@@ -71,27 +68,15 @@ class Symbol:
         return other is self
 
 
-class Opaque(Symbol):
+class IgnoredResource(TracedValue):
     """A resource of tf.data that nothing lowered needs: a seed generator, a cache."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Serialised(Symbol):
+class SerializedDataset(TracedValue):
     """A sequence bound as the graph of its dataset; undone by DatasetFromGraph."""
 
-    sequence: Symbol
-
-
-class CannotLower(Exception):  # noqa: N818 (says what is so; never leaves the package)
-    """The computation runs as it was written.
-
-    Args:
-        reason: a few words: an op, or what about it.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    sequence: TracedValue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +94,6 @@ class Body:
     arguments: tuple[str, ...]
     results: tuple[str, ...]
     last: tuple[str, ...] = ()
-
-
-def node_of(source: str) -> str:
-    """Return the name of the node that an input comes from."""
-    return source.removeprefix("^").split(":")[0]
 
 
 def tensor_of(source: str) -> str:
@@ -170,9 +150,9 @@ def _call_of(function: FunctionDef) -> Body:
     last = (node.name,) if is_stateful(function) else ()
     node.op = "StatefulPartitionedCall" if last else "PartitionedCall"
     node.attr["f"].func.name = signature.name
-    node.attr["Tin"].list.type.extend(taken.type for taken in signature.input_arg)
-    node.attr["Tout"].list.type.extend(given.type for given in signature.output_arg)
-    arguments = tuple(f"{taken.name}:0" for taken in signature.input_arg)
+    node.attr["Tin"].list.type.extend(argument.type for argument in signature.input_arg)
+    node.attr["Tout"].list.type.extend(result.type for result in signature.output_arg)
+    arguments = tuple(f"{argument.name}:0" for argument in signature.input_arg)
     node.input.extend(arguments)
     results = tuple(f"{node.name}:{i}" for i in range(len(signature.output_arg)))
     return Body({node.name: node}, arguments, results, last)
@@ -200,45 +180,20 @@ def definition_of(node: NodeDef) -> Any:
     """Return the OpDef of a node."""
     definition = op_def_registry.get(node.op)
     if definition is None:
-        raise CannotLower(node.op)
+        raise Fallback(node.op)
     return definition
-
-
-def functions_of(node: NodeDef) -> Iterator[str]:
-    """Yield the names of the functions that a node calls."""
-    for _, value in sorted(node.attr.items()):
-        if value.HasField("func"):
-            yield value.func.name
-        for function in value.list.func:
-            yield function.name
 
 
 def needed(nodes: Mapping[str, NodeDef], roots: Iterable[str]) -> list[str]:
     """Return the names of the nodes that roots wait for, each after its inputs.
 
     Raises:
-        CannotLower: the nodes are in a loop of TensorFlow 1.
+        Fallback: the nodes are in a loop of TensorFlow 1.
     """
-    ordered: dict[str, None] = {}
-    entered: set[str] = set()
-    pending = [(name, False) for name in reversed(list(roots)) if name in nodes]
-    while pending:
-        name, is_done = pending.pop()
-        if is_done:
-            ordered[name] = None
-            continue
-        if name in entered:
-            continue
-        entered.add(name)
-        if nodes[name].op == "NextIteration":
-            raise CannotLower("NextIteration")
-        pending.append((name, True))
-        pending.extend(
-            (source, False)
-            for source in reversed([node_of(s) for s in nodes[name].input])
-            if source in nodes and source not in entered
-        )
-    return list(ordered)
+    names = [name for name in graph_message.reached(nodes, roots) if name in nodes]
+    if any(nodes[name].op == "NextIteration" for name in names):
+        raise Fallback("NextIteration")
+    return names
 
 
 _CALLS = frozenset(
@@ -267,11 +222,6 @@ def find_effects(message: TensorFlowMessage) -> str | None:
     return "a random op" if states.names or states.unkeyed else None
 
 
-def rename_functions(graph_def: GraphDef) -> None:
-    """Give the functions of a graph names that no tracing here can give again."""
-    _rename(graph_def, "written")
-
-
 def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> Any:
     """Return what a graph needs to run, with its functions.
 
@@ -293,7 +243,7 @@ def with_functions(graph_def: GraphDef, library: Any, kept: Sequence[str]) -> An
         for gradient in library.gradient
         if {gradient.function_name, gradient.gradient_func} <= set(called)
     )
-    _rename(built, "lowered")
+    graph_message.rename_functions(built, lambda _, index: f"lowered_{index}")
     return built
 
 
@@ -311,16 +261,7 @@ def called_functions(
     return list(called)
 
 
-def _rename(graph_def: GraphDef, prefix: str) -> None:
-    """Number the functions of a graph in the order in which they stand."""
-    names = {
-        function.signature.name: f"{prefix}_{index}"
-        for index, function in enumerate(graph_def.library.function)
-    }
-    graph_message.rename(graph_def, names)
-
-
-Value: TypeAlias = "tf.Tensor | Symbol"
+Value: TypeAlias = "tf.Tensor | TracedValue"
 Anchors: TypeAlias = "list[tf.Tensor | tf.Operation]"
 """What to wait for, in order to run after something; empty: it has no effects."""
 
@@ -404,7 +345,7 @@ class Inliner:
     def function(self, name: str) -> Any:
         """Return the FunctionDef of a name."""
         if name not in self._functions:
-            raise CannotLower(f"missing function {name}")
+            raise Fallback(f"missing function {name}")
         return self._functions[name]
 
     def _search(self, name: str) -> bool:
@@ -420,10 +361,10 @@ class Inliner:
         """Return the rule of an op.
 
         Raises:
-            CannotLower: it has none.
+            Fallback: it has none.
         """
         if op not in self._rules:
-            raise CannotLower(op)
+            raise Fallback(op)
         return self._rules[op]
 
     def call(
@@ -444,8 +385,8 @@ class Inliner:
             shapes: of its results, where known: then it may be called where it is
                 large, and not be copied.
         """
-        takes_symbol = any(isinstance(value, Symbol) for value in inputs)
-        if shapes is None or takes_symbol or not self._is_large(name):
+        takes_traced = any(isinstance(value, TracedValue) for value in inputs)
+        if shapes is None or takes_traced or not self._is_large(name):
             results, anchors = self.run(self._body(name), inputs, entry)
         else:
             results, anchors = self.run(_call_of(self.function(name)), inputs, entry)
@@ -506,15 +447,17 @@ class _Run:
         if done:
             with tf.control_dependencies(done):
                 results = [
-                    value if isinstance(value, Symbol) else tf.identity(value)
+                    value if isinstance(value, TracedValue) else tf.identity(value)
                     for value in results
                 ]
         return results, done
 
     def _visit(self, node: NodeDef) -> None:
         sources = [tensor_of(s) for s in node.input if not s.startswith("^")]
-        takes_symbol = any(isinstance(self._values.get(s), Symbol) for s in sources)
-        if not takes_symbol and not self._inliner.is_symbolic(node):
+        takes_traced = any(
+            isinstance(self._values.get(s), TracedValue) for s in sources
+        )
+        if not takes_traced and not self._inliner.is_symbolic(node):
             self._pending[node.name] = node
             return
         rule = self._inliner.rule_for(node.op)
@@ -528,7 +471,7 @@ class _Run:
             outputs = list(rule(site))
         for index, output in enumerate(outputs):
             self._values[f"{node.name}:{index}"] = output
-        tensors = [output for output in outputs if not isinstance(output, Symbol)]
+        tensors = [output for output in outputs if not isinstance(output, TracedValue)]
         self._anchors[node.name] = [*tensors[:1], *site.done]
 
     def _waits(self, names: Sequence[str]) -> Anchors:

@@ -1,11 +1,9 @@
 """Passes over a stream: all of it, in a loop; or up to the next element.
 
-Streams whose elements depend on the elements before, and what is made of them.
-
-Iterators and optionals: a pass over a stream whose state is carried along.
-
-The resource of an iterator becomes a symbol with the state of its pass. A rule that
-takes an element sets the state; loops and branches carry it as their variables.
+A stream is a sequence whose elements depend on the elements before. An iterator or an
+optional is a pass whose state is carried along: the resource of an iterator becomes a
+traced value with that state. A rule that takes an element sets the state; loops and
+branches carry it as their variables.
 """
 
 import contextlib
@@ -17,7 +15,13 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.tensorflow.lowering.sequences as sequences
-from ray_fed.tensorflow.lowering.inlining import CannotLower, Opaque, Rule, Site, Symbol
+from ray_fed.plan.plans import Fallback
+from ray_fed.tensorflow.lowering.inlining import (
+    IgnoredResource,
+    Rule,
+    Site,
+    TracedValue,
+)
 from ray_fed.tensorflow.lowering.sequences import (
     Function,
     Indexed,
@@ -172,7 +176,7 @@ def reduce(
     """
     state = list(initial)
     effects: list[tf.Operation] = []
-    for part in stream.alike():
+    for part in stream.split_by_shape():
         count = part.num_elements() if isinstance(part, Indexed) else None
         if (
             isinstance(part, Indexed)
@@ -207,7 +211,7 @@ def _unroll(
     effects: list[tf.Operation],
 ) -> list[tf.Tensor]:
     if count > _UNROLLED:
-        raise CannotLower(f"more than {_UNROLLED} elements without a loop")
+        raise Fallback(f"more than {_UNROLLED} elements without a loop")
     state = list(initial)
     drawn = sequence.draw(None)
     for index in range(count):
@@ -231,12 +235,12 @@ def _reduce(
     @tf.autograph.experimental.do_not_convert
     def body(position: Any, carried: Any) -> Any:
         step = stream.advance(position)
-        taken = where_emitted(
+        following = where_emitted(
             step,
             lambda: function([*carried, *step.element]),
             lambda: [*carried],
         )
-        return step.state, tuple(taken)
+        return step.state, tuple(following)
 
     position = stream.begin()
     _, results = tf.while_loop(
@@ -259,36 +263,36 @@ def pull(stream: Stream, state: Any) -> Step:
             step = stream.advance(state)
             return [*tf.nest.flatten(step.state), *step.element]
 
-        found = choose(ready, advance, lambda: [*flat, *blank(stream.specs)])
-        after = tf.nest.pack_sequence_as(state, found[: len(flat)])
-        return Step(ready, after, shaped(found[len(flat) :], stream.specs))
+        chosen = choose(ready, advance, lambda: [*flat, *blank(stream.specs)])
+        after = tf.nest.pack_sequence_as(state, chosen[: len(flat)])
+        return Step(ready, after, shaped(chosen[len(flat) :], stream.specs))
     return _search(stream, state)
 
 
 def _search(stream: Stream, state: Any) -> Step:
     @tf.autograph.experimental.do_not_convert
-    def goes_on(found: Any, state: Any, element: Any) -> tf.Tensor:
+    def goes_on(emitted: Any, state: Any, element: Any) -> tf.Tensor:
         del element
-        return ~found & stream.is_ready(state)
+        return ~emitted & stream.is_ready(state)
 
     @tf.autograph.experimental.do_not_convert
-    def body(found: Any, state: Any, element: Any) -> Any:
-        del found, element
+    def body(emitted: Any, state: Any, element: Any) -> Any:
+        del emitted, element
         step = stream.advance(state)
         return step.emitted, step.state, tuple(step.element)
 
     shapes = tuple(spec.shape for spec in stream.specs)
-    found, state, element = tf.while_loop(
+    emitted, state, element = tf.while_loop(
         goes_on,
         body,
         (tf.zeros([], tf.bool), state, tuple(blank(stream.specs))),
         (tf.TensorShape([]), stream.invariants(state), shapes),
         parallel_iterations=1,
     )
-    return Step(found, state, list(element))
+    return Step(emitted, state, list(element))
 
 
-class Iterator(Symbol):
+class Iterator(TracedValue):
     """A pass over a stream that goes on where it stopped.
 
     Attributes:
@@ -313,14 +317,14 @@ class Iterator(Symbol):
     def start(self, stream: sequences.Stream) -> None:
         """Begin a pass."""
         if self._is_carried:
-            raise CannotLower("an iterator made anew in a loop or branch")
+            raise Fallback("an iterator made anew in a loop or branch")
         self.stream = stream
         self.state = stream.begin()
 
     def opened(self) -> sequences.Stream:
         """Return the stream of an iterator that was made."""
         if self.stream is None:
-            raise CannotLower("an iterator that was never made")
+            raise Fallback("an iterator that was never made")
         return self.stream
 
     @override
@@ -360,7 +364,7 @@ def _flat_shapes(state: Any, shapes: Any) -> list[tf.TensorShape]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Optional(Symbol):
+class Optional(TracedValue):
     """An element, or none.
 
     Attributes:
@@ -393,13 +397,13 @@ class Optional(Symbol):
 
 def _new_iterator(site: Site) -> list[Any]:
     outputs = 1 if site.node.op == "AnonymousIteratorV3" else 2
-    return [Iterator(), Opaque()][:outputs]
+    return [Iterator(), IgnoredResource()][:outputs]
 
 
 def _make(site: Site) -> list[Any]:
     stream, iterator = site.inputs
     if not isinstance(stream, sequences.Stream) or not isinstance(iterator, Iterator):
-        raise CannotLower("an iterator from elsewhere")
+        raise Fallback("an iterator from elsewhere")
     iterator.start(stream)
     return []
 
@@ -407,7 +411,7 @@ def _make(site: Site) -> list[Any]:
 def _iterator(site: Site) -> Iterator:
     [iterator] = site.inputs
     if not isinstance(iterator, Iterator):
-        raise CannotLower("an iterator from elsewhere")
+        raise Fallback("an iterator from elsewhere")
     return iterator
 
 
@@ -435,7 +439,7 @@ def _get_optional(site: Site) -> list[Any]:
 def _optional(site: Site) -> Optional:
     [optional] = site.inputs
     if not isinstance(optional, Optional):
-        raise CannotLower("an optional from elsewhere")
+        raise Fallback("an optional from elsewhere")
     return optional
 
 

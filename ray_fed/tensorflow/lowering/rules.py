@@ -1,13 +1,8 @@
 """Which ops of tf.data and of control flow are lowered, and to what.
 
-Functions of a dataset's node: what they do, inlined or only looked at.
-
-Rules for datasets: each becomes a sequence, and what reads one a loop.
-
-Rules for calls, branches and loops around what is of tf.data.
-
-A symbol goes in as its leaves and comes out as the same symbol with other leaves; an
-iterator is moved on by what happened inside.
+A dataset becomes a sequence, and what reads one a loop. Calls, branches and loops
+around what is of tf.data are run likewise: a traced value goes in as its leaves and
+comes out as itself with other leaves; an iterator is moved on by what happened inside.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +10,20 @@ from typing import Any, cast
 
 import tensorflow as tf
 
+import ray_fed.tensorflow.graphs.graph_message as graph_message
+import ray_fed.tensorflow.graphs.randomness as randomness
 import ray_fed.tensorflow.lowering.inlining as inlining
 import ray_fed.tensorflow.lowering.passes as passes
 import ray_fed.tensorflow.lowering.sequences as sequences
+from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.graphs.graph_message import FunctionDef, NodeDef
 from ray_fed.tensorflow.lowering.inlining import (
-    CannotLower,
+    IgnoredResource,
     Inliner,
-    Opaque,
     Rule,
-    Serialised,
+    SerializedDataset,
     Site,
-    Symbol,
+    TracedValue,
 )
 from ray_fed.tensorflow.lowering.passes import Iterator
 from ray_fed.tensorflow.lowering.sequences import Function, Indexed, Traits
@@ -35,9 +32,6 @@ _READS = frozenset(
     {"ReadVariableOp", "ResourceGather", "VarHandleOp", "LookupTableFindV2"}
 )
 """Stateful to TensorFlow, but asked twice they say the same."""
-_DRAWS = ("Random", "StatefulUniform", "StatefulStandard", "StatefulTruncated",
-          "NonDeterministicInts", "Multinomial", "TruncatedNormal")  # fmt: skip
-
 
 _UNKNOWN: Any = tf.TensorShape(cast("Any", None))
 
@@ -71,15 +65,15 @@ def inlined(
         shapes: of the function's results, where known.
     """
     name = site.node.attr[attribute].func.name
-    if any(isinstance(value, Symbol) and value.moves for value in captured):
-        raise CannotLower(f"{site.node.op} that takes from an iterator")
+    if any(isinstance(value, TracedValue) and value.moves for value in captured):
+        raise Fallback(f"{site.node.op} that takes from an iterator")
 
     def run(inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         entry = inputs if in_order else ()
-        given = [*inputs, *captured]
-        results = site.inliner.call(name, given, entry, shapes=shapes)
-        if any(isinstance(result, Symbol) for result in results):
-            raise CannotLower(f"{site.node.op} of datasets")
+        arguments = [*inputs, *captured]
+        results = site.inliner.call(name, arguments, entry, shapes=shapes)
+        if any(isinstance(result, TracedValue) for result in results):
+            raise Fallback(f"{site.node.op} of datasets")
         return results
 
     return run
@@ -91,10 +85,10 @@ def traits_of(inliner: Inliner, name: str) -> Traits:
     for node in inliner.function(name).node_def:
         if node.op in _READS:
             continue
-        if any(part in node.op for part in _DRAWS):
+        if randomness.differs_by_call(node.op):
             traits = traits & Traits(repeatable=False)
             continue
-        called = list(inlining.functions_of(node))
+        called = list(graph_message.functions_of(node))
         for function in called:
             traits = traits & traits_of(inliner, function)
         if not called and inlining.definition_of(node).is_stateful:
@@ -107,15 +101,15 @@ def selected(function: FunctionDef, num_components: int) -> list[int] | None:
     body = inlining.of_function(function)
     if body.last:
         return None
-    taken = {name: index for index, name in enumerate(body.arguments)}
+    indices = {name: index for index, name in enumerate(body.arguments)}
     positions: list[int] = []
     for result in body.results:
-        while result not in taken:
-            node = body.nodes[inlining.node_of(result)]
+        while result not in indices:
+            node = body.nodes[graph_message.node_of(result)]
             if node.op != "Identity" or len(node.input) != 1:
                 return None
             result = inlining.tensor_of(node.input[0])  # noqa: PLW2901 (follows the chain)
-        positions.append(taken[result])
+        positions.append(indices[result])
     return positions if all(p < num_components for p in positions) else None
 
 
@@ -133,14 +127,14 @@ def argument_shapes(site: Site, attribute: str, count: int) -> list[tf.TensorSha
 def _stream(site: Site, position: int = 0) -> sequences.Stream:
     value = site.inputs[position]
     if not isinstance(value, sequences.Stream):
-        raise CannotLower(f"{site.node.op} of a dataset from elsewhere")
+        raise Fallback(f"{site.node.op} of a dataset from elsewhere")
     return value
 
 
 def _indexed(site: Site, position: int = 0) -> Indexed:
     value = _stream(site, position)
     if not isinstance(value, Indexed):
-        raise CannotLower(f"{site.node.op} after a scan or take_while")
+        raise Fallback(f"{site.node.op} after a scan or take_while")
     return value
 
 
@@ -167,7 +161,7 @@ def _batch(site: Site) -> list[Any]:
     if site.node.op != "BatchDataset":
         drop_remainder = site.inputs[-1]
     if inner.traits.effects and sequences.static(drop_remainder) != 0:
-        raise CannotLower("elements with effects, some dropped")
+        raise Fallback("elements with effects, some dropped")
     specs = specs_of(site.node)
     return [sequences.Batched(inner, size, drop_remainder, specs)]
 
@@ -199,7 +193,7 @@ def _filter(site: Site) -> list[Any]:
     inner = _indexed(site)
     name = site.node.attr["predicate"].func.name
     if traits_of(site.inliner, name) != Traits():
-        raise CannotLower("a filter that draws or has effects")
+        raise Fallback("a filter that draws or has effects")
     predicate = inlined(site, "predicate", site.inputs[1:], in_order=False)
     return [sequences.Filtered(inner, predicate)]
 
@@ -207,33 +201,35 @@ def _filter(site: Site) -> list[Any]:
 def _zip(site: Site) -> list[Any]:
     inners = [_indexed(site, position) for position in range(len(site.inputs))]
     if any(inner.traits.effects for inner in inners):
-        raise CannotLower("elements with effects, zipped")
+        raise Fallback("elements with effects, zipped")
     return [sequences.Zipped(inners)]
 
 
 def _range(site: Site) -> list[Any]:
     [spec] = specs_of(site.node)
     start, stop, step = site.inputs
-    return [sequences.Counted(spec, start, stop, step)]
+    return [sequences.RangeSequence(spec, start, stop, step)]
 
 
 def _tensor_slices(site: Site) -> list[Any]:
     columns = [(tensor, None) for tensor in site.inputs]
     length = tf.shape(site.inputs[0], tf.int64)[0]
-    return [sequences.Laid(specs_of(site.node), columns, length)]
+    return [sequences.InMemorySequence(specs_of(site.node), columns, length)]
 
 
 def _tensors(site: Site) -> list[Any]:
     columns = [(tensor[tf.newaxis], None) for tensor in site.inputs]
-    return [sequences.Laid(specs_of(site.node), columns, tf.ones([], tf.int64))]
+    return [
+        sequences.InMemorySequence(specs_of(site.node), columns, tf.ones([], tf.int64))
+    ]
 
 
 def _cache(site: Site) -> list[Any]:
     inner = _indexed(site)
     if tf.get_static_value(site.inputs[1]) != b"":
-        raise CannotLower("a cache in a file")
+        raise Fallback("a cache in a file")
     if inner.traits.shuffled or not inner.traits.repeatable:
-        raise CannotLower("a cache of random elements, or of elements with effects")
+        raise Fallback("a cache of random elements, or of elements with effects")
     return [inner]
 
 
@@ -270,14 +266,14 @@ def _same(site: Site) -> list[Any]:
 
 def _deserialise(site: Site) -> list[Any]:
     [value] = site.inputs
-    if not isinstance(value, Serialised):
-        raise CannotLower("a dataset from elsewhere")
+    if not isinstance(value, SerializedDataset):
+        raise Fallback("a dataset from elsewhere")
     return [value.sequence]
 
 
 def _opaque(site: Site) -> list[Any]:
     outputs = len(inlining.definition_of(site.node).output_arg)
-    return [Opaque() for _ in range(outputs)]
+    return [IgnoredResource() for _ in range(outputs)]
 
 
 PIPELINES: Mapping[str, Rule] = {
@@ -316,14 +312,14 @@ PIPELINES: Mapping[str, Rule] = {
 
 
 def _leaves(values: Sequence[Any]) -> list[tf.Tensor]:
-    """Return the tensors of values, those of one symbol once."""
-    taken: set[int] = set()
+    """Return the tensors of values, those of one traced value once."""
+    seen: set[int] = set()
     leaves: list[tf.Tensor] = []
     for value in values:
-        if not isinstance(value, Symbol):
+        if not isinstance(value, TracedValue):
             leaves.append(value)
-        elif id(value) not in taken:
-            taken.add(id(value))
+        elif id(value) not in seen:
+            seen.add(id(value))
             leaves.extend(value.leaves())
     return leaves
 
@@ -331,10 +327,10 @@ def _leaves(values: Sequence[Any]) -> list[tf.Tensor]:
 def _rebuilt(values: Sequence[Any], leaves: Sequence[tf.Tensor]) -> list[Any]:
     """Return the values with other tensors, as `_leaves` gives them."""
     left = list(leaves)
-    made: dict[int, Symbol] = {}
+    made: dict[int, TracedValue] = {}
     rebuilt: list[Any] = []
     for value in values:
-        if not isinstance(value, Symbol):
+        if not isinstance(value, TracedValue):
             rebuilt.append(left.pop(0))
             continue
         if id(value) not in made:
@@ -346,8 +342,8 @@ def _rebuilt(values: Sequence[Any], leaves: Sequence[tf.Tensor]) -> list[Any]:
 
 
 def _iterators(values: Sequence[Any]) -> list[Iterator]:
-    found = {id(value): value for value in values if isinstance(value, Iterator)}
-    return list(found.values())
+    by_id = {id(value): value for value in values if isinstance(value, Iterator)}
+    return list(by_id.values())
 
 
 def _move_on(iterators: Sequence[Iterator], leaves: Sequence[tf.Tensor]) -> None:
@@ -364,8 +360,8 @@ def _call(site: Site) -> list[Any]:
 
 def _if(site: Site) -> list[Any]:
     condition, *inputs = site.inputs
-    if isinstance(condition, Symbol) or condition.dtype != tf.bool:
-        raise CannotLower("a branch on what is no bool")
+    if isinstance(condition, TracedValue) or condition.dtype != tf.bool:
+        raise Fallback("a branch on what is no bool")
     results: list[list[Any]] = []
 
     def branch(attribute: str) -> list[tf.Tensor]:
@@ -399,25 +395,25 @@ def _outside(
     """Return what an inner body gave as values here; iterators are those given in."""
     rebuilt = iter(_rebuilt(_without_iterators(outputs), leaves))
     iterators = _iterators(inputs)
-    found: list[Any] = []
+    results: list[Any] = []
     for output in outputs:
         if not isinstance(output, Iterator):
-            found.append(next(rebuilt))
+            results.append(next(rebuilt))
             continue
         matching = [iterator for iterator in iterators if iterator.is_like(output)]
         if not matching:
-            raise CannotLower("an iterator that leaves a loop or branch")
-        found.append(matching[0])
-    return found
+            raise Fallback("an iterator that leaves a loop or branch")
+        results.append(matching[0])
+    return results
 
 
 def _check_alike(first: Sequence[Any], second: Sequence[Any], where: str) -> None:
     for one, other in zip(first, second, strict=True):
-        is_tensor = not isinstance(one, Symbol)
-        if is_tensor if isinstance(other, Symbol) else not is_tensor:
-            raise CannotLower(f"{where} that changes a dataset")
-        if isinstance(one, Symbol) and not one.is_like(other):
-            raise CannotLower(f"{where} that changes a dataset")
+        is_tensor = not isinstance(one, TracedValue)
+        if is_tensor if isinstance(other, TracedValue) else not is_tensor:
+            raise Fallback(f"{where} that changes a dataset")
+        if isinstance(one, TracedValue) and not one.is_like(other):
+            raise Fallback(f"{where} that changes a dataset")
 
 
 def _while(site: Site) -> list[Any]:
@@ -430,8 +426,9 @@ def _while(site: Site) -> list[Any]:
         name = site.node.attr["cond"].func.name
         [condition] = site.inliner.call(name, inner)
         after = _leaves(_iterators(inner))
+        # A condition gives a bool alone: it cannot carry on an iterator that it moved.
         if any(x is not y for x, y in zip(before, after, strict=True)):
-            raise CannotLower("a loop whose condition takes from an iterator")
+            raise Fallback("a loop whose condition takes from an iterator")
         return condition
 
     @tf.autograph.experimental.do_not_convert
@@ -450,6 +447,7 @@ def _while(site: Site) -> list[Any]:
         _shapes(site, inputs),
         parallel_iterations=parallel or 10,
     )
+    # An iterator is one object for all that read it, so it is moved, not replaced.
     for value, rebuilt in zip(inputs, _rebuilt(inputs, results), strict=True):
         if isinstance(value, Iterator):
             value.take(rebuilt.leaves())
@@ -461,14 +459,14 @@ def _while(site: Site) -> list[Any]:
 def _shapes(site: Site, inputs: Sequence[Any]) -> list[tf.TensorShape]:
     """Return the shapes of leaves at any time."""
     declared = site.node.attr["output_shapes"].list.shape
-    taken: set[int] = set()
+    seen: set[int] = set()
     shapes: list[tf.TensorShape] = []
     for index, value in enumerate(inputs):
-        if not isinstance(value, Symbol):
+        if not isinstance(value, TracedValue):
             known = index < len(declared)
             shapes.append(tf.TensorShape(declared[index]) if known else value.shape)
-        elif id(value) not in taken:
-            taken.add(id(value))
+        elif id(value) not in seen:
+            seen.add(id(value))
             shapes.extend(value.shapes())
     return shapes
 

@@ -1,33 +1,23 @@
 """Sequences over tensors: what each of them is, and how a pass goes over it.
 
-Sequences that are passed from the front to the end, and what passes over them.
-
-A pass is a state, a nest of tensors. `advance` takes one that is ready to the next, and
-usually gives an element; a `take_while` that has seen enough gives none.
+A sequence is passed from the front to the end. A pass is a state, a nest of tensors.
+`advance` takes one that is ready to the next, and usually gives an element; a
+`take_while` that has seen enough gives none.
 
     state = begin();  while is_ready(state):  emitted?, state, element = advance(state)
 
-Sequences whose elements are functions of an index, and of what a pass has drawn.
-
-A pass over a sequence begins by drawing (the order of a shuffle, for one): `draw` gives
-tensors, which every other method takes. Without shuffles there are none.
+Most have elements that are functions of an index, and of what a pass has drawn: `draw`
+gives tensors, which every other method takes (the order of a shuffle, for one). Without
+shuffles there are none.
 
     batch(k) of map(f) of a parameter:   element(i) = stack(f(rows[j]) for j in i*k...)
 
-Sequences that are there at once: a parameter's rows, tensors, a range of numbers.
-
-Sequences that are another one's elements at other indices.
-
-Sequences made of the elements of others, in the same order.
-
-Sequences in another order on each pass, distributed as tf.data's buffer makes it.
-
-A buffer of `b` elements gives a random one and takes the next in its place; at the end
-what is left comes out in a random order. So step `j` gives what went last into the slot
-that it chose, which was the slot's first element or came in after the step that chose
-the slot before: a sort by slots finds it, with no loop over elements.
-
-The draws are random ops of the graph, so they are keyed when the graph is loaded.
+A shuffle has the distribution of tf.data's buffer. A buffer of `b` elements gives a
+random one and takes the next in its place; at the end what is left comes out in a
+random order. So step `j` gives what went last into the slot that it chose, which was
+the slot's first element or came in after the step that chose the slot before: a sort by
+slots finds it, with no loop over elements. The draws are random ops of the graph, so
+they are keyed when the graph is loaded.
 """
 
 import abc
@@ -38,7 +28,8 @@ from typing import Any, TypeAlias, cast
 import tensorflow as tf
 from typing_extensions import override
 
-from ray_fed.tensorflow.lowering.inlining import CannotLower, Symbol
+from ray_fed.plan.plans import Fallback
+from ray_fed.tensorflow.lowering.inlining import TracedValue
 
 Function: TypeAlias = Callable[["list[tf.Tensor]"], "list[tf.Tensor]"]
 """From tensors to tensors, in the current graph."""
@@ -59,7 +50,7 @@ class Step:
     element: list[tf.Tensor]
 
 
-class Stream(Symbol, abc.ABC):
+class Stream(TracedValue, abc.ABC):
     """A sequence, as far as a pass over it needs.
 
     Args:
@@ -88,7 +79,7 @@ class Stream(Symbol, abc.ABC):
     def advance(self, state: Any) -> Step:
         """Take the next step of a pass that is ready."""
 
-    def alike(self) -> "Sequence[Stream]":
+    def split_by_shape(self) -> "Sequence[Stream]":
         """Return streams that give the same elements, one after another.
 
         In each of them all elements are of one shape, as far as can be known.
@@ -134,7 +125,7 @@ def choose(
 def blank(specs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
     """Return an element in the place of none."""
     if any(spec.dtype == tf.variant for spec in specs):
-        raise CannotLower("an element of variants that there may not be")
+        raise Fallback("an element of variants that there may not be")
     return [tf.zeros(_blank_shape(spec.shape), spec.dtype) for spec in specs]
 
 
@@ -224,7 +215,7 @@ class Indexed(Stream, abc.ABC):
     def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
         """Return the elements at indices, i64[n] with n > 0, stacked."""
         if any(spec.dtype == tf.variant for spec in self.specs):
-            raise CannotLower("a batch of variants")
+            raise Fallback("a batch of variants")
 
         @tf.autograph.experimental.do_not_convert
         def at(index: tf.Tensor) -> Element:
@@ -268,7 +259,7 @@ class Indexed(Stream, abc.ABC):
         return Step(None, (index + 1, length, drawn), element)
 
 
-class Laid(Indexed):
+class InMemorySequence(Indexed):
     """The elements of a parameter, or of tensors, laid as `ColumnarSequence` are.
 
     Args:
@@ -288,7 +279,6 @@ class Laid(Indexed):
     ) -> None:
         super().__init__(specs, Traits())
         self._num_elements = num_elements
-        self.unrolled = False
         self._columns = columns
         self._length = length
         self._is_stacked = all(splits is None for _, splits in columns)
@@ -342,7 +332,7 @@ class Laid(Indexed):
         ]
 
 
-class Counted(Indexed):
+class RangeSequence(Indexed):
     """The numbers of a range.
 
     Args:
@@ -375,28 +365,43 @@ class Counted(Indexed):
         return self.element(drawn, indices)
 
 
-class Reindexed(Indexed, abc.ABC):
-    """Elements of another sequence.
+class Derived(Indexed, abc.ABC):
+    """A sequence made of another; unless it says so, drawn as that is, and as long.
 
     Args:
-        inner: where the elements are.
+        inner: the other.
+        specs: of an element's components.
         traits: of this sequence.
     """
 
-    def __init__(self, inner: Indexed, traits: Traits) -> None:
-        super().__init__(inner.specs, traits)
+    def __init__(
+        self, inner: Indexed, specs: Sequence[tf.TensorSpec], traits: Traits
+    ) -> None:
+        super().__init__(specs, traits)
         self._inner = inner
 
-    @abc.abstractmethod
-    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
-        """Return the index in `inner` of an index here, or of each of several."""
-
     def _drawn_inside(self, drawn: Drawn) -> Drawn:
+        """Return what `inner` drew, of what this drew."""
         return drawn
 
     @override
     def draw(self, limit: tf.Tensor | None) -> Drawn:
         return self._inner.draw(limit)
+
+    @override
+    def length(self, drawn: Drawn) -> tf.Tensor:
+        return self._inner.length(self._drawn_inside(drawn))
+
+
+class Reindexed(Derived, abc.ABC):
+    """Elements of another sequence."""
+
+    def __init__(self, inner: Indexed, traits: Traits) -> None:
+        super().__init__(inner, inner.specs, traits)
+
+    @abc.abstractmethod
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        """Return the index in `inner` of an index here, or of each of several."""
 
     @override
     def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
@@ -407,6 +412,18 @@ class Reindexed(Indexed, abc.ABC):
     def gather(self, drawn: Drawn, indices: tf.Tensor) -> Element:
         inside = self._drawn_inside(drawn)
         return self._inner.gather(inside, self._index(drawn, indices))
+
+
+class Chosen(Reindexed):
+    """Elements by indices that a pass draws: it draws (what `inner` does, indices)."""
+
+    @override
+    def _drawn_inside(self, drawn: Drawn) -> Drawn:
+        return drawn[0]
+
+    @override
+    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
+        return tf.gather(drawn[1], index)
 
 
 class Taken(Reindexed):
@@ -425,8 +442,8 @@ class Taken(Reindexed):
     def draw(self, limit: tf.Tensor | None) -> Drawn:
         if not self._ends:
             return self._inner.draw(limit)
-        taken = self._count if limit is None else tf.minimum(limit, self._count)
-        return self._inner.draw(taken)
+        count = self._count if limit is None else tf.minimum(limit, self._count)
+        return self._inner.draw(count)
 
     @override
     def length(self, drawn: Drawn) -> tf.Tensor:
@@ -514,7 +531,7 @@ class Repeated(Reindexed):
         return tf.math.floormod(index, self._inner.length(drawn))
 
 
-class Filtered(Reindexed):
+class Filtered(Chosen):
     """The elements for which a predicate is true.
 
     Args:
@@ -525,7 +542,7 @@ class Filtered(Reindexed):
     def __init__(self, inner: Indexed, predicate: Callable[[Element], Element]) -> None:
         check_pure(inner, "filtered")
         if not (inner.traits.repeatable and inner.traits.bounded):
-            raise CannotLower("a filter of random or endless elements")
+            raise Fallback("a filter of random or endless elements")
         steady = inner.traits.steady and not inner.traits.shuffled
         super().__init__(inner, dataclasses.replace(inner.traits, steady=steady))
         self._predicate = predicate
@@ -546,16 +563,8 @@ class Filtered(Reindexed):
         return drawn, tf.where(mask)[:, 0]
 
     @override
-    def _drawn_inside(self, drawn: Drawn) -> Drawn:
-        return drawn[0]
-
-    @override
     def length(self, drawn: Drawn) -> tf.Tensor:
         return tf.size(drawn[1], tf.int64)
-
-    @override
-    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
-        return tf.gather(drawn[1], index)
 
 
 def static(tensor: tf.Tensor) -> int | None:
@@ -567,7 +576,7 @@ def static(tensor: tf.Tensor) -> int | None:
 def check_pure(inner: Indexed, what: str) -> None:
     """Refuse elements with effects where not each is asked for, once and in order."""
     if inner.traits.effects:
-        raise CannotLower(f"elements with effects, {what}")
+        raise Fallback(f"elements with effects, {what}")
 
 
 def repeated_traits(inner: Indexed, count: tf.Tensor) -> Traits:
@@ -583,7 +592,30 @@ def repeated_length(length: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     return tf.where(is_endless, ENDLESS, length * tf.maximum(count, 0))
 
 
-class Mapped(Indexed):
+class ByElement(Derived, abc.ABC):
+    """A sequence with an element for each of another."""
+
+    def __init__(
+        self, inner: Indexed, specs: Sequence[tf.TensorSpec], traits: Traits
+    ) -> None:
+        super().__init__(inner, specs, traits)
+        self.unrolled = inner.unrolled
+
+    @abc.abstractmethod
+    def _made_of(self, inner: Indexed) -> Indexed:
+        """Return what is made of some of the other's elements."""
+
+    @override
+    def num_elements(self) -> int | None:
+        return self._inner.num_elements()
+
+    @override
+    def split_by_shape(self) -> "Sequence[Stream]":
+        parts = self._inner.split_by_shape()
+        return [self._made_of(part) for part in parts if isinstance(part, Indexed)]
+
+
+class Mapped(ByElement):
     """The results of a function of elements.
 
     Args:
@@ -600,27 +632,12 @@ class Mapped(Indexed):
         specs: Sequence[tf.TensorSpec],
         traits: Traits,
     ) -> None:
-        super().__init__(specs, inner.traits & traits)
-        self._inner = inner
-        self.unrolled = inner.unrolled
+        super().__init__(inner, specs, inner.traits & traits)
         self._function = function
 
     @override
-    def num_elements(self) -> int | None:
-        return self._inner.num_elements()
-
-    @override
-    def alike(self) -> "Sequence[Stream]":
-        parts = [part for part in self._inner.alike() if isinstance(part, Indexed)]
-        return [Mapped(p, self._function, self.specs, self.traits) for p in parts]
-
-    @override
-    def draw(self, limit: tf.Tensor | None) -> Drawn:
-        return self._inner.draw(limit)
-
-    @override
-    def length(self, drawn: Drawn) -> tf.Tensor:
-        return self._inner.length(drawn)
+    def _made_of(self, inner: Indexed) -> Indexed:
+        return Mapped(inner, self._function, self.specs, self.traits)
 
     @override
     def element(self, drawn: Drawn, index: tf.Tensor) -> Element:
@@ -628,7 +645,7 @@ class Mapped(Indexed):
         return self._function(shaped(inner.element(drawn, index), inner.specs))
 
 
-class Selected(Indexed):
+class Selected(ByElement):
     """Components of elements, by position, each any number of times.
 
     Args:
@@ -637,27 +654,12 @@ class Selected(Indexed):
     """
 
     def __init__(self, inner: Indexed, positions: Sequence[int]) -> None:
-        super().__init__([inner.specs[p] for p in positions], inner.traits)
-        self._inner = inner
-        self.unrolled = inner.unrolled
+        super().__init__(inner, [inner.specs[p] for p in positions], inner.traits)
         self._positions = positions
 
     @override
-    def num_elements(self) -> int | None:
-        return self._inner.num_elements()
-
-    @override
-    def alike(self) -> "Sequence[Stream]":
-        parts = [part for part in self._inner.alike() if isinstance(part, Indexed)]
-        return [Selected(part, self._positions) for part in parts]
-
-    @override
-    def draw(self, limit: tf.Tensor | None) -> Drawn:
-        return self._inner.draw(limit)
-
-    @override
-    def length(self, drawn: Drawn) -> tf.Tensor:
-        return self._inner.length(drawn)
+    def _made_of(self, inner: Indexed) -> Indexed:
+        return Selected(inner, self._positions)
 
     def _select(self, element: Element) -> Element:
         return [element[position] for position in self._positions]
@@ -679,7 +681,7 @@ class Selected(Indexed):
         return self._select(self._inner.block(drawn, start, size))
 
 
-class Batched(Indexed):
+class Batched(Derived):
     """Elements stacked, `size` at a time.
 
     Args:
@@ -696,8 +698,7 @@ class Batched(Indexed):
         drop_remainder: tf.Tensor,
         specs: Sequence[tf.TensorSpec],
     ) -> None:
-        super().__init__(specs, inner.traits)
-        self._inner = inner
+        super().__init__(inner, specs, inner.traits)
         self.unrolled = inner.unrolled
         self._size = size
         self._drop_remainder = drop_remainder
@@ -716,7 +717,7 @@ class Batched(Indexed):
         return None if known is None else known[0] + (known[1] > 0)
 
     @override
-    def alike(self) -> "Sequence[Stream]":
+    def split_by_shape(self) -> "Sequence[Stream]":
         known = self._known()
         if known is None or known[1] == 0:
             return [self]
@@ -751,7 +752,7 @@ class Batched(Indexed):
         return self._inner.span(drawn, start, stop)
 
 
-class Ending(Indexed):
+class Ending(Derived):
     """One batch, of the last elements.
 
     Args:
@@ -764,8 +765,7 @@ class Ending(Indexed):
     def __init__(
         self, inner: Indexed, start: int, size: int, specs: Sequence[tf.TensorSpec]
     ) -> None:
-        super().__init__(specs, inner.traits)
-        self._inner = inner
+        super().__init__(inner, specs, inner.traits)
         self._start, self._size = start, size
 
     @override
@@ -847,14 +847,14 @@ def draw_order(length: tf.Tensor, buffer: tf.Tensor, limit: tf.Tensor) -> tf.Ten
         [[True], tf.not_equal(sorted_slots[1:], sorted_slots[:-1])], 0
     )[:steps]
     before = tf.concat([[0], arrivals[:-1]], 0)[:steps]
-    given = tf.where(is_first, sorted_slots, before)
-    given = tf.gather(given, tf.math.invert_permutation(by_slot))
+    order = tf.where(is_first, sorted_slots, before)
+    order = tf.gather(order, tf.math.invert_permutation(by_slot))
     last: Any = tf.math.unsorted_segment_max(tf.range(steps) + buffer, slots, buffer)
     left = tf.random.shuffle(tf.maximum(last, tf.range(buffer)))
-    return tf.concat([given, left[: asked - steps]], 0)
+    return tf.concat([order, left[: asked - steps]], 0)
 
 
-class Shuffled(Reindexed):
+class Shuffled(Chosen):
     """Elements in an order that each pass draws.
 
     Args:
@@ -865,7 +865,7 @@ class Shuffled(Reindexed):
     def __init__(self, inner: Indexed, buffer: tf.Tensor) -> None:
         check_pure(inner, "shuffled")
         if static(buffer) == 0:
-            raise CannotLower("a shuffle of no buffer")
+            raise Fallback("a shuffle of no buffer")
         super().__init__(inner, dataclasses.replace(inner.traits, shuffled=True))
         self.inner = inner
         self.buffer = buffer
@@ -873,7 +873,7 @@ class Shuffled(Reindexed):
     @override
     def draw(self, limit: tf.Tensor | None) -> Drawn:
         if limit is None and not self.inner.traits.bounded:
-            raise CannotLower("an endless shuffle")
+            raise Fallback("an endless shuffle")
         ahead = None
         if limit is not None and (static(self.buffer) or 0) > 0:
             ahead = limit + self.buffer
@@ -882,18 +882,6 @@ class Shuffled(Reindexed):
         order = draw_order(length, self.buffer, length if limit is None else limit)
         return drawn, order
 
-    @override
-    def _drawn_inside(self, drawn: Drawn) -> Drawn:
-        return drawn[0]
-
-    @override
-    def length(self, drawn: Drawn) -> tf.Tensor:
-        return self.inner.length(drawn[0])
-
-    @override
-    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
-        return tf.gather(drawn[1], index)
-
 
 class FixedOrder(Reindexed):
     """Elements in an order that is drawn once, where the sequence is made."""
@@ -901,14 +889,10 @@ class FixedOrder(Reindexed):
     def __init__(self, inner: Indexed, buffer: tf.Tensor) -> None:
         check_pure(inner, "shuffled")
         if not inner.traits.bounded or inner.traits.shuffled or static(buffer) == 0:
-            raise CannotLower("a shuffle in one order of what has none")
+            raise Fallback("a shuffle in one order of what has none")
         super().__init__(inner, inner.traits)
         length = inner.length(inner.draw(None))
         self._order = draw_order(length, buffer, length)
-
-    @override
-    def length(self, drawn: Drawn) -> tf.Tensor:
-        return self._inner.length(drawn)
 
     @override
     def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
@@ -926,7 +910,7 @@ class _Epochs:
         """Return how many times to draw, i64[], >= 1."""
         if limit is None:
             if self._is_endless:
-                raise CannotLower("an endless shuffle")
+                raise Fallback("an endless shuffle")
             return tf.maximum(self._count, 1)
         asked = tf.maximum((limit - 1) // tf.maximum(length, 1) + 1, 1)
         return tf.where(self._count < 0, asked, tf.minimum(asked, self._count))
@@ -968,7 +952,7 @@ def _concatenate(first: Any, number: tf.Tensor, draw: Any) -> Any:
     return drawn
 
 
-class ShuffledEpochs(Reindexed):
+class ShuffledEpochs(Chosen):
     """A shuffled sequence over and over, each time in another order."""
 
     def __init__(self, inner: Shuffled, count: tf.Tensor) -> None:
@@ -989,26 +973,17 @@ class ShuffledEpochs(Reindexed):
         return drawn, _concatenate(draw(), number, draw)
 
     @override
-    def _drawn_inside(self, drawn: Drawn) -> Drawn:
-        return drawn[0]
-
-    @override
     def length(self, drawn: Drawn) -> tf.Tensor:
         return repeated_length(self._inner.length(drawn[0]), self._count)
 
-    @override
-    def _index(self, drawn: Drawn, index: tf.Tensor) -> tf.Tensor:
-        return tf.gather(drawn[1], index)
 
-
-class DrawnEpochs(Indexed):
+class DrawnEpochs(Derived):
     """What is made of a shuffled sequence, over and over, drawn anew each time."""
 
     def __init__(self, inner: Indexed, count: tf.Tensor) -> None:
         if not (inner.traits.steady and inner.traits.bounded):
-            raise CannotLower("a repeated shuffle whose length may change")
-        super().__init__(inner.specs, repeated_traits(inner, count))
-        self._inner = inner
+            raise Fallback("a repeated shuffle whose length may change")
+        super().__init__(inner, inner.specs, repeated_traits(inner, count))
         self._count = count
         self._epochs = _Epochs(inner, count)
 

@@ -1,7 +1,5 @@
 """Sequences as datasets: built from rows, read back to rows or elements.
 
-Python containers of the tensors that an element of a sequence, or a value, has.
-
 tf.data orders the tensors of an element by sorted names wherever the container is
 a mapping. Sequences are therefore always bound as nested OrderedDicts and tuples
 (the *canonical* containers), which every process derives from the type alone.
@@ -67,25 +65,25 @@ def build_container(
     return build(**dict(cast("list[tuple[str, Any]]", elements)))
 
 
-def contains_unordered(element: fl.Type, found: fl.Type | None = None) -> bool:
+def contains_unordered(element: fl.Type, actual: fl.Type | None = None) -> bool:
     """Return whether containers order tensors unlike canonical ones do.
 
     Args:
         element: its names decide the canonical order.
-        found: the same structure in the containers to look at; None: `element`.
+        actual: the same structure in the containers to look at; None: `element`.
     """
-    found = element if found is None else found
-    if not isinstance(element, fl.StructType) or not isinstance(found, fl.StructType):
+    actual = element if actual is None else actual
+    if not isinstance(element, fl.StructType) or not isinstance(actual, fl.StructType):
         return False
     names = [name for name, _ in element.items()]
-    container = found.python_container
+    container = actual.python_container
     reorders = (
         None not in names
         and container is not None
         and not issubclass(container, Mapping)
         and names != sorted(cast("list[str]", names))
     )
-    members = zip(element.items(), found.items(), strict=True)
+    members = zip(element.items(), actual.items(), strict=True)
     return reorders or any(contains_unordered(e, f) for (_, e), (_, f) in members)
 
 
@@ -104,24 +102,37 @@ def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
 
 
 class KnownSequence(abc.ABC):
-    """A sequence of which more is known than a dataset tells."""
+    """A sequence of which more is known than a dataset tells.
 
-    @property
-    @abc.abstractmethod
+    Args:
+        element: the type of its elements.
+    """
+
+    def __init__(self, element: fl.Type) -> None:
+        self.element = element
+
+    @functools.cached_property
     def dataset(self) -> "tf.data.Dataset[Any]":
         """A dataset of the elements, in canonical containers."""
+        return self._make_dataset()
 
     @abc.abstractmethod
+    def _make_dataset(self) -> "tf.data.Dataset[Any]": ...
+
     def as_sequence_of(self, element: fl.Type) -> Any:
         """Return the sequence at a type that its own is assignable to.
 
         Raises:
             ValueMismatchError: it is not.
         """
+        if element == self.element:
+            return self
+        declared, own_type = map(fl.SequenceType, (element, self.element))
+        type_checks.check_assignable(declared, own_type, "a sequence")
+        return self._with_element(element)
 
-    @abc.abstractmethod
-    def elements(self) -> list[Any]:
-        """Return all elements: numpy values in structs, owned by the caller."""
+    def _with_element(self, element: fl.Type) -> Any:
+        return to_canonical(self.dataset, element)
 
 
 class HeldSequence(KnownSequence):
@@ -135,35 +146,26 @@ class HeldSequence(KnownSequence):
     def __init__(
         self, sequence: columnar_sequence.ColumnarSequence, element: fl.Type
     ) -> None:
+        super().__init__(element)
         self._sequence = sequence
-        self._element = element
 
     @functools.cached_property
     def tensors(self) -> list[tf.Tensor]:
         """What a lowered graph is fed with, on the device that was current."""
-        return to_tensors(self._sequence, self._element)
-
-    @property
-    @override
-    def dataset(self) -> "tf.data.Dataset[Any]":
-        return self._dataset
-
-    @functools.cached_property
-    def _dataset(self) -> "tf.data.Dataset[Any]":
-        return from_columns(self._sequence, self._element)
+        return to_tensors(self._sequence, self.element)
 
     @override
-    def as_sequence_of(self, element: fl.Type) -> "HeldSequence":
-        if element == self._element:
-            return self
-        declared, found = map(fl.SequenceType, (element, self._element))
-        type_checks.check_assignable(declared, found, "a sequence")
+    def _make_dataset(self) -> "tf.data.Dataset[Any]":
+        return from_columns(self._sequence, self.element)
+
+    @override
+    def _with_element(self, element: fl.Type) -> "HeldSequence":
         return HeldSequence(self._sequence, element)
 
-    @override
     def elements(self) -> list[Any]:
+        """Return all elements: numpy values in structs, owned by the caller."""
         return [
-            tensor_structures.unflatten(map(_copied, tensors), self._element)
+            tensor_structures.unflatten(map(_copied, tensors), self.element)
             for tensors in self._sequence
         ]
 
@@ -263,8 +265,8 @@ def to_canonical(
         dataset: in any containers.
         element: the type of its elements, as who reads them knows it.
     """
-    found = cast("fl.SequenceType", specs.infer_type(dataset)).element
-    if not contains_unordered(element, found):
+    own_element = cast("fl.SequenceType", specs.infer_type(dataset)).element
+    if not contains_unordered(element, own_element):
         return dataset
     return _rebuild(dataset, element, canonical=True)
 

@@ -97,8 +97,8 @@ def split_cpu(num_executors: int) -> list[Any]:
         with contextlib.suppress(RuntimeError):  # it is too late
             tf.config.set_logical_device_configuration(whole, parts)
     with _threads_of_each_device():
-        found = tf.config.list_logical_devices("CPU")
-    return [found[index % len(found)] for index in range(num_executors)]
+        logical = tf.config.list_logical_devices("CPU")
+    return [logical[index % len(logical)] for index in range(num_executors)]
 
 
 def shared_name(device: str | None) -> str | None:
@@ -119,21 +119,21 @@ def _threads_of_each_device() -> Generator[None]:
 
     This is a switch of the process, and none of processes that it starts.
     """
-    given = os.environ.get(_OWN_THREADS)
+    previous = os.environ.get(_OWN_THREADS)
     os.environ[_OWN_THREADS] = "1"
     try:
         yield
     finally:
         os.environ.pop(_OWN_THREADS)
-        if given is not None:
-            os.environ[_OWN_THREADS] = given
+        if previous is not None:
+            os.environ[_OWN_THREADS] = previous
 
 
-def describe_missing(given: str) -> str:
+def describe_missing(assigned: str) -> str:
     """Return that TensorFlow sees no GPU, in words; empty: it sees one.
 
     Args:
-        given: which GPU this process was given, and by whom, in words.
+        assigned: which GPU this process was given, and by whom, in words.
     """
     if tf.config.list_physical_devices("GPU"):
         return ""
@@ -144,7 +144,7 @@ def describe_missing(given: str) -> str:
         else "install `tensorflow[and-cuda]`"
     )
     return (
-        f"Expected a GPU for TensorFlow, found none: {given}, and TensorFlow"
+        f"Expected a GPU for TensorFlow, found none: {assigned}, and TensorFlow"
         f" {tf.__version__}, built {'with' if has_cuda else 'without'} CUDA, sees"
         f" {_name_devices()}; {mend} on that node, or set `workers.num_gpus` to 0"
     )
@@ -198,8 +198,8 @@ def _total_memory_mib() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
     if visible:
         command += ["-i", visible]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(found.stdout.split()[0])
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(completed.stdout.split()[0])
 
 
 def set_threads(num_threads: int, num_executors: int = 1) -> bool:

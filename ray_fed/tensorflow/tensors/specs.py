@@ -54,6 +54,24 @@ def to_spec(type_spec: fl.TensorType) -> tf.TensorSpec:
     )
 
 
+SPLITS = tf.TensorSpec([None], tf.int64)
+"""Where tensors that lie end to end begin, and where the last one ends."""
+
+
+def column_spec(type_spec: fl.TensorType) -> tuple[tf.TensorSpec, bool] | None:
+    """Return the spec of one tensor of many of a type, and whether it needs `SPLITS`.
+
+    Those of one shape are stacked; those whose first size differs lie end to end. None
+    where other sizes may differ.
+    """
+    shape = to_spec(type_spec).shape
+    if type_spec.shape is None or None in type_spec.shape[1:]:
+        return None
+    has_splits = None in type_spec.shape
+    rows = tf.TensorShape([None]) + (shape[1:] if has_splits else shape)
+    return tf.TensorSpec(rows, to_tf_dtype(type_spec)), has_splits
+
+
 def to_type(obj: object) -> fl.Type:
     """Convert a type specification, TensorFlow's own among them, to a federated type.
 
@@ -91,14 +109,14 @@ def _check_type(type_spec: fl.Type) -> None:
 
 
 def _check_dtype(dtype: Any) -> None:
-    found = np.dtype(dtype)
-    if found.type is not np.str_ and found.name not in _DTYPES:
-        raise _dtype_error(found)
+    actual = np.dtype(dtype)
+    if actual.type is not np.str_ and actual.name not in _DTYPES:
+        raise _dtype_error(actual)
 
 
-def _dtype_error(found: object) -> errors.ValueMismatchError:
+def _dtype_error(dtype: object) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
-        f"Expected a dtype of numbers, truth values or strings, found `{found}`:"
+        f"Expected a dtype of numbers, truth values or strings, found `{dtype}`:"
         f" legal are {sorted(_DTYPES)} and np.str_."
     )
 
@@ -171,9 +189,9 @@ def _container_without_tensorflow(obj: Any) -> Any:
             return obj
 
 
-def _dense_error(found: object) -> TypeError:
+def _dense_error(value: object) -> TypeError:
     return TypeError(
-        f"Expected dense tensors, found `{type(found).__name__}`: pass its component"
+        f"Expected dense tensors, found `{type(value).__name__}`: pass its component"
         " tensors."
     )
 

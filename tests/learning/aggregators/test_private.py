@@ -212,5 +212,5 @@ def test_what_breaks_the_guarantee_is_refused(build: Any, match: str) -> None:
 def test_missing_dp_accounting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
 
-    with pytest.raises(errors.ConfigError, match=r"ray-fed\[privacy\]"):
+    with pytest.raises(errors.UserError, match=r"ray-fed\[privacy\]"):
         SampledGaussian(1.0, 1e-5, 0.1).epsilon(1)

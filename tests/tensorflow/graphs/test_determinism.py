@@ -14,7 +14,6 @@ import tensorflow as tf
 import ray_fed
 import ray_fed.tensorflow.graphs.loader as loader
 from ray_fed import tensorflow as rtf
-from ray_fed.tensorflow.graphs import determinism
 
 SPARSE, DENSE = "SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"
 LOGITS = np.array(
@@ -24,7 +23,7 @@ LOGITS = np.array(
 
 @pytest.fixture(autouse=True)
 def _determinism_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(determinism.config, "is_op_determinism_enabled", lambda: True)
+    monkeypatch.setattr(loader.config, "is_op_determinism_enabled", lambda: True)
 
 
 def labels_of(op: str, dtype: tf.DType) -> Any:
@@ -79,7 +78,7 @@ def test_loss_and_gradient_are_those_of_the_op(
     expected = [each.numpy() for each in tf.function(work)(logits, labels)]
     graph_def, feeds, fetches = graph_of(work, logits, labels)
 
-    determinism.use_deterministic_ops(graph_def)
+    loader.use_deterministic_ops(graph_def)
 
     assert op not in ops_of(graph_def)
     found = run(graph_def, feeds, fetches, logits, labels)
@@ -99,7 +98,7 @@ def test_label_of_no_class_is_no_number() -> None:
     logits, labels = tf.zeros([3, 3]), tf.constant([0, 3, -1], tf.int64)
     graph_def, feeds, fetches = graph_of(cross, logits, labels)
 
-    determinism.use_deterministic_ops(graph_def)
+    loader.use_deterministic_ops(graph_def)
     loss, backprop = run(graph_def, feeds, fetches, logits, labels)
 
     assert np.isnan(loss).tolist() == [False, True, True]
@@ -118,7 +117,7 @@ def test_what_an_op_waits_for_is_waited_for() -> None:
     waits = f"^{graph_def.node[0].name}"
     node.input.append(waits)
 
-    determinism.use_deterministic_ops(graph_def)
+    loader.use_deterministic_ops(graph_def)
 
     assert (node.op, node.input[-1]) == ("IdentityN", waits)
     assert len(run(graph_def, feeds, fetches, logits, labels)) == 2
@@ -129,9 +128,9 @@ def test_client_work_has_them_with_kernels_and_without(
     monkeypatch: pytest.MonkeyPatch, kernels: bool
 ) -> None:
     is_on = False  # as in a driver, where work is traced
-    monkeypatch.setattr(determinism.config, "is_op_determinism_enabled", lambda: is_on)
+    monkeypatch.setattr(loader.config, "is_op_determinism_enabled", lambda: is_on)
     replaced: list[str] = []
-    replace: Any = determinism._replace
+    replace: Any = loader._replace
 
     def note(node: Any, *rest: Any) -> None:
         replaced.append(node.op)
@@ -154,7 +153,7 @@ def test_client_work_has_them_with_kernels_and_without(
 
     weights, labels = np.eye(3, dtype=np.float32)[:2], [[0, 1], [2, 2], [1, 0]]
     config = ray_fed.Config(backend="local", workers=1, kernels={"enabled": kernels})
-    monkeypatch.setattr(determinism, "_replace", note)
+    monkeypatch.setattr(loader, "_replace", note)
     is_on = True
     with ray_fed.create_context(config) as context:
         found = context.invoke(average, (weights, labels))

@@ -21,7 +21,7 @@ import ray_fed.tensorflow.graphs.randomness as randomness
 from ray_fed import tensorflow as rtf
 from ray_fed.plan import diagnostics, random_keys
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.tensorflow.loading import functions, normal
+from ray_fed.tensorflow import normal_forms
 
 _FROM_INPUTS = (
     "ComputeAccidentalHits", "CudnnRNN", "KMC2ChainInitialization",
@@ -75,11 +75,11 @@ def loaded(fn: Callable[[], Any]) -> Callable[[int], Any]:
 
 def load(comp: Any) -> Callable[[int], Any]:
     message = comp.to_proto().tensorflow
-    function = functions.load_function(message, comp.type_signature, None)
+    function = normal_forms.load_function(message, comp.type_signature, None)
 
     def draw(client: int) -> Any:
         with random_keys.using(DrawKey(seed=0, invocation=0, client=client)):
-            result = normal.compute(function(), comp.type_signature.result)
+            result = normal_forms.compute(function(), comp.type_signature.result)
         return np.asarray(result)
 
     return draw

@@ -12,7 +12,7 @@ import tensorflow as tf
 import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
-from ray_fed.tensorflow.kernels.graph_builder import UnfitError
+from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.kernels.server_kernels import ServerGraph
 from ray_fed.values import stored
 from ray_fed.worker import merging
@@ -181,7 +181,7 @@ def test_mean_of_no_clients_is_left_to_executors() -> None:
 
     (with_clients,) = graph.run([([], ((sums, np.int32(2)),))])
     assert with_clients is not None
-    with pytest.raises(UnfitError, match="a mean of nothing"):
+    with pytest.raises(Fallback, match="a mean of nothing"):
         graph.run([([], ((sums, np.int32(0)),))])
 
 
@@ -191,7 +191,7 @@ def test_refuses(work: Any) -> None:
     def mapped(x: Any) -> Any:
         return fl.federated_map(work, x)
 
-    with pytest.raises(UnfitError, match="state or effects"):
+    with pytest.raises(Fallback, match="state or effects"):
         graph_of(mapped)
 
 
@@ -231,7 +231,7 @@ def test_refuses_structures_that_take_long_to_build() -> None:
     def last(x: Any) -> Any:
         return x[500]
 
-    with pytest.raises(UnfitError, match="501 tensors"):
+    with pytest.raises(Fallback, match="501 tensors"):
         graph_of(last)
 
 
@@ -244,5 +244,5 @@ def test_refuses_to_read_sequences() -> None:
     def counted(x: Any) -> Any:
         return fl.federated_map(count, x)
 
-    with pytest.raises(UnfitError, match=r"int32\*"):
+    with pytest.raises(Fallback, match=r"int32\*"):
         graph_of(counted)

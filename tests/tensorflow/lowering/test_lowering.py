@@ -4,6 +4,7 @@
 
 import collections
 import functools
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ import ray_fed.tensorflow.tensors.datasets as datasets
 import ray_fed.values.plain_values as plain_values
 from ray_fed import tensorflow as rtf
 from ray_fed.language import structs
-from ray_fed.tensorflow.loading import normal
+from ray_fed.plan.plans import Fallback
+from ray_fed.tensorflow import normal_forms
 from ray_fed.tensorflow.lowering.sequences import draw_order
 from ray_fed.values.columnar_sequence import Sizes
 
@@ -573,7 +575,9 @@ def run_written(comp: Comp, arg: Any) -> list[Any]:
         graph_message.bound_names(message.parameter),
         graph_message.bound_names(message.result),
     )
-    tensors = list(normal.flatten(normal.normalise(arg, parameter), parameter))
+    tensors = list(
+        normal_forms.flatten(normal_forms.normalise(arg, parameter), parameter)
+    )
     return [
         tensor.numpy()
         for tensor in function(graph_message.to_bound(tensors, message.parameter))
@@ -590,7 +594,7 @@ def feeds_of(value: Any, type_spec: fl.Type) -> Iterator[tf.Tensor]:
             sequence: Any = plain_values.to_plain(value, type_spec)
             yield from datasets.to_tensors(sequence, type_spec.element)
         case _:
-            yield normal.normalise(value, type_spec)
+            yield normal_forms.normalise(value, type_spec)
 
 
 def load(lowered: lowering.Lowered) -> Callable[[list[Any]], list[Any]]:
@@ -601,8 +605,10 @@ def load(lowered: lowering.Lowered) -> Callable[[list[Any]], list[Any]]:
 
 
 def run_lowered(comp: Comp, arg: Any) -> list[Any]:
+    """Return what the lowered graph gives, which has no op of tf.data."""
     lowered = lower(comp)
     assert isinstance(lowered, lowering.Lowered), lowered
+    assert not {op for op in ops_of(lowered.graph_def) if is_of_data(op)}
     feeds = list(feeds_of(arg, comp.type_signature.parameter))
     return [tensor.numpy() for tensor in load(lowered)(feeds)]
 
@@ -676,16 +682,16 @@ def written(request: pytest.FixtureRequest) -> Written:
     return Written(comp, arg, run_written(comp, arg))
 
 
-@pytest.mark.parametrize("large", [inlining.LARGE, 1], ids=["copied", "called"])
 def test_results_are_the_same_bit_for_bit(
-    written: Written, monkeypatch: pytest.MonkeyPatch, large: int
+    written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inlining, "LARGE", large)
+    copied = run_lowered(written.comp, written.arg)
+    monkeypatch.setattr(inlining, "LARGE", 1)
+    called = run_lowered(written.comp, written.arg)
 
-    found = run_lowered(written.comp, written.arg)
-
-    for value, wanted in zip(found, written.results, strict=True):
-        np.testing.assert_array_equal(value, wanted)
+    for found in (copied, called):
+        for value, wanted in zip(found, written.results, strict=True):
+            np.testing.assert_array_equal(value, wanted)
 
 
 def _reduced_by(add: Any, ds: Any) -> Any:
@@ -711,23 +717,23 @@ def test_large_function_is_called_and_one_that_draws_is_copied() -> None:
     assert calls == [True, False]
 
 
-@pytest.mark.parametrize("unrolled", [False, True], ids=["loops", "unrolled"])
-def test_known_sizes_change_no_results(written: Written, *, unrolled: bool) -> None:
+def test_known_sizes_change_no_results(written: Written) -> None:
     comp, arg, results = written
     known = list(known_feeds_of(arg, comp.type_signature.parameter))
-
     sizes = [sizes for sizes, _ in known]
-    lowered = lowering.lower(
-        message_of(comp), comp.type_signature, sizes, unrolled=unrolled
-    )
 
-    assert isinstance(lowered, lowering.Lowered), lowered
-    found = load(lowered)([tensor for _, fed in known for tensor in fed])
-    for value, wanted in zip(found, results, strict=True):
-        if unrolled and value.dtype.is_floating:  # TensorFlow makes one sum of several
-            np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-5)
-        else:
-            np.testing.assert_array_equal(value.numpy(), wanted)
+    for unrolled in (False, True):
+        lowered = lowering.lower(
+            message_of(comp), comp.type_signature, sizes, unrolled=unrolled
+        )
+
+        assert isinstance(lowered, lowering.Lowered), lowered
+        found = load(lowered)([tensor for _, fed in known for tensor in fed])
+        for value, wanted in zip(found, results, strict=True):
+            if unrolled and value.dtype.is_floating:  # one sum is made of several
+                np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-5)
+            else:
+                np.testing.assert_array_equal(value.numpy(), wanted)
 
 
 def test_passes_over_known_sizes_are_unrolled() -> None:
@@ -756,18 +762,19 @@ def test_no_more_than_some_elements_are_unrolled() -> None:
         message_of(comp), comp.type_signature, sizes, unrolled=True
     )
 
-    assert lowered == lowering.Unlowered("more than 100 elements without a loop")
-
-
-@pytest.mark.parametrize(("make", "arg"), CLIENTS)
-def test_no_op_of_tf_data_is_left(make: Any, arg: Any) -> None:
-    lowered = lower(make())
-
-    assert not {op for op in ops_of(lowered.graph_def) if is_of_data(op)}
+    assert lowered == Fallback("more than 100 elements without a loop")
 
 
 class TestFallback:
     """What is left as it was written, and the reason that is given."""
+
+    def test_keeps_no_frames_and_travels_with_a_plan(self) -> None:
+        reason = lower(rtf.computation(lambda ds: ds.batch(2), F32))
+
+        assert isinstance(reason, Fallback)
+        assert reason.__traceback__ is None
+        assert reason.__context__ is None
+        assert pickle.loads(pickle.dumps(reason)) == Fallback("sequence result")
 
     def test_takes_no_iterator_into_a_reduce(self) -> None:
         @tf.function
@@ -778,7 +785,7 @@ class TestFallback:
         comp = rtf.computation(pairs, F32, F32)
 
         reason = "ReduceDataset that takes from an iterator"
-        assert lower(comp) == lowering.Unlowered(reason)
+        assert lower(comp) == Fallback(reason)
 
     @pytest.mark.parametrize(
         ("fn", "types", "reason"),
@@ -884,7 +891,7 @@ class TestFallback:
     def test_says_the_reason(self, fn: Any, types: list[Any], reason: str) -> None:
         comp = rtf.computation(fn, *types)
 
-        assert lower(comp) == lowering.Unlowered(reason)
+        assert lower(comp) == Fallback(reason)
 
 
 def with_serialised_parameter(message: Any, type_spec: fl.FunctionType) -> Any:

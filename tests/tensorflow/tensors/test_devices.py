@@ -141,8 +141,6 @@ from ray_fed.tensorflow.tensors import devices
 NUM_THREADS = 20
 tf.config.threading.set_intra_op_parallelism_threads(NUM_THREADS)
 tf.config.threading.set_inter_op_parallelism_threads(1)
-if sys.argv[1] == "too late":
-    tf.add(1, 1)
 if sys.argv[1] == "by the user":
     parts = [tf.config.LogicalDeviceConfiguration()] * 2
     (cpu,) = tf.config.list_physical_devices("CPU")
@@ -158,7 +156,6 @@ print(json.dumps([found, started >= 3 * NUM_THREADS, given == dict(os.environ)])
     ("how", "places", "has_own_threads"),
     [
         ("in time", [0, 1, 2], True),
-        pytest.param("too late", [0, 0, 0], False, marks=pytest.mark.slow),
         pytest.param("by the user", [0, 1, 0], False, marks=pytest.mark.slow),
     ],
 )
@@ -172,63 +169,3 @@ def test_executors_that_share_a_process_have_a_cpu_device_each(
     assert found == [f"/device:CPU:{place}" for place in places]
     assert starts_three_times_the_threads == has_own_threads
     assert leaves_the_environment
-
-
-TRAINED = """
-import json, sys
-import federated_language as fl
-import numpy as np
-import tensorflow as tf
-import ray_fed
-from ray_fed import tensorflow as rtf
-
-if sys.argv[1] == "one device":
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.add(1, 1)
-config = ray_fed.Config(
-    backend="local", workers=2, clients_per_leaf=16, kernels={"jit": "on"}
-)
-context = ray_fed.create_context(config)  # before gradients, which set TensorFlow up
-MATRIX = fl.TensorType(np.float32, [24, 24])
-
-@rtf.computation([MATRIX] * 6, MATRIX)
-def train(weights, data):
-    weights = [weights[index] for index in range(6)]
-    for _ in range(3):
-        with tf.GradientTape() as tape:
-            tape.watch(weights)
-            x = data
-            for weight in weights:
-                x = tf.nn.relu(tf.matmul(x, weight))
-        gradients = tape.gradient(x, weights)
-        weights = [w - 0.01 * g for w, g in zip(weights, gradients)]
-    return weights
-
-WEIGHTS = fl.StructType([MATRIX] * 6)
-
-@fl.federated_computation(WEIGHTS, fl.FederatedType(MATRIX, fl.CLIENTS))
-def total(weights, data):
-    sent = fl.federated_broadcast(fl.federated_value(weights, fl.SERVER))
-    return fl.federated_sum(fl.federated_map(train, (sent, data)))
-
-drawn = np.random.default_rng(0)
-weights = [drawn.random([24, 24], np.float32) - 0.4 for _ in range(6)]
-data = [drawn.random([24, 24], np.float32) for _ in range(64)]
-with context:
-    result = context.invoke(total, (weights, data))
-    report = context.last_report
-num_devices = len(tf.config.list_logical_devices("CPU"))
-bits = [np.asarray(one).tobytes().hex() for one in result]
-print(json.dumps([num_devices, report.kernel_leaves, bits]))
-"""
-
-
-@pytest.mark.slow
-def test_device_of_its_own_costs_a_thread_no_bit() -> None:
-    own, kernels, bits = run_alone(TRAINED, "one a thread")
-    shared, kernels_of_shared, bits_of_shared = run_alone(TRAINED, "one device")
-
-    assert (own, shared) == (2, 1)
-    assert kernels == kernels_of_shared == 4
-    assert len(set(bits)) == 6
-    assert bits == bits_of_shared

@@ -1,1 +1,0 @@
-"""What lives in Ray actors: workers with TensorFlow, and the pool."""

@@ -1,1 +1,0 @@
-"""Ray as the driver uses it: sessions, runners, leases that are kept."""

@@ -1,1 +1,0 @@
-"""Which worker runs what: pure decisions, no Ray."""

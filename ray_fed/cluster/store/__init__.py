@@ -1,1 +1,0 @@
-"""Values in Ray's object store."""

@@ -1,1 +1,0 @@
-"""Ray as a subround's task uses it: leased workers, and executors on them."""

@@ -1,0 +1,444 @@
+"""What is shown while a program waits: a line of what goes on, or the bar of a run.
+
+                WaitLine                              RoundProgress
+    terminal    a spinner, gone when the wait ends    a bar, which stays
+    notebook    a line in the cell, likewise          a bar in the cell
+    elsewhere   INFO lines of the log; with           lines on standard error: the first
+                progress="on" on standard error       round, the last, some between
+
+Both are event sinks, fed on ray_fed's thread and by the user's loop. They never decide
+anything; they only show.
+"""
+
+import collections
+import dataclasses
+import datetime as dt
+import html
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, Self
+
+import rich.console
+import rich.progress
+import rich.table
+import rich.text
+from typing_extensions import override
+
+from ray_fed.observability import events
+
+_logger = logging.getLogger(__name__)
+
+
+class WaitLine:
+    """An event sink that shows `events.Waiting`; a context manager for other waits.
+
+    Args:
+        draw: shows an activity in place of the one before; the empty one: none.
+
+    Attributes:
+        draws_waits: true, see `events.Sinks`.
+    """
+
+    draws_waits = True
+
+    def __init__(self, draw: Callable[[str], None]) -> None:
+        self._draw = draw
+        self._shown = ""
+
+    @classmethod
+    def create(
+        cls,
+        progress: Literal["auto", "on", "off"],
+        console: rich.console.Console | None = None,
+    ) -> Self:
+        """Return the line that a setting asks for.
+
+        Args:
+            progress: see `Config.progress`.
+            console: where to draw; by default standard error.
+        """
+        console = console or rich.console.Console(stderr=True)
+        if progress == "off":
+            return cls(lambda _: None)
+        if console.is_jupyter:
+            return cls(_NotebookOutput().draw_line)
+        if console.is_terminal:
+            return cls(_Spinner(console).draw)
+
+        def write(activity: str) -> None:
+            if activity and progress == "on":
+                console.print(f"ray_fed: {activity}", markup=False, highlight=False)
+            elif activity:
+                _logger.info("%s", activity)
+
+        return cls(write)
+
+    def say(self, activity: str) -> None:
+        """Show an activity, such as "starting Ray"; the empty one ends the wait."""
+        if activity != self._shown:
+            self._shown = activity
+            self._draw(activity)
+
+    def on_event(self, event: events.Event) -> None:
+        """Show what a first call waits for, up to the end of its first subround."""
+        match event:
+            case events.Waiting():
+                self.say(event.activity)
+            case events.SubroundFinished():
+                self.say("")
+            case _:
+                pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.say("")
+
+
+class _Spinner:
+    """Draws with rich: a spinner, the activity, and the seconds since it began."""
+
+    def __init__(self, console: rich.console.Console) -> None:
+        self._console = console
+        self._progress: rich.progress.Progress | None = None
+
+    def draw(self, activity: str) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        if activity:
+            self._progress = rich.progress.Progress(
+                rich.progress.SpinnerColumn(),
+                rich.progress.TextColumn("ray_fed: {task.description}"),
+                rich.progress.TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._progress.add_task(activity, total=None)
+            self._progress.start()
+
+
+class _NotebookOutput:
+    """An output of a notebook's cell that is drawn again in its place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, text: str, content: str) -> None:
+        """Draw a text, and HTML for those who show it."""
+        from IPython.display import display
+
+        drawn = {"text/plain": text, "text/html": content}
+        if self._handle is None:
+            self._handle = display(drawn, raw=True, display_id=True)
+        else:
+            self._handle.update(drawn, raw=True)
+
+    def draw_line(self, activity: str) -> None:
+        """Draw what goes on; the empty text takes it away."""
+        if activity:
+            line = f"ray_fed: {activity} …"
+            self.draw(line, f"<i>{html.escape(line)}</i>")
+        elif self._handle is not None:
+            self.draw("", "")
+            self._handle = None
+
+
+_DRAWN_EVERY_S = 0.1
+_PRINTED_EVERY_S = 5.0
+_LINES_A_TIME = 100
+"""A run prints no more lines in its whole time so far, but for its first minutes: a day
+has some 600 at most."""
+_BAR_WIDTH = 20
+_TIMED_ROUNDS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """Where a run is.
+
+    Attributes:
+        done: rounds.
+        numbers: the latest metrics, and retries.
+        activity: what goes on now.
+        elapsed_s: since the first drawing.
+        left_s: until the end, by the latest rounds; None: not known.
+    """
+
+    done: int
+    numbers: str = ""
+    activity: str = ""
+    elapsed_s: float = 0.0
+    left_s: float | None = None
+
+    @property
+    def times(self) -> str:
+        """How long it took, and will take."""
+        left = "" if self.left_s is None else f", {_clock(self.left_s)} left"
+        return _clock(self.elapsed_s) + left
+
+
+def _clock(seconds: float) -> str:
+    return str(dt.timedelta(seconds=int(seconds)))
+
+
+class ProgressView(Protocol):
+    """Where a run is drawn."""
+
+    def show(self, shown: Shown) -> None:
+        """Draw it anew."""
+        ...
+
+    def close(self) -> None:
+        """Draw what was not drawn yet, and leave it."""
+        ...
+
+
+class RoundProgress:
+    """An event sink that shows a run of rounds; a context manager.
+
+    Args:
+        num_rounds: of the run.
+        console: where to draw; by default standard error.
+        done: rounds of the run that are done before.
+
+    Attributes:
+        draws_waits: whether the line is drawn in a terminal, see `events.Sinks`.
+    """
+
+    def __init__(
+        self,
+        num_rounds: int,
+        console: rich.console.Console | None = None,
+        done: int = 0,
+    ) -> None:
+        console = console or rich.console.Console(stderr=True)
+        self.draws_waits = console.is_interactive
+        self._num_rounds = num_rounds
+        self._view: ProgressView = (
+            NotebookView(num_rounds)
+            if console.is_jupyter
+            else TerminalView(num_rounds, console)
+            if console.is_interactive
+            else LinesView(num_rounds, console, done)
+        )
+        self._done = done
+        self._activity = self._numbers = ""
+        self._subrounds = (0, 0)
+        self._begun = time.monotonic()
+        # The first round starts workers and compiles: the next ones say how long it is.
+        self._ends = collections.deque[float](maxlen=_TIMED_ROUNDS + 1)
+        self.retries = 0
+        """Attempts beyond the first, of all subrounds so far."""
+
+    def on_event(self, event: events.Event) -> None:
+        """Count retries, and the subrounds of a round that has several."""
+        match event:
+            case events.Waiting():
+                self.say(event.activity)
+                return
+            case events.RoundStarted():
+                self._subrounds = (0, event.num_subrounds)
+            case events.SubroundFinished():
+                done, total = self._subrounds
+                self._subrounds = (min(done + 1, total), total)
+                self.retries += event.attempts - 1
+            case _:
+                return
+        done, total = self._subrounds
+        if total > 1:
+            self.say(f"{done} of {total} subrounds")
+
+    def say(self, activity: str) -> None:
+        """Show what goes on, such as "starting Ray"."""
+        self._activity = activity
+        self._show()
+
+    def advance(self, numbers: str = "") -> None:
+        """Show that a round is done, and its metrics."""
+        self._done += 1
+        self._numbers = numbers
+        self._ends.append(time.monotonic())
+        self._show()
+
+    def _show(self) -> None:
+        retried = f"retries {self.retries}" if self.retries else ""
+        self._view.show(
+            Shown(
+                self._done,
+                "  ".join(filter(None, [self._numbers, retried])),
+                self._activity,
+                time.monotonic() - self._begun,
+                self._find_time_left(),
+            )
+        )
+
+    def _find_time_left(self) -> float | None:
+        rounds = self._num_rounds - self._done
+        if len(self._ends) < 2 or rounds <= 0:  # noqa: PLR2004 (two ends: one round)
+            return None
+        return rounds * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._activity = ""
+        self._show()
+        self._view.close()
+
+
+class _Pace:
+    """Says when to draw: not too soon after the last time."""
+
+    def __init__(self) -> None:
+        self._drawn = -math.inf
+
+    def is_due(self, every_s: float) -> bool:
+        """Return whether to draw now, which counts as drawn then."""
+        now = time.monotonic()
+        if now - self._drawn < every_s:
+            return False
+        self._drawn = now
+        return True
+
+
+class _DetailsColumn(rich.progress.ProgressColumn):
+    """The times, the numbers and the activity: cut where a terminal is narrow."""
+
+    @override
+    def render(self, task: rich.progress.Task) -> rich.text.Text:
+        shown: Shown = task.fields["shown"]
+        elapsed_s = (task.finished_time if task.finished else task.elapsed) or 0.0
+        styled = (
+            (dataclasses.replace(shown, elapsed_s=elapsed_s).times, "yellow"),
+            (shown.numbers, "cyan"),
+            (shown.activity, "dim"),
+        )
+        parts = [rich.text.Text(*each) for each in styled if each[0]]
+        return rich.text.Text("  ", no_wrap=True, overflow="ellipsis").join(parts)
+
+
+class TerminalView(ProgressView):
+    """Draws with rich, in place where the console is a terminal.
+
+    Args:
+        num_rounds: of the run.
+        console: where to draw.
+    """
+
+    def __init__(self, num_rounds: int, console: rich.console.Console) -> None:
+        self._progress = rich.progress.Progress(
+            rich.progress.TextColumn("rounds"),
+            # Named colours: with 16 of them rich's own show a full bar as an empty one.
+            rich.progress.BarColumn(
+                bar_width=None,
+                style="bright_black",
+                complete_style="cyan",
+                finished_style="green",
+                table_column=rich.table.Column(max_width=_BAR_WIDTH),
+            ),
+            rich.progress.MofNCompleteColumn(
+                table_column=rich.table.Column(no_wrap=True)
+            ),
+            _DetailsColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task("rounds", total=num_rounds, shown=Shown(0))
+        self._progress.start()
+        self._pace = _Pace()
+
+    @override
+    def show(self, shown: Shown) -> None:
+        # Refreshed here, as an import may hold up rich's own thread for seconds. That
+        # thread draws what is not.
+        self._progress.update(
+            self._task,
+            completed=shown.done,
+            shown=shown,
+            refresh=self._pace.is_due(_DRAWN_EVERY_S),
+        )
+
+    @override
+    def close(self) -> None:
+        # Nothing done: what went wrong follows, without a bar above it.
+        self._progress.live.transient = not self._progress.tasks[0].completed
+        self._progress.stop()
+
+
+class NotebookView(ProgressView):
+    """Draws HTML in the output of a notebook's cell; needs no widgets.
+
+    Args:
+        num_rounds: of the run.
+    """
+
+    def __init__(self, num_rounds: int) -> None:
+        self._num_rounds = num_rounds
+        self._output = _NotebookOutput()
+        self._draw(Shown(0))
+        self._done = 0
+        self._pace = _Pace()
+        self._undrawn: Shown | None = None
+
+    def _draw(self, shown: Shown) -> None:
+        done, total = shown.done, self._num_rounds
+        details = [shown.times, shown.numbers, shown.activity]
+        text = f"{done}/{total}  {'  '.join(filter(None, details))}"
+        bar = f'<progress value="{done}" max="{total}"></progress>'
+        self._output.draw(f"rounds {text}", f"<div>{bar} {html.escape(text)}</div>")
+
+    @override
+    def show(self, shown: Shown) -> None:
+        # Every update is a message to the browser: once a round is enough.
+        if shown.done <= self._done and shown.activity:
+            return
+        self._done = shown.done
+        self._undrawn = shown
+        if self._pace.is_due(_DRAWN_EVERY_S):
+            self.close()
+
+    @override
+    def close(self) -> None:
+        if self._undrawn is not None:
+            self._draw(self._undrawn)
+            self._undrawn = None
+
+
+class LinesView(ProgressView):
+    """Prints lines: of the first round, of the last one, and now and then of others.
+
+    Args:
+        num_rounds: of the run.
+        console: what is no terminal, such as the log of a job.
+        done: rounds that are done before.
+    """
+
+    def __init__(
+        self, num_rounds: int, console: rich.console.Console, done: int
+    ) -> None:
+        self._num_rounds = num_rounds
+        self._console = console
+        self._pace = _Pace()
+        self._done = done
+        self._unprinted: Shown | None = None
+
+    @override
+    def show(self, shown: Shown) -> None:
+        if shown.done > self._done:
+            self._done = shown.done
+            self._unprinted = shown
+        every_s = max(_PRINTED_EVERY_S, shown.elapsed_s / _LINES_A_TIME)
+        if self._unprinted is not None and self._pace.is_due(every_s):
+            self.close()
+
+    @override
+    def close(self) -> None:
+        if self._unprinted is not None:
+            shown, self._unprinted = self._unprinted, None
+            details = "  ".join(filter(None, [shown.times, shown.numbers]))
+            line = f"round {shown.done}/{self._num_rounds}  {details}"
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,758 @@
+"""Versions of saved values: one archive each, there whole or not at all.
+
+    program_state_7.zip
+        manifest.json      what each value is, by name; small values themselves
+        0.npy, 1.npy ...   large arrays and bytes, read without pickle
+
+The one writer of saved things, on any file system that fsspec knows. A version is
+written beside its place and renamed into it, or, to an object store, uploaded at once.
+All sizes and checksums of an archive are checked before anything of it is read; members
+are not compressed, so reading takes no more memory than the archive has bytes.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import json
+import logging
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import types
+import uuid
+import zipfile
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import IO, Any, cast
+
+import federated_language as fl
+import numpy as np
+from numpy.typing import NDArray
+
+import ray_fed.errors as errors
+import ray_fed.files.tables as tables
+from ray_fed.files import opening
+from ray_fed.language import structs
+
+_logger = logging.getLogger(__name__)
+
+_CONTAINERS: Mapping[str, type[Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+}
+_JSON_TYPES = (types.NoneType, bool, int, float, str)
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedObject:
+    """What `to_bytes` of a `fl.Serializable` returned, until its class is known.
+
+    Attributes:
+        class_name: module and name of its class.
+        content: what it returned.
+    """
+
+    class_name: str
+    content: bytes
+
+
+def class_name(cls: type[Any]) -> str:
+    """Return the name by which a file remembers the class of an object."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def name_place(name: str) -> str:
+    """Return what an error calls a value: a state that is one value has no name."""
+    return f"`{name}`" if name else "the whole state"
+
+
+def _check_digits(value: Any, label: str) -> Any:
+    most = sys.get_int_max_str_digits()
+    if isinstance(value, int) and most and value.bit_length() > 3 * most:
+        raise errors.ValueMismatchError(
+            f"Expected a number of fewer than {most} digits as {label}, found one of"
+            f" {value.bit_length()} bits: save its bytes."
+        )
+    return value
+
+
+_INLINE_BYTES = 256
+"""A larger array is a member of its own: a member costs some 250 bytes beside it."""
+
+
+class Encoder:
+    """Describes values as JSON; what is large goes to members of an archive.
+
+    Args:
+        archive: open for writing; not owned. None: JSON takes all.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile | None = None) -> None:
+        self._archive = archive
+        self._num_members = 0
+
+    def describe(self, value: Any, label: str) -> dict[str, Any]:
+        """Return a value as JSON that a `Decoder` understands.
+
+        Raises:
+            ValueMismatchError: the value is of a kind that cannot be saved.
+        """
+        match value:
+            case np.ndarray() | np.generic():
+                described = self._describe_array(value, label)
+            case complex():
+                described = {"kind": "complex", "value": [value.real, value.imag]}
+            case bytes():
+                described = {"kind": "bytes", "member": self._add_bytes(value)}
+            case fl.Serializable():
+                member = self._add_bytes(value.to_bytes())
+                name = class_name(type(value))
+                described = {"kind": "object", "class": name, "member": member}
+            case _ if type(value) in _JSON_TYPES:
+                described = {"kind": "json", "value": _check_digits(value, label)}
+            case _:
+                described = self._describe_container(value, label)
+        return described
+
+    def _describe_container(self, value: Any, label: str) -> dict[str, Any]:
+        kind = type(value).__name__
+        if _CONTAINERS.get(kind) is not type(value):
+            raise errors.ValueMismatchError(
+                "Expected numbers, strings, bytes, arrays, lists, tuples, dicts or"
+                f" fl.Serializable objects to save, found {label} of Python type"
+                f" `{kind}`: convert it, or give it `to_bytes` and `from_bytes`."
+            )
+        keys = list(value) if isinstance(value, dict) else None
+        if keys is not None and not all(type(key) is str for key in keys):
+            raise errors.ValueMismatchError(
+                f"Expected strings as keys of {label}, found {keys}."
+            )
+        members = list(value.values() if isinstance(value, dict) else value)
+        inside = f"an element of {label}"
+        if all(type(member) in _JSON_TYPES for member in members):
+            plain = [_check_digits(member, inside) for member in members]
+            return {"kind": kind, "keys": keys, "plain": plain}
+        described = [self.describe(member, inside) for member in members]
+        return {"kind": kind, "keys": keys, "values": described}
+
+    def _describe_array(self, value: Any, label: str) -> dict[str, Any]:
+        if isinstance(value, np.ma.MaskedArray):
+            raise errors.ValueMismatchError(
+                f"Expected an array without a mask as {label}, found a masked one: save"
+                " its data and its mask."
+            )
+        array = np.asarray(value)
+        scalar = isinstance(value, np.generic)
+        if array.dtype.kind == "O":
+            return self._describe_strings(array, label)
+        dtype = None
+        if array.dtype.kind == "V":
+            # numpy's format forgets the name of a dtype that is not its own: bfloat16.
+            if not array.dtype.isbuiltin:
+                raise errors.ValueMismatchError(
+                    f"Expected a dtype of numbers or strings as {label}, found"
+                    f" {array.dtype}."
+                )
+            dtype = array.dtype.name
+            array = array.view(f"V{array.dtype.itemsize}")
+        member = self._add(array)
+        return {"kind": "array", "member": member, "dtype": dtype, "scalar": scalar}
+
+    def _describe_strings(self, array: NDArray[Any], label: str) -> dict[str, Any]:
+        items: list[Any] = array.ravel().tolist()
+        if not all(type(item) is bytes for item in items):
+            found = sorted({type(item).__name__ for item in items})
+            raise errors.ValueMismatchError(
+                f"Expected bytes in the array of objects {label}, found {found}."
+            )
+        lengths = np.array([len(item) for item in items], np.int64)
+        return {
+            "kind": "strings",
+            "shape": array.shape,
+            "lengths": self._add(lengths),
+            "member": self._add_bytes(b"".join(items)),
+        }
+
+    def _add_bytes(self, content: bytes) -> str | dict[str, Any]:
+        return self._add(np.frombuffer(content, np.uint8))
+
+    def _add(self, array: NDArray[Any]) -> str | dict[str, Any]:
+        if self._archive is None or array.nbytes <= _INLINE_BYTES:
+            content = array.tobytes().hex()
+            return {"dtype": array.dtype.str, "shape": array.shape, "hex": content}
+        member = f"{self._num_members}.npy"
+        self._num_members += 1
+        with self._archive.open(member, "w", force_zip64=True) as file:
+            np.lib.format.write_array(file, array, allow_pickle=False)
+        return member
+
+
+class Decoder:
+    """Returns values that an `Encoder` described, each member of an archive once.
+
+    Args:
+        archive: open for reading, its sizes and checksums checked; not owned.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile | None = None) -> None:
+        self._archive = archive
+        self._unread = set[str]() if archive is None else set(archive.namelist())
+
+    def decode(self, described: Mapping[str, Any]) -> Any:
+        """Return the value that is described.
+
+        Args:
+            described: the JSON.
+
+        Returns:
+            The value; a `SavedObject` for one that was an `fl.Serializable`.
+
+        Raises:
+            One of tables.DAMAGES: the JSON or a member is not what an `Encoder` wrote.
+        """
+        kind = described["kind"]
+        if kind == "json":
+            return _check_plain(described["value"])
+        if kind == "complex":
+            return complex(*described["value"])
+        if kind in _CONTAINERS:
+            if "plain" in described:
+                members: list[Any] = list(map(_check_plain, described["plain"]))
+            else:
+                members = [self.decode(member) for member in described["values"]]
+            if described["keys"] is not None:
+                members = list(zip(described["keys"], members, strict=True))
+            return _CONTAINERS[kind](members)
+        if kind == "array":
+            return _decode_array(self._read(described["member"]), described)
+        return self._decode_bytes(kind, described)
+
+    def _decode_bytes(self, kind: str, described: Mapping[str, Any]) -> Any:
+        array = self._read(described["member"])
+        if array.dtype != np.uint8 or array.ndim != 1:
+            raise ValueError(f"bytes that are {array.dtype}{list(array.shape)}")
+        content = array.tobytes()
+        match kind:
+            case "bytes":
+                return content
+            case "object":
+                return SavedObject(described["class"], content)
+            case "strings":
+                strings = _decode_strings(content, self._read(described["lengths"]))
+                return strings.reshape(tuple(described["shape"]))
+            case _:
+                raise ValueError(f"a value of the kind `{kind}`")
+
+    def _read(self, member: Any) -> NDArray[Any]:
+        if isinstance(member, dict):
+            return _decode_inline(cast("dict[str, Any]", member))
+        self._unread.remove(member)
+        assert self._archive is not None  # or no member is unread
+        return tables.read_member(self._archive, member)
+
+
+def _check_plain(value: Any) -> Any:
+    if type(value) not in _JSON_TYPES:
+        raise ValueError(f"a {type(value).__name__} as a plain value")
+    return value
+
+
+def _decode_inline(member: Mapping[str, Any]) -> NDArray[Any]:
+    dtype = np.dtype(member["dtype"])
+    if dtype.hasobject:
+        raise ValueError(f"an array of {dtype}, which need allow_pickle=True")
+    return np.ndarray(member["shape"], dtype, bytes.fromhex(member["hex"])).copy()
+
+
+def _decode_array(array: NDArray[Any], described: Mapping[str, Any]) -> Any:
+    if described["dtype"] is not None:
+        array = array.view(np.dtype(described["dtype"]))
+    return array[()] if described["scalar"] else array
+
+
+def _decode_strings(content: bytes, lengths: NDArray[Any]) -> NDArray[Any]:
+    if lengths.dtype != np.int64 or lengths.ndim != 1 or (lengths < 0).any():
+        raise ValueError(f"lengths of strings that are {lengths.dtype}")
+    ends = np.cumsum(lengths)
+    if sum(lengths.tolist()) != len(content):
+        raise ValueError(f"{len(content)} bytes of strings, not as many as declared")
+    strings = np.empty(len(lengths), object)
+    for index, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+        strings[index] = content[end - length : end]
+    return strings
+
+
+MAX_VERSION = 2**63
+"""One past the latest version; names of files have an end, too."""
+
+OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What opening a file fails with however whole the file is."""
+
+
+@contextlib.contextmanager
+def telling_storage(
+    where: str, *kinds: type[Exception], verb: str = "save state in"
+) -> Generator[None]:
+    """Raise what a file system raises as an error that says what to do.
+
+    Args:
+        where: state is read or written.
+        *kinds: of errors to tell so.
+        verb: what was tried there.
+
+    Raises:
+        StorageError: an error of one of the kinds came up.
+    """
+    try:
+        yield
+    except errors.RayFedError:
+        raise
+    except kinds as error:
+        if isinstance(error, OSError) and error.errno in OF_THIS_PROCESS:
+            raise
+        raise _told(where, error, verb) from error
+
+
+@contextlib.contextmanager
+def telling_read(where: str, *kinds: type[Exception]) -> Generator[None]:
+    """Raise what reading raises as `telling_storage` does, but for what is not there.
+
+    Args:
+        where: state is read.
+        *kinds: of errors to tell so.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        StorageError: another error of one of the kinds came up.
+    """
+    absent: FileNotFoundError | None = None
+    with telling_storage(where, *kinds, verb="read"):
+        try:
+            yield
+        except FileNotFoundError as error:
+            absent = error
+    if absent is not None:
+        raise absent
+
+
+def _told(where: str, error: Exception, verb: str) -> errors.StorageError:
+    found = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return errors.StorageError(
+        f"Expected to {verb} `{where}`, found {type(error).__name__} ({found}): see"
+        " that the place exists, has room and may be read and written by this process."
+        " What was saved before is left as it is."
+    )
+
+
+def unlisted(where: str, error: Exception) -> errors.StorageError:
+    """Return the error that a place of saved state cannot be listed."""
+    found = getattr(error, "strerror", None) or str(error)
+    return errors.StorageError(
+        f"Expected a folder of saved state, or nothing yet, at `{where}`, found that it"
+        f" cannot be listed ({found}): name another folder, or move away what is there."
+    )
+
+
+_FORMATS = (1, 2)
+"""Those that are read; the last one is written. In the first all arrays are members."""
+
+_MANIFEST = "manifest.json"
+
+_NO_REGULAR_FILE = (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""What opening anything but a regular file fails with."""
+
+_NO_ARCHIVE = (None, errno.EINVAL)
+"""What reading a regular file that is no archive fails with: places in it that cannot
+be, and errors of decoders, which have no number."""
+
+
+def write_archive(file: IO[bytes], values: Mapping[str, object]) -> None:
+    """Write named values to a file that is open, empty and can seek.
+
+    Raises:
+        ValueMismatchError: a value is of a kind that cannot be saved.
+    """
+    with zipfile.ZipFile(file, "w") as archive:
+        encoder = Encoder(archive)
+        described = [
+            {
+                "name": name,
+                "value": encoder.describe(value, name_place(name)),
+            }
+            for name, value in values.items()
+        ]
+        manifest = {"format": _FORMATS[-1], "values": described}
+        archive.writestr(_MANIFEST, json.dumps(manifest))
+
+
+def _sync_folder(folder: str) -> None:
+    """Have the rename survive a power failure, where the file system can do that."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def read_archive(file: IO[bytes], where: str) -> dict[str, Any]:
+    """Return the values of a file that is open and can seek, by name.
+
+    Args:
+        file: to read bytes; not owned.
+        where: it is, as an error says it.
+
+    Raises:
+        StateFormatError: another version of ray_fed wrote it.
+        SavedStateError: the file is damaged.
+        OSError: it cannot be read now.
+    """
+    try:
+        return _read(file, where)
+    except errors.SavedStateError:
+        raise
+    except tables.DAMAGES as error:
+        failure = _find_failure(error)
+        if failure is not None:
+            raise failure from None
+        raise damage(where, error) from error
+
+
+def _find_failure(error: Exception) -> OSError | None:
+    """Return the failure to read that an error is, or that zipfile took for damage."""
+    for each in (error, error.__context__):
+        if isinstance(each, OSError) and each.errno not in _NO_ARCHIVE:
+            return each
+    return None
+
+
+def damage(where: object, found: object) -> errors.SavedStateError:
+    """Return the error that a version is not as it was written."""
+    return errors.SavedStateError(
+        f"Expected whole saved state in `{where}`, found it damaged ({found}): delete"
+        " it, or load another version."
+    )
+
+
+def _read(file: IO[bytes], where: str) -> dict[str, Any]:
+    with zipfile.ZipFile(file) as archive:
+        _check_sizes(archive, file.seek(0, os.SEEK_END))
+        damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"bad checksum of `{damaged}`")
+        manifest = json.loads(archive.read(_MANIFEST))
+        check_format(manifest["format"], _FORMATS, where)
+        decoder = Decoder(archive)
+        return {
+            described["name"]: decoder.decode(described["value"])
+            for described in manifest["values"]
+        }
+
+
+def _check_sizes(archive: zipfile.ZipFile, num_bytes: int) -> None:
+    """Refuse members that would take more memory than the file has bytes."""
+    members = archive.infolist()
+    for member in members:
+        is_stored = member.compress_type == zipfile.ZIP_STORED
+        if not is_stored or member.file_size != member.compress_size:
+            raise zipfile.BadZipFile(f"`{member.filename}` is larger than it says")
+    if sum(member.file_size for member in members) > num_bytes:
+        raise zipfile.BadZipFile(f"members larger than the file of {num_bytes} bytes")
+
+
+def check_format(found: object, known: Collection[int], where: str) -> None:
+    """Refuse what another version of ray_fed wrote.
+
+    Raises:
+        StateFormatError: it is of none of the formats that are known.
+    """
+    if found not in known:
+        formats = " or ".join(map(str, known))
+        raise errors.StateFormatError(
+            f"Expected saved state of format {formats} in `{where}`, found format"
+            f" {errors.describe(found)}: read it with the version of ray_fed that wrote"
+            " it."
+        )
+
+
+_LOCAL = ("file://", "local://")
+_ZIP = ".zip"
+_TEMPORARY = ".tmp"
+
+_OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"))
+"""Those where an upload appears at once, and that have no folders: to make one would
+make a bucket, which is not ours to do."""
+
+_MEMORY_BYTES = 2**26
+"""A larger archive of another machine is on the local disk while it is read."""
+
+
+class Versions:
+    """The versions of one thing, in a folder that belongs to one program at a time.
+
+    Nothing is read or made before a method is called.
+
+    Args:
+        root_dir: the folder, as a path or a URI of fsspec.
+        prefix: of names.
+
+    Raises:
+        UnsupportedError: `root_dir` is neither, its protocol is unknown or needs a
+            package that is missing, or `prefix` is no beginning of a name.
+        StorageError: it names an archive that cannot be opened.
+    """
+
+    def __init__(self, root_dir: object, prefix: object) -> None:
+        self._prefix = _check_prefix(prefix)
+        place = _check_place(root_dir)
+        for protocol in _LOCAL:
+            place = place.removeprefix(protocol)
+        is_uri = "://" in place
+        self._uri = place.rstrip("/") if is_uri else opening.expand_home(place)
+        self._system, self._root = _locate(self._uri)
+        self._is_local = opening.is_local(self._system)
+        self._renames = place.partition("://")[0] not in _OBJECT_STORES
+        # Earlier versions wrote parts, and a manifest for each, to other machines.
+        self._name = re.compile(
+            re.escape(self._prefix) + r"(0|[1-9]\d{0,18})(\.zip|\.[0-9a-f]{32}\.part)",
+            re.ASCII,
+        )
+
+    def find(self) -> list[int]:
+        """Return the versions that are there, ascending, whole or damaged.
+
+        Raises:
+            StorageError: the place cannot be listed.
+        """
+        return sorted({version for version, _, _ in self._list()})
+
+    def removable(self) -> list[int]:
+        """Return those of `find` that `remove` would remove: they are no folders."""
+        return sorted(
+            {version for version, _, is_folder in self._list() if not is_folder}
+        )
+
+    def read(self, version: int) -> dict[str, Any]:
+        """Return the values of a version by name; a `SavedObject` for each object.
+
+        Raises:
+            FileNotFoundError: there is no such version.
+            StorageError: it cannot be read now.
+            StateFormatError: another version of ray_fed wrote it.
+            SavedStateError: it is damaged, or no regular file.
+        """
+        self._system.invalidate_cache()
+        where = self.where(version)
+        try:
+            return self._read(self._name_of(version), where)
+        except FileNotFoundError:
+            names = {
+                name: is_folder for v, name, is_folder in self._list() if v == version
+            }
+            if not names:
+                raise
+        name, is_folder = names.popitem()
+        where = f"{self._uri}/{name}"
+        if is_folder:
+            raise damage(where, "a folder")
+        return self._read(name, where)
+
+    def _read(self, name: str, where: str) -> dict[str, Any]:
+        with telling_read(where, Exception), self._open(name, where) as file:
+            return read_archive(file, where)
+
+    def read_latest(self) -> tuple[dict[str, Any] | None, int]:
+        """Return the latest version that is not damaged, and its number.
+
+        Returns:
+            (values, version); (None, 0) where there is none.
+
+        Raises:
+            StateFormatError: another version of ray_fed wrote the latest.
+            StorageError: the place, or a version, cannot be read now.
+            SavedStateError: all versions are damaged.
+        """
+        failure: errors.SavedStateError | None = None
+        for version in reversed(self.find()):
+            try:
+                return self.read(version), version
+            except (errors.StorageError, errors.StateFormatError):
+                raise
+            except errors.SavedStateError as error:
+                _logger.warning("Version %d is passed over. %s", version, error)
+                failure = failure or error
+            except FileNotFoundError:
+                continue  # removed since the folder was read
+        if failure is not None:
+            raise failure
+        return None, 0
+
+    def write(self, version: int, values: Mapping[str, object]) -> None:
+        """Write a version, over a damaged one if need be.
+
+        What a program that was killed left half is removed.
+
+        Raises:
+            ValueMismatchError: a value is of a kind that cannot be saved.
+            StorageError: it cannot be written.
+            SavedStateError: there is a folder of its name.
+        """
+        where = self.where(version)
+        path = f"{self._root}/{self._name_of(version)}"
+        names = self._names()  # says so where the folder is none
+        with telling_storage(where, Exception):
+            if self._renames:
+                self._replace(path, values, names)
+                return
+            with tempfile.NamedTemporaryFile() as content:
+                write_archive(content, values)
+                content.flush()
+                self._system.put_file(content.name, path)
+
+    def _replace(
+        self,
+        path: str,
+        values: Mapping[str, object],
+        names: Sequence[tuple[str, bool]],
+    ) -> None:
+        """Write an archive beside its place, then rename it."""
+        if self._system.isdir(path):
+            raise errors.SavedStateError(
+                f"Expected to save state to the file `{path}`, found a folder of that"
+                " name: move it away."
+            )
+        self._system.makedirs(self._root, exist_ok=True)
+        for name, is_folder in names:
+            is_ours = name.startswith(f".{self._prefix}") and name.endswith(_TEMPORARY)
+            if is_ours and not is_folder:
+                self._system.rm_file(f"{self._root}/{name}")
+        folder, _, name = path.rpartition("/")
+        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}{_TEMPORARY}"
+        try:
+            with self._system.open(temporary, "wb") as file:
+                write_archive(file, values)
+                file.flush()
+                if self._is_local:
+                    os.fsync(file.fileno())
+            self._system.mv(temporary, path)
+        except BaseException:
+            with contextlib.suppress(Exception):  # it may not be there
+                self._system.rm_file(temporary)
+            raise
+        if self._is_local:
+            _sync_folder(folder)
+
+    def remove(self, versions: Collection[int]) -> None:
+        """Remove versions that are no folders.
+
+        Raises:
+            StorageError: one cannot be removed.
+        """
+        with telling_storage(self._uri, Exception, verb="remove state in"):
+            for version, name, is_folder in self._list():
+                if version in versions and not is_folder:
+                    manifest = (
+                        [] if name.endswith(_ZIP) else [f"{self._prefix}{version}.json"]
+                    )
+                    for each in [*manifest, name]:
+                        with contextlib.suppress(FileNotFoundError):
+                            self._system.rm_file(f"{self._root}/{each}")
+
+    def where(self, version: int) -> str:
+        """Return the place of a version, as an error says it."""
+        return f"{self._uri}/{self._name_of(version)}"
+
+    def _name_of(self, version: int) -> str:
+        return f"{self._prefix}{version}{_ZIP}"
+
+    def _list(self) -> list[tuple[int, str, bool]]:
+        """Return version, name, and whether it is a folder, of all that are there."""
+        matches = [
+            (self._name.fullmatch(name), name, folder) for name, folder in self._names()
+        ]
+        found = [
+            (int(match[1]), name, folder) for match, name, folder in matches if match
+        ]
+        return [each for each in found if each[0] < MAX_VERSION]
+
+    def _names(self) -> list[tuple[str, bool]]:
+        """Return the names of what is in the folder, and whether these are folders."""
+        self._system.invalidate_cache()
+        try:
+            entries = self._system.ls(self._root, detail=True)
+        except FileNotFoundError:
+            return []
+        except Exception as error:  # what fsspec raises has no base of its own
+            raise unlisted(self._uri, error) from error
+        if [each["name"].rstrip("/") for each in entries] == [self._root]:
+            raise unlisted(self._uri, NotADirectoryError(errno.ENOTDIR, "it is a file"))
+        return [
+            (each["name"].rstrip("/").rpartition("/")[2], each["type"] == "directory")
+            for each in entries
+        ]
+
+    @contextlib.contextmanager
+    def _open(self, name: str, where: str) -> Generator[IO[bytes]]:
+        """Give a file that can seek."""
+        path = f"{self._root}/{name}"
+        if not self._is_local:
+            with (
+                self._system.open(path, "rb") as file,
+                tempfile.SpooledTemporaryFile(_MEMORY_BYTES) as content,
+            ):
+                shutil.copyfileobj(file, content)
+                yield cast("IO[bytes]", content)
+            return
+        try:
+            file = opening.open_regular(pathlib.Path(path))
+        except FileNotFoundError as error:
+            if os.path.islink(path):  # noqa: PTH114 (no path of this module)
+                raise damage(where, "a link to nothing") from error
+            raise
+        except NotADirectoryError as error:
+            raise unlisted(self._uri, error) from error
+        except OSError as error:
+            if error.errno in _NO_REGULAR_FILE:
+                raise damage(where, error.strerror) from error
+            raise
+        with file:
+            yield file
+
+
+def _locate(uri: str) -> tuple[Any, str]:
+    # Only a chain, such as zip://a::b.zip, has a file opened at once.
+    with telling_storage(uri, Exception, verb="open"):
+        system, root = opening.locate(uri)
+    return system, root.rstrip("/")
+
+
+def _check_place(root_dir: object) -> str:
+    is_path = isinstance(root_dir, str | os.PathLike)
+    path = os.fspath(cast("Any", root_dir)) if is_path else None
+    if not isinstance(path, str) or not _names_a_file(path):
+        raise errors.UnsupportedError(
+            "Expected the path or URI of a folder as `root_dir`, found"
+            f" {structs.show(root_dir)}."
+        )
+    return path
+
+
+def _check_prefix(prefix: object) -> str:
+    if not isinstance(prefix, str) or "/" in prefix or not _names_a_file(f"{prefix}0"):
+        raise errors.UnsupportedError(
+            "Expected the beginning of a file name as `prefix`, without `/`, found"
+            f" {structs.show(prefix)}."
+        )
+    return prefix
+
+
+def _names_a_file(path: str) -> bool:
+    try:
+        return bool(path) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False

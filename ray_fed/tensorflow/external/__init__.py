@@ -1,1 +1,0 @@
-"""Data in files as values of computations."""

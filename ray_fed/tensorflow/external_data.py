@@ -1,0 +1,670 @@
+"""External data: a name of a file as a value, and the file read as its type says.
+
+    declared type            rows of parquet, arrow, CSV, JSON lines, npz, TFRecord
+    SequenceType             one element a row; read anew, and lazily, on every pass
+    TensorType, StructType   whole columns: the first dimension is rows
+
+Elements of structures are columns of their names, nested ones joined by dots; a
+tensor alone is the column after the `#` of the name, else the file's only one.
+Elements without names are `arr_0`, `arr_1` and so on, as `numpy.savez` names them.
+
+Graphs that take rows as tensors have those of small files at once.
+
+A TFRecord has features by the names of declared elements. A `tf.train.Example` knows
+int64, float32 and strings, each as a list of values without a shape: they are laid in
+the declared shape, in row-major order.
+
+TensorFlow reads the records, in bounded steps, and verifies both checksums of each. It
+takes a file that ends within the first bytes of a record for a whole one: so bytes are
+counted. A file that is not on this machine is copied to the temporary folder first.
+"""
+
+import functools
+import math
+import pathlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import federated_language as fl
+import numpy as np
+import tensorflow as tf
+from typing_extensions import override
+
+import ray_fed.errors as errors
+import ray_fed.files.tables as tables
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
+from ray_fed.files.opening import DataFile, describe_executor
+from ray_fed.files.parquet import Format
+from ray_fed.files.tables import ArrowTable, ColumnSpec, NumpyTable, Table
+from ray_fed.language import blocks, structs
+from ray_fed.tensorflow.tensors import specs
+from ray_fed.values import columnar_sequence, read_limits, tensor_structures
+from ray_fed.values.columnar_sequence import Column, ColumnarSequence, Dims
+
+_ARROW: Mapping[str, Format] = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+}
+_NUMPY = (".npy", ".npz")
+
+
+def data(uri: object, type_spec: Any) -> fl.framework.Data:
+    """Return a file as a value: read where it is used, when it is used.
+
+    It may stand wherever a value of its type may: in the body of a computation, and in
+    arguments, such as a list with one file for each client. Only the name travels.
+
+    Args:
+        uri: a path, or a URI of `file`, `memory`, or of a protocol of fsspec that
+            `Config.data.protocols` names, in the file system of the executor; of a
+            TFRecord, parquet, arrow, feather, CSV, JSON lines, npz or npy file; `#name`
+            selects one column.
+        type_spec: anything that converts to the type of the value.
+
+    Raises:
+        TypeError: `uri` is no text, or no file holds values of the type.
+        CompileError: the type nests deeper than protobuf writes or reads.
+    """
+    declared = specs.to_type(type_spec)
+    _check_data_type(declared)
+    if not isinstance(uri, str) or not uri.isprintable():
+        raise errors.ValueMismatchError(
+            f"Expected a path or a URI as text, found {structs.show(uri)}."
+        )
+    with blocks.depth_in_words():
+        blocks.parse_type(blocks.serialise_type(declared))
+    return blocks.data_block(uri, declared)
+
+
+def _check_data_type(type_spec: fl.Type) -> None:
+    """Raise unless a file may hold values of a type, at all clients or the server."""
+    inside = type_spec
+    if isinstance(type_spec, fl.FederatedType) and type_spec.all_equal:
+        inside = type_spec.member
+    others = fl.framework.type_contains(
+        inside,
+        lambda part: (
+            not isinstance(part, fl.TensorType | fl.StructType | fl.SequenceType)
+        ),
+    )
+    if others:
+        raise errors.ValueMismatchError(
+            "Expected a type of tensors, structures and sequences for the value that a"
+            f" file holds, found `{type_spec}`."
+        )
+
+
+def read(uri: str, type_spec: fl.Type) -> Any:
+    """Open a file and return what it holds, as `normal_forms.normalise` takes it.
+
+    Args:
+        uri: as `data` takes it.
+        type_spec: a sequence of tensors or structures of them, or one of those alone.
+
+    Returns:
+        For a sequence a dataset, which reads rows as a caller iterates over it; else
+        numpy arrays, in a tuple for a structure.
+
+    Raises:
+        MissingFileError: the file is not there.
+        ValueMismatchError: it does not hold what the type says.
+        UnsupportedError: the format is none that is read, or needs packages, or files
+            of the protocol may not be read here.
+    """
+    file = DataFile.parse(uri)
+    is_sequence = isinstance(type_spec, fl.SequenceType)
+    element = type_spec.element if isinstance(type_spec, fl.SequenceType) else type_spec
+    if file.suffix in SUFFIXES:
+        leaves = dict(_leaves(file, element))
+        return _read_records(file, leaves, element, is_sequence=is_sequence)
+    table, leaves = open_table(file, element, is_sequence=is_sequence)
+    if is_sequence:
+        return _dataset(file, table, leaves, element)
+    return _whole(file, table, leaves, element)
+
+
+def open_table(
+    file: DataFile, element: fl.Type, *, is_sequence: bool
+) -> tuple[Table, dict[str, fl.TensorType]]:
+    """Return a file as a table, and name and type of each of its columns.
+
+    Raises:
+        MissingFileError: the file is not there.
+        ValueMismatchError: it does not hold what the type says.
+        UnsupportedError: the format is none that is read.
+    """
+    if file.suffix not in _ARROW and file.suffix not in _NUMPY:
+        raise errors.UnsupportedError(
+            "Expected a file that ends with one of"
+            f" {sorted([*_ARROW, *_NUMPY, *SUFFIXES])}, found `{file.uri}`."
+        )
+    leaves = dict(_leaves(file, element))
+    if file.suffix in _NUMPY:
+        table = NumpyTable(file)
+    else:
+        table = ArrowTable(file, _ARROW[file.suffix], leaves)
+    leaves = _named(file, leaves, table.specs)
+    for name, tensor_type in leaves.items():
+        _check_column(file, name, tensor_type, table.specs, is_sequence=is_sequence)
+    lengths = {name: (table.specs[name].shape or (None,))[0] for name in leaves}
+    if is_sequence and len(set(lengths.values())) > 1:
+        raise file.mismatch("one number of rows in all columns", f"{lengths}")
+    return table, leaves
+
+
+def _leaves(
+    file: DataFile, type_spec: fl.Type, path: str = ""
+) -> Iterator[tuple[str, fl.TensorType]]:
+    """Yield the column and the type of each tensor; "" is the only column."""
+    match type_spec:
+        case fl.TensorType():
+            yield path or file.column or "", type_spec
+        case fl.StructType():
+            for index, (name, element) in enumerate(type_spec.items()):
+                column = name or f"arr_{index}"  # as numpy.savez names them
+                column = f"{path}.{column}" if path else column
+                yield from _leaves(file, element, column)
+        case _:
+            raise file.mismatch(
+                "a sequence, a structure of tensors or a tensor", f"`{type_spec}`"
+            )
+
+
+def _named(
+    file: DataFile,
+    leaves: dict[str, fl.TensorType],
+    columns: Mapping[str, ColumnSpec],
+) -> dict[str, fl.TensorType]:
+    if "" not in leaves:
+        return leaves
+    if len(columns) != 1:
+        raise file.mismatch(
+            "one column, or the name of one after a `#`", f"the columns {list(columns)}"
+        )
+    return {next(iter(columns)): leaves[""]}
+
+
+def _check_column(
+    file: DataFile,
+    name: str,
+    declared: fl.TensorType,
+    columns: Mapping[str, ColumnSpec],
+    *,
+    is_sequence: bool,
+) -> None:
+    """Compare a column with a declared type as far as the file's schema goes."""
+    if name not in columns:
+        raise file.mismatch(f"a column `{name}`", f"the columns {list(columns)}")
+    spec = columns[name]
+    shape = spec.shape if not is_sequence else spec.shape and spec.shape[1:]
+    fits = is_sequence <= bool(spec.shape) and (
+        _fits_flat(declared.shape, is_sequence=is_sequence)
+        if spec.is_flat
+        else _fits(shape, declared.shape)
+    )
+    if spec.dtype != tensor_structures.storage_dtype(declared) or not fits:
+        of = "each row of " if is_sequence else ""
+        raise file.mismatch(f"`{declared}` in {of}the column `{name}`", spec.label)
+
+
+def _fits(actual: Dims, declared: Dims) -> bool:
+    if actual is None or declared is None:
+        return True
+    return len(actual) == len(declared) and all(
+        None in (a, b) or a == b for a, b in zip(actual, declared, strict=True)
+    )
+
+
+def _fits_flat(declared: Dims, *, is_sequence: bool) -> bool:
+    """Return whether lists can be laid in a shape: only its first size is unknown."""
+    if declared is None:
+        return False
+    cell = declared if is_sequence else declared[1:]
+    return len(cell) > 0 and None not in cell[1:] and (is_sequence or None not in cell)
+
+
+def chunks_of(
+    file: DataFile, table: Table, leaves: Mapping[str, fl.TensorType], rank: int
+) -> Iterator[list[Any]]:
+    """Yield the cells of all columns, chunk by chunk, in their declared shapes.
+
+    Args:
+        file: for errors.
+        table: the file, opened.
+        leaves: name and type of each column; its shape is that of a cell after the
+            first `1 - rank` dimensions.
+        rank: 0 where the types are those of cells, 1 where of whole columns.
+    """
+    names = list(leaves)
+    shapes = [leaf.shape and leaf.shape[rank:] for leaf in leaves.values()]
+    for chunk in table.read(names, math.inf if rank else tables.CHUNK_BYTES):
+        yield [
+            _shaped(file, name, cells, shape) if table.specs[name].is_flat else cells
+            for name, cells, shape in zip(names, chunk, shapes, strict=True)
+        ]
+
+
+def _shaped(file: DataFile, name: str, cells: Any, shape: Any) -> Any:
+    sizes = [-1 if size is None else size for size in shape]
+    try:
+        shaped = [np.reshape(cell, sizes) for cell in cells]
+    except ValueError as error:
+        raise file.mismatch(
+            f"lists that fill the shape {list(shape)} in the column `{name}`",
+            f"lengths {sorted({len(cell) for cell in cells})[:4]}",
+        ) from error
+    return shaped if None in shape or not shaped else np.stack(shaped)
+
+
+def _whole(
+    file: DataFile,
+    table: Table,
+    leaves: Mapping[str, fl.TensorType],
+    type_spec: fl.Type,
+) -> Any:
+    chunks = list(chunks_of(file, table, leaves, rank=1))
+    arrays = [
+        _joined([chunk[index] for chunk in chunks], leaf)
+        for index, leaf in enumerate(leaves.values())
+    ]
+    for (name, leaf), array in zip(leaves.items(), arrays, strict=True):
+        if not _fits(array.shape, leaf.shape):
+            label = f"`{leaf}` as the column `{name}`"
+            raise file.mismatch(label, f"the shape {list(array.shape)}")
+    return tensor_structures.unflatten(iter(arrays), type_spec)
+
+
+def _joined(cells: list[Any], declared: fl.TensorType) -> Any:
+    if len(cells) == 1:
+        return np.asarray(cells[0], tensor_structures.storage_dtype(declared))
+    shape = [0 if size is None else size for size in (declared.shape or (0,))[1:]]
+    empty = np.empty((0, *shape), tensor_structures.storage_dtype(declared))
+    return np.concatenate(
+        [empty, *(np.asarray(c, empty.dtype) for c in cells if len(c))]
+    )
+
+
+def _dataset(
+    file: DataFile,
+    table: Table,
+    leaves: Mapping[str, fl.TensorType],
+    element: fl.Type,
+) -> "tf.data.Dataset[Any]":
+    spec = datasets.element_spec(element)
+    fixed = all(
+        leaf.shape is not None and None not in leaf.shape for leaf in leaves.values()
+    )
+
+    def rows() -> Iterator[Any]:
+        for chunk in chunks_of(file, table, leaves, rank=0):
+            for row in zip(*chunk, strict=True):
+                yield datasets.build(row, element)
+
+    def batches() -> Iterator[Any]:
+        for chunk in chunks_of(file, table, leaves, rank=0):
+            yield datasets.build(chunk, element)
+
+    if not fixed:
+        return tf.data.Dataset.from_generator(rows, output_signature=spec)
+    batched = tf.nest.map_structure(_batched, spec)
+    chunked = tf.data.Dataset.from_generator(batches, output_signature=batched)
+    return chunked.unbatch()
+
+
+def _batched(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec([None, *spec.shape], spec.dtype)
+
+
+SUFFIXES = (".tfrecord", ".tfrecords")
+
+_KINDS: Mapping[np.dtype[Any], str] = {
+    np.dtype(np.int64): "int64_list",
+    np.dtype(np.float32): "float_list",
+    np.dtype(object): "bytes_list",
+}
+_FRAME_BYTES = 16
+"""What a record takes beside its data: its length, and two checksums."""
+
+_STEP_BYTES = 4 * 2**20
+"""Records that are read at once, by the size of the first."""
+
+
+def _read_records(
+    file: DataFile,
+    leaves: Mapping[str, fl.TensorType],
+    element: fl.Type,
+    *,
+    is_sequence: bool,
+) -> Any:
+    """Return a dataset of the examples, or all their features stacked.
+
+    Args:
+        file: to read; its first record is, at once, to check it.
+        leaves: feature and type of each tensor; "" is the only feature.
+        element: the type of an element, or of the whole.
+        is_sequence: whether an example is one element; else tensors have one row an
+            example.
+    """
+    first = next(_batches(file, 1), None)
+    if first is None and "" in leaves:
+        raise file.mismatch("an example, or the name of a feature after a `#`", "none")
+    count = 1
+    if first is not None:
+        record = cast("bytes", first[0].numpy())
+        leaves = _checked(file, record, leaves, is_sequence=is_sequence)
+        count = max(1, _STEP_BYTES // (len(record) + _FRAME_BYTES))
+    dataset = tf.data.Dataset.from_generator(
+        lambda: _batches(file, count), output_signature=tf.TensorSpec([None], tf.string)
+    ).unbatch()
+    shapes = {
+        name: leaf.shape if is_sequence else (leaf.shape or ())[1:]
+        for name, leaf in leaves.items()
+    }
+    parsed = dataset.map(functools.partial(_parse, file, leaves, shapes))
+    if is_sequence:
+        return parsed.map(lambda *tensors: datasets.build(tensors, element))
+    return _stacked(file, parsed, leaves, element)
+
+
+def _batches(file: DataFile, count: int) -> Iterator[tf.Tensor]:
+    """Yield the data of all records, so many at a time, as vectors of strings.
+
+    Raises:
+        ValueMismatchError: a record is damaged, or cut short.
+    """
+    num_bytes = 0
+    with file.on_disk() as path:
+        with tf.device("/device:CPU:0"):
+            batches: Any = iter(tf.data.TFRecordDataset(path).batch(count))
+        try:
+            for batch in batches:
+                num_bytes += sum(len(data) + _FRAME_BYTES for data in batch.numpy())
+                yield batch
+        except tf.errors.DataLossError as error:
+            kind = "a cut short" if "truncated" in str(error) else "a damaged"
+            found = f"{kind} record at byte {num_bytes}, or after"
+            raise file.damaged(found) from error
+        if num_bytes != pathlib.Path(path).stat().st_size:
+            raise file.damaged(f"the record at byte {num_bytes} cut short")
+
+
+def _checked(
+    file: DataFile,
+    record: bytes,
+    leaves: Mapping[str, fl.TensorType],
+    *,
+    is_sequence: bool,
+) -> Mapping[str, fl.TensorType]:
+    """Compare declared types with the first example; name what has no name."""
+    try:
+        example = tf.train.Example.FromString(record)
+    except Exception as error:  # DecodeError, of whichever protobuf TensorFlow uses
+        raise file.mismatch("records of tf.train.Example", "others") from error
+    features = example.features.feature
+    if "" in leaves:
+        if len(features) != 1:
+            raise file.mismatch(
+                "one feature, or the name of one after a `#`",
+                f"the features {sorted(features)}",
+            )
+        leaves = {next(iter(features)): leaves[""]}
+    for name, leaf in leaves.items():
+        if name not in features:
+            raise file.mismatch(f"a feature `{name}`", f"features {sorted(features)}")
+        kind = features[name].WhichOneof("kind")
+        wanted = _KINDS.get(tensor_structures.storage_dtype(leaf))
+        if wanted is None or kind not in (wanted, None):
+            raise file.mismatch(f"`{leaf}` as the feature `{name}`", f"a `{kind}`")
+        shape = leaf.shape if is_sequence else leaf.shape and leaf.shape[1:]
+        if shape is None or None in shape[1:] or (not is_sequence and None in shape):
+            raise file.mismatch(
+                f"a shape whose first size alone may be unknown for `{name}`",
+                f"`{leaf}`",
+            )
+    return leaves
+
+
+def _parse(
+    file: DataFile,
+    leaves: Mapping[str, fl.TensorType],
+    shapes: Mapping[str, Any],
+    record: tf.Tensor,
+) -> tuple[tf.Tensor, ...]:
+    features = {
+        name: tf.io.FixedLenSequenceFeature(
+            [], specs.to_tf_dtype(leaf), allow_missing=True
+        )
+        for name, leaf in leaves.items()
+    }
+    parsed = tf.io.parse_single_example(record, features)
+    return tuple(_laid(file, name, parsed[name], shapes[name]) for name in leaves)
+
+
+def _laid(file: DataFile, name: str, values: tf.Tensor, shape: Any) -> tf.Tensor:
+    sizes = [1 if size is None else size for size in shape]
+    step, num_values = math.prod(sizes), tf.size(values)
+    fits = (
+        tf.equal(num_values % step, 0) if None in shape else tf.equal(num_values, step)
+    )
+    message = (
+        f"Expected values of the shape {list(shape)} as the feature `{name}` of every"
+        f" example in `{file.uri}`, found another number (read by"
+        f" {describe_executor()})."
+    )
+    with tf.control_dependencies([tf.debugging.Assert(fits, [message, num_values])]):
+        return tf.reshape(values, [-1 if size is None else size for size in shape])
+
+
+def _stacked(
+    file: DataFile,
+    parsed: "tf.data.Dataset[Any]",
+    leaves: Mapping[str, fl.TensorType],
+    type_spec: fl.Type,
+) -> Any:
+    examples = list(plain_values.iterate_dataset(parsed))
+    arrays: list[Any] = []
+    for index, (name, leaf) in enumerate(leaves.items()):
+        shape = leaf.shape or ()
+        if not shape or shape[0] not in (None, len(examples)):
+            present = f"{len(examples)} examples"
+            raise file.mismatch(f"`{leaf}` as all of the feature `{name}`", present)
+        cells = [example[index].numpy() for example in examples]
+        stacked = np.array(cells, tensor_structures.storage_dtype(leaf))
+        arrays.append(stacked.reshape(len(examples), *shape[1:]))
+    return tensor_structures.unflatten(iter(arrays), type_spec)
+
+
+Keep: TypeAlias = Callable[
+    [Hashable, frozenset[str], Callable[[], Any], Callable[[Any], float]], Any
+]
+"""Returns what is kept under a key, or makes it: `ClientStore.keep`."""
+
+SMALL_BYTES = 128 * 2**20
+"""Rows of files that are in memory at once; larger sequences are read as they go."""
+
+
+def read_if_small(
+    uri: str, type_spec: fl.SequenceType
+) -> "ColumnarSequence | tf.data.Dataset[Any]":
+    """Open a file and return its rows; a dataset of them where they are many.
+
+    Args:
+        uri: as `data` takes it.
+        type_spec: of the sequence.
+
+    Raises:
+        MissingFileError: the file is not there.
+        ValueMismatchError: it does not hold what the type says.
+        UnsupportedError: the format is none that is read, or needs packages.
+    """
+    file = DataFile.parse(uri)
+    if file.suffix in SUFFIXES:
+        return read(uri, type_spec)
+    table, leaves = open_table(file, type_spec.element, is_sequence=True)
+    if table.count_bytes(list(leaves)) > SMALL_BYTES:
+        return read(uri, type_spec)
+    parts: list[list[Column]] = [[_column([], leaf)] for leaf in leaves.values()]
+    num_bytes = 0
+    for chunk in chunks_of(file, table, leaves, rank=0):
+        read_limits.check()
+        for part, cells, leaf in zip(parts, chunk, leaves.values(), strict=True):
+            part.append(_column(cells, leaf))
+            num_bytes += columnar_sequence.count_column_bytes(part[-1])
+        if num_bytes > SMALL_BYTES:
+            return read(uri, type_spec)
+    columns = tuple(columnar_sequence.join_columns(part) for part in parts)
+    return ColumnarSequence(columns, columns[0].length)
+
+
+def read_cached(
+    uri: str, type_spec: fl.SequenceType, keep: Keep
+) -> "ColumnarSequence | tf.data.Dataset[Any]":
+    """Return what `read_if_small` does; of a file that did not change, what is kept.
+
+    Args:
+        uri: as `data` takes it.
+        type_spec: of the sequence.
+        keep: see `Keep`.
+
+    Raises:
+        As `read_if_small`.
+    """
+    stamp = DataFile.parse(uri).stamp()
+    if stamp is None:
+        return read_if_small(uri, type_spec)
+    key = (uri, type_spec, stamp)
+    return keep(key, frozenset(), lambda: read_if_small(uri, type_spec), _count_bytes)
+
+
+def _count_bytes(rows: Any) -> float:
+    is_held = isinstance(rows, ColumnarSequence)
+    return rows.num_bytes if is_held else math.inf  # a dataset holds nothing
+
+
+def _column(cells: Any, leaf: fl.TensorType) -> Column:
+    return columnar_sequence.lay_column(
+        cells, tensor_structures.storage_dtype(leaf), leaf.shape
+    )
+
+
+class FileSequence(datasets.KnownSequence):
+    """A sequence in a file, which is read anew whenever somebody asks for elements.
+
+    Args:
+        uri: as `data` takes it.
+        type_spec: of the sequence.
+
+    Raises:
+        MissingFileError: the file is not there.
+        ValueMismatchError: it does not hold what the type says.
+        UnsupportedError: the format is none that is read, or needs packages.
+    """
+
+    def __init__(self, uri: str, type_spec: fl.SequenceType) -> None:
+        super().__init__(type_spec.element)
+        self._uri, self._type_spec = uri, type_spec
+        self._read = read(uri, type_spec)
+
+    @override
+    def _make_dataset(self) -> "tf.data.Dataset[Any]":
+        return self._read
+
+    def load(self) -> "datasets.HeldSequence | tf.data.Dataset[Any]":
+        """Return the rows, read now; a dataset of them where they are many."""
+        rows = read_if_small(self._uri, self._type_spec)
+        if isinstance(rows, ColumnarSequence):
+            return datasets.HeldSequence(rows, self.element)
+        return rows
+
+
+def to_features(features: Mapping[str, Any]) -> dict[str, fl.TensorType]:
+    """Return the types of features, from whatever converts to them.
+
+    Raises:
+        ValueMismatchError: an example cannot hold one: it knows int64, float32 and
+            strings, in a shape whose first size alone may be unknown.
+    """
+    types: dict[str, fl.TensorType] = {}
+    for name, declared in features.items():
+        tensor = specs.to_type(declared)
+        fits = (
+            isinstance(tensor, fl.TensorType)
+            and tensor_structures.storage_dtype(tensor) in _KINDS
+            and tensor.shape is not None
+            and None not in tensor.shape[1:]
+        )
+        if not fits:
+            raise errors.ValueMismatchError(
+                "Expected int64, float32 or strings, in a shape whose first size alone"
+                f" may be unknown, as the feature `{name}`, found `{tensor}`: convert"
+                " it by `map`."
+            )
+        types[name] = tensor  # pyright: ignore[reportArgumentType]
+    return types
+
+
+def parse_examples(
+    serialised: Sequence[bytes], features: Mapping[str, fl.TensorType], label: str
+) -> ColumnarSequence:
+    """Return examples as a sequence, an element each, features in the order given.
+
+    Args:
+        serialised: of `tf.train.Example`.
+        features: as `to_features` returned them.
+        label: what these are called in an error.
+
+    Raises:
+        ValueMismatchError: an example has no such feature, of that kind and size.
+    """
+    wanted = {name: _feature(name, tensor) for name, tensor in features.items()}
+    try:
+        with tf.device("/device:CPU:0"):
+            parsed: Any = tf.io.parse_example(
+                tf.constant(list(serialised), tf.string, [len(serialised)]), wanted
+            )
+            columns = [
+                _parsed_column(parsed[name], features[name]) for name in features
+            ]
+    except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+        raise _mismatch(features, label, str(error.message)) from error
+    except UnicodeDecodeError as error:  # TensorFlow's message quotes the bytes
+        raise _mismatch(features, label, "bytes that are no example") from error
+    return ColumnarSequence(tuple(columns), len(serialised))
+
+
+def _mismatch(
+    features: Mapping[str, fl.TensorType], label: str, reason: str
+) -> errors.ValueMismatchError:
+    return errors.ValueMismatchError(
+        f"Expected examples with the features {list(features)} in {label}, found"
+        f" otherwise ({reason})."
+    )
+
+
+def _feature(name: str, tensor: fl.TensorType) -> Any:
+    dtype = specs.to_tf_dtype(tensor)
+    shape = list(tensor.shape or ())
+    if None not in shape:
+        return tf.io.FixedLenFeature(shape, dtype)
+    inside = tuple(
+        tf.io.RaggedFeature.UniformRowLength(size or 0) for size in shape[1:]
+    )
+    return tf.io.RaggedFeature(
+        dtype, value_key=name, partitions=inside, row_splits_dtype=tf.int64
+    )
+
+
+def _parsed_column(parsed: Any, tensor: fl.TensorType) -> Column:
+    if not isinstance(parsed, tf.RaggedTensor):
+        return Column(parsed.numpy())
+    values: Any = parsed.values
+    splits = parsed.row_splits.numpy()
+    shape = [size or 0 for size in (tensor.shape or ())[1:]]
+    while isinstance(values, tf.RaggedTensor):
+        values = values.values
+    return Column(values.numpy().reshape(-1, *shape), splits)

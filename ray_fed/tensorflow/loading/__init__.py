@@ -1,1 +1,0 @@
-"""Computations as functions of tensors, as the leaf executor calls them."""

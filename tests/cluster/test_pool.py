@@ -1,0 +1,388 @@
+"""The driver's list of workers: who has which, who waits, and what it is told.
+
+Also which subrounds are called stragglers, on a clock that the test turns.
+"""
+
+# pyright: reportPrivateUsage=false
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import ray.exceptions
+
+import ray_fed
+import ray_fed.errors as errors
+from ray_fed.cluster import metrics, pool, worker_actor
+from ray_fed.cluster.pool import Pool, Size, Stragglers
+from ray_fed.plan.fingerprint import Fingerprint, Versions, WorkerDescription
+
+WAIT_S = 60.0
+PRINT = Fingerprint("2", "CPU", "avx", onednn=True, threads=1)
+DESCRIBED = WorkerDescription(7, "10.0.0.1", "node", Versions.read(), PRINT)
+
+
+class FakeActor:
+    """The handle of a worker's actor; the test says what it answers."""
+
+    has_place = True
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Be a new process."""
+        self.loaded: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.asked: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def die(self) -> None:
+        """End the process; the next one loads."""
+        ended = self.ended
+        self.renew()
+        ended.set_exception(ray.exceptions.ActorUnavailableError("gone", None))
+
+    def __getattr__(self, name: str) -> Any:
+        return FakeMethod(self, name)
+
+
+@dataclasses.dataclass
+class FakeMethod:
+    actor: FakeActor
+    name: str
+
+    def remote(self, *args: Any) -> Any:
+        del args
+        if self.name == "leave":
+            if not self.actor.ended.done():
+                self.actor.ended.set_result(None)
+            return None
+        futures = {"load": self.actor.loaded, "hold": self.actor.ended}
+        futures["describe"] = self.actor.asked
+        if not self.actor.has_place:
+            futures["ping"] = concurrent.futures.Future()
+        return _answer(futures.get(self.name))
+
+
+async def _answer(future: Any) -> Any:
+    return None if future is None else await asyncio.wrap_future(future)
+
+
+class FakeJob:
+    is_current = True
+
+    def check(self) -> None:
+        pass
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> list[FakeActor]:
+    """The actors that were started, in order."""
+    started: list[FakeActor] = []
+
+    def start(*_: Any) -> FakeActor:
+        started.append(FakeActor())
+        return started[-1]
+
+    class Gauge:
+        def set(self, value: float) -> None:
+            pass
+
+    async def look_up(what: str, *_: Any) -> Any:
+        return [] if what in {"nodes", "draining"} else ""
+
+    def kill(*_: Any, **__: Any) -> None:
+        pass
+
+    monkeypatch.setattr(worker_actor, "start_worker", start)
+    monkeypatch.setattr(metrics, "workers_ready", Gauge)
+    monkeypatch.setattr(pool.inventory, "look_up", look_up)
+    monkeypatch.setattr(ray, "kill", kill)
+    return started
+
+
+@pytest.fixture
+def build(actors: list[FakeActor]) -> Iterator[Callable[..., Pool]]:
+    """Builds pools, of two workers if not said otherwise, of which one is needed."""
+    del actors
+    built: list[Pool] = []
+
+    def make(wait_s: float = WAIT_S, most: int = 2) -> Pool:
+        size = Size(1, most, is_fixed=False, each="1 CPU", wait_timeout_s=wait_s)
+        config = ray_fed.Config(workers=(1, 2))
+        built.append(Pool(config, size, None, "a test", cast("Any", FakeJob())))
+        return built[-1]
+
+    yield make
+    for one in built:
+        one.close()
+
+
+def take(built: Pool, count: int = 1, prefers: bytes = b"") -> list[str]:
+    """Return the names of the workers that are taken."""
+    team = asyncio.run(asyncio.wait_for(built.take(prefers, count), WAIT_S))
+    return [member.name for member in team]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def ready(built: Pool, actors: list[FakeActor]) -> Pool:
+    """Return a pool once all of its workers are loaded."""
+    for actor in actors:
+        actor.loaded.set_result(DESCRIBED)
+    wait_until(lambda: built.num_ready == len(actors))
+    return built
+
+
+def test_workers_are_given_to_one_at_a_time(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = build()
+    actors[1].loaded.set_result(DESCRIBED)
+    first = take(built)
+    actors[0].loaded.set_result(DESCRIBED)
+    second = take(built)
+
+    assert (first, second) == (["worker 1"], ["worker 0"])
+    assert built.take_now(b"", 1) == []
+    built.give_back([built.members[1]])
+    assert take(built) == ["worker 1"]
+
+
+def test_several_idle_workers_are_taken_together(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = ready(build(), actors)
+
+    assert take(built, count=3) == ["worker 0", "worker 1"]
+
+
+def test_worker_that_ran_clients_last_comes_first(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = ready(build(), actors)
+    built.note_holder(b"clients", "worker 1")
+    built.note_holder(b"", "worker 0")
+
+    assert take(built, prefers=b"clients") == ["worker 1"]
+    assert take(built, prefers=b"clients") == ["worker 0"]
+
+
+def test_worker_that_dies_is_taken_again_once_its_next_process_is_ready(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = build()
+    actors[0].loaded.set_result(DESCRIBED)
+    wait_until(lambda: built.num_ready == 1)
+
+    actors[0].die()
+    wait_until(lambda: built.num_ready == 0)
+    actors[0].loaded.set_result(dataclasses.replace(DESCRIBED, pid=8))
+
+    assert take(built) == ["worker 0"]
+    described = built.members[0].described
+    assert described is not None
+    assert described.pid == 8
+    assert len(actors) == 2  # Ray restarted it, nobody else
+
+
+def test_loss_counts_for_that_process_alone_and_until_it_answers(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = build()
+    actors[0].loaded.set_result(DESCRIBED)
+    wait_until(lambda: built.num_ready == 1)
+
+    built.lose("worker 0", 6)
+    before = built.num_ready
+    built.lose("worker 0", DESCRIBED.pid)
+
+    assert (before, built.num_ready) == (1, 0)
+
+    actors[0].asked.set_result(DESCRIBED)
+    assert take(built) == ["worker 0"]
+
+
+@pytest.mark.parametrize(
+    ("described", "why"),
+    [
+        (
+            dataclasses.replace(
+                DESCRIBED, versions=dataclasses.replace(DESCRIBED.versions, python="2")
+            ),
+            "python is 2 where the driver has",
+        ),
+        (dataclasses.replace(DESCRIBED, missing="Expected a GPU"), "Expected a GPU"),
+    ],
+    ids=["version", "device"],
+)
+def test_worker_that_must_not_be_used_is_an_error_that_says_why(
+    build: Callable[..., Pool],
+    actors: list[FakeActor],
+    described: WorkerDescription,
+    why: str,
+) -> None:
+    built = build()
+    for actor in actors:
+        actor.loaded.set_result(described)
+
+    for _ in range(2):  # it stays one
+        with pytest.raises(errors.ResourceError, match=why) as raised:
+            take(built)
+        assert "`worker 0` on node 10.0.0.1 was refused" in str(raised.value)
+
+
+@pytest.mark.usefixtures("actors")
+def test_too_few_workers_with_a_place_are_an_error_in_time(
+    build: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeActor, "has_place", False)
+    built = build(wait_s=1.0)
+    begun_s = time.monotonic()
+
+    with pytest.raises(errors.ResourceError, match="at least 1 workers") as raised:
+        take(built)
+
+    assert "`workers.wait_timeout_s`" in str(raised.value)
+    assert time.monotonic() - begun_s >= 1.0
+
+
+def test_starts_that_fail_again_and_again_are_an_error(
+    build: Callable[..., Pool],
+    actors: list[FakeActor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(handle: FakeActor, *, no_restart: bool) -> None:
+        del no_restart
+        if handle.loaded.done():
+            handle.renew()
+            handle.loaded.set_exception(_failure())
+
+    monkeypatch.setattr(ray, "kill", fail)
+    built = build()
+    for actor in actors:
+        actor.loaded.set_exception(_failure())
+
+    with pytest.raises(errors.RetryBudgetError, match="No module named") as raised:
+        take(built)
+
+    assert raised.value.failure_class == "fatal"
+    assert "Expected workers to start, found" in str(raised.value)
+
+
+def _failure() -> Exception:
+    return ray.exceptions.RayTaskError(
+        "load", "No module named `tensorflow`", ImportError("tensorflow")
+    )
+
+
+def _run(stragglers: Stragglers, subround: str, seconds: float) -> None:
+    """Let a sibling begin at 0 s and end."""
+    stragglers.begin(subround, "round 1", 0.0)
+    stragglers.done(subround, seconds)
+
+
+def test_limit_is_so_many_times_the_median_of_those_that_are_done() -> None:
+    stragglers = Stragglers(3.0, 1.0)
+    for index, seconds in enumerate([2.0, 4.0, 100.0]):
+        _run(stragglers, f"done {index}", seconds)
+
+    stragglers.begin("slow", "round 1", 10.0)
+
+    assert stragglers.due_s("slow") == 10.0 + 3 * 4.0
+
+
+def test_limit_is_no_less_than_the_least_seconds() -> None:
+    stragglers = Stragglers(3.0, 60.0)
+    _run(stragglers, "done", 2.0)
+
+    stragglers.begin("slow", "round 1", 0.0)
+
+    assert stragglers.due_s("slow") == 60.0
+
+
+@pytest.mark.parametrize(
+    ("num_done", "num_running", "expected"),
+    [
+        pytest.param(0, 1, None, id="nothing to compare with"),
+        pytest.param(1, 2, None, id="most still run"),
+        pytest.param(2, 2, 30.0, id="half are done"),
+    ],
+)
+def test_nothing_is_said_before_half_of_them_are_done(
+    num_done: int, num_running: int, expected: float | None
+) -> None:
+    stragglers = Stragglers(3.0, 1.0)
+    for index in range(num_done):
+        _run(stragglers, f"done {index}", 10.0)
+
+    for index in range(num_running):
+        stragglers.begin(f"running {index}", "round 1", 0.0)
+
+    assert stragglers.due_s("running 0") == expected
+
+
+def test_other_rounds_are_not_compared_with() -> None:
+    stragglers = Stragglers(3.0, 1.0)
+    _run(stragglers, "done", 2.0)
+
+    stragglers.begin("slow", "round 2", 0.0)
+
+    assert stragglers.due_s("slow") is None
+
+
+def test_time_counts_from_the_last_worker_that_was_given() -> None:
+    stragglers = Stragglers(3.0, 1.0)
+    _run(stragglers, "done", 2.0)
+    stragglers.begin("slow", "round 1", 0.0)
+
+    stragglers.begin("slow", "round 1", 50.0)
+
+    assert stragglers.due_s("slow") == 56.0
+
+
+def test_subround_that_is_done_is_no_straggler() -> None:
+    stragglers = Stragglers(3.0, 1.0)
+    _run(stragglers, "done", 2.0)
+    _run(stragglers, "slow", 50.0)
+
+    assert stragglers.due_s("slow") is None
+    assert stragglers.due_s("never seen") is None
+
+
+def test_what_is_known_of_a_round_goes_with_its_last_subround() -> None:
+    stragglers = Stragglers(3.0, 1.0)
+    _run(stragglers, "a", 2.0)
+    stragglers.begin("b", "round 1", 0.0)
+
+    stragglers.forget("a")
+    assert stragglers.due_s("b") == 6.0
+    stragglers.forget("b")
+
+    stragglers.begin("c", "round 1", 0.0)
+    assert stragglers.due_s("c") is None
+
+
+def test_subround_is_given_workers_of_other_nodes_first(
+    build: Callable[..., Pool], actors: list[FakeActor]
+) -> None:
+    built = build(most=6)
+    for index, actor in enumerate(actors):
+        node = "node" if index < 4 else "another"
+        actor.loaded.set_result(dataclasses.replace(DESCRIBED, node=node))
+    wait_until(lambda: built.num_ready == 6)
+
+    handles, known = built.in_order(built.members[:1])
+
+    assert [worker.name for worker in known[:3]] == ["worker 0", "worker 4", "worker 5"]
+    assert handles[:3] == [actors[0], actors[4], actors[5]]
+    assert len(built.in_order(built.members)[0]) == 6

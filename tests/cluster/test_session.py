@@ -1,0 +1,90 @@
+"""Connecting: what is not there is said at once."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import ray_fed
+import ray_fed.errors as errors
+from ray_fed.cluster import joining, session
+
+SCRIPT = """
+import ray_fed
+try:
+    ray_fed.create_context(ray_fed.Config(), address="127.0.0.1:1")
+except ray_fed.errors.ClusterError as error:
+    print(error)
+"""
+
+
+def test_address_where_nothing_listens_is_refused_at_once() -> None:
+    # In a process of its own: this one may have joined a Ray already.
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert "a Ray at `127.0.0.1:1`" in ran.stdout
+
+
+@pytest.mark.usefixtures("unconnected")
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ({"count": 10_000}, "Expected 10000 CPU for 10000 `workers`"),
+        ({"count": (10_000, 20_000)}, "Expected 10000 CPU for 10000 `workers`"),
+        ({"count": 1000, "num_gpus": 1, "num_cpus": 1e-4}, "Expected 1000 GPU"),
+        ({"count": 1, "resources": {"tpu": 1}}, "Expected 1 tpu for 1 `workers`"),
+        ({"count": 1, "num_cpus": 10_000}, "Expected 10000 CPU for 1 `workers`"),
+    ],
+    ids=["count", "range", "GPUs", "resource", "large"],
+)
+def test_more_than_this_machine_has_is_refused_before_ray_starts(
+    workers: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(**_: Any) -> None:
+        pytest.fail("Ray was started")
+
+    monkeypatch.setattr(session.ray, "init", start)
+
+    with pytest.raises(errors.ResourceError, match=message):
+        ray_fed.create_context(ray_fed.Config(workers=workers), address="local")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ({"count": (10_000, 20_000)}, "Expected 10000 CPU for 10000 `workers`"),
+        ({"count": (1, 2), "num_cpus": 10_000}, "Expected 10000 CPU for 1 `workers`"),
+        ({"count": (1, 2), "resources": {"tpu": 1}}, "Expected 1 tpu for 1 `workers`"),
+    ],
+    ids=["many", "large", "resource"],
+)
+def test_ray_of_this_process_does_not_grow(
+    workers: dict[str, Any], message: str
+) -> None:
+    config = ray_fed.Config(workers=workers)
+
+    with pytest.raises(errors.ResourceError, match=message):
+        ray_fed.create_context(config, address="local")
+
+
+@pytest.mark.usefixtures("unconnected")
+@pytest.mark.parametrize("is_head", [True, False])
+def test_ray_that_another_process_started_may_grow(
+    is_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Found:
+        def is_head(self) -> bool:
+            return is_head
+
+    monkeypatch.setattr(joining.ray_worker, "_global_node", Found())
+
+    assert joining.started_here() is is_head

@@ -1,0 +1,438 @@
+"""The normal form: what normalising gives, and that doing it again changes nothing."""
+
+# pyright: reportUnknownLambdaType=false
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import federated_language as fl
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ray_fed.errors as errors
+import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.values.plain_values as plain_values
+from ray_fed import tensorflow as rtf
+from ray_fed.language import structs
+from ray_fed.plan import random_keys
+from ray_fed.tensorflow import normal_forms
+
+
+class Point(NamedTuple):
+    z: Any
+    a: Any
+
+
+NAMED = fl.StructType([("z", np.int32), ("a", fl.StructType([np.str_, np.bool_]))])
+SEQUENCE = fl.SequenceType(np.int32)
+POINTS = fl.SequenceType([("z", np.int32), ("a", np.int32)])
+
+
+def variable(value: Any) -> Any:
+    return tf.Variable(value)
+
+
+def sliced(value: Any) -> Any:
+    return tf.data.Dataset.from_tensor_slices(value)
+
+
+def is_same(left: Any, right: Any) -> bool:
+    """Return whether two normal forms hold the very same objects."""
+    if not isinstance(left, structs.Struct):
+        return left is right
+    pairs = zip(structs.iter_elements(left), structs.iter_elements(right), strict=True)
+    return isinstance(right, structs.Struct) and all(
+        name == other_name and is_same(member, other)
+        for (name, member), (other_name, other) in pairs
+    )
+
+
+VALUES = [
+    pytest.param(lambda: 5, np.int32, id="int"),
+    pytest.param(lambda: 0.1, np.float32, id="float"),
+    pytest.param(lambda: True, np.bool_, id="bool"),
+    pytest.param(lambda: "text", np.str_, id="str"),
+    pytest.param(lambda: np.ones([2, 2]), (np.float64, (2, None)), id="array"),
+    pytest.param(lambda: ml_dtypes.bfloat16(2), ml_dtypes.bfloat16, id="bfloat16"),
+    pytest.param(lambda: tf.constant([1, 2]), (np.int32, (2,)), id="tensor"),
+    pytest.param(lambda: variable([1, 2]), (np.int32, (None,)), id="variable"),
+    pytest.param(lambda: (1, ("x", True)), NAMED, id="tuples"),
+    pytest.param(lambda: {"a": ["x", True], "z": 1}, NAMED, id="mapping"),
+    pytest.param(
+        lambda: structs.Struct([(None, 1), (None, (b"x", True))]), NAMED, id="struct"
+    ),
+    pytest.param(tuple, [], id="empty struct"),
+    pytest.param(lambda: [1, 2], SEQUENCE, id="list"),
+    pytest.param(lambda: iter([1, 2]), SEQUENCE, id="iterator"),
+    pytest.param(lambda: np.arange(3, dtype=np.int32), SEQUENCE, id="array of rows"),
+    pytest.param(lambda: sliced([1, 2]), SEQUENCE, id="dataset"),
+    pytest.param(lambda: sliced(([1], [2])), POINTS, id="dataset of tuples"),
+    pytest.param(lambda: sliced(Point([1], [2])), POINTS, id="dataset of namedtuples"),
+    pytest.param(lambda: sliced({"z": [1], "a": [2]}), POINTS, id="dataset of dicts"),
+    pytest.param(
+        lambda: plain_values.to_plain([1, 2], SEQUENCE), SEQUENCE, id="plain sequence"
+    ),
+    pytest.param(lambda: [(1, [2])], [[np.int32, SEQUENCE]], id="nested"),
+]
+
+
+@pytest.mark.parametrize(("make", "spec"), VALUES)
+def test_normalising_twice_is_normalising_once(
+    make: Callable[[], Any], spec: Any
+) -> None:
+    type_spec = fl.to_type(spec)
+
+    once = normal_forms.normalise(make(), type_spec)
+    twice = normal_forms.normalise(once, type_spec)
+
+    assert is_same(once, twice)
+
+
+@pytest.mark.parametrize(("make", "spec"), VALUES)
+def test_taking_apart_and_putting_together_keeps_values(
+    make: Callable[[], Any], spec: Any
+) -> None:
+    type_spec = fl.to_type(spec)
+    value = normal_forms.normalise(make(), type_spec)
+
+    again = normal_forms.unflatten(normal_forms.flatten(value, type_spec), type_spec)
+
+    expected = plain_values.to_plain(
+        normal_forms.compute(normal_forms.normalise(make(), type_spec), type_spec),
+        type_spec,
+    )
+    found = plain_values.to_plain(normal_forms.compute(again, type_spec), type_spec)
+    assert is_equal(found, expected)
+    assert is_same(again, normal_forms.normalise(again, type_spec))
+
+
+def is_equal(left: Any, right: Any) -> bool:
+    if isinstance(left, tuple):
+        return all(is_equal(x, y) for x, y in zip(left, right, strict=True))
+    if hasattr(left, "columns"):
+        pairs = zip(left, right, strict=True)
+        return all(is_equal(x, y) for x, y in pairs)
+    return bool(np.array_equal(left, right))
+
+
+class TestForms:
+    def test_tensors_are_eager(self) -> None:
+        result = normal_forms.normalise(0.5, fl.to_type(np.float32))
+
+        assert isinstance(result, tf.Tensor)
+        assert (result.dtype, result.shape.as_list()) == (tf.float32, [])
+        assert result.numpy() == 0.5
+
+    def test_eager_tensors_stay_what_they_are(self) -> None:
+        tensor = tf.constant([1.0, 2.0])
+
+        assert (
+            normal_forms.normalise(tensor, fl.TensorType(np.float32, (None,))) is tensor
+        )
+
+    def test_variables_are_read(self) -> None:
+        kept = variable(1)
+
+        result = normal_forms.normalise(kept, fl.to_type(np.int32))
+        kept.assign(2)
+
+        assert not isinstance(result, tf.Variable)
+        assert result.numpy() == 1
+
+    def test_structs_take_the_names_of_their_type(self) -> None:
+        result = normal_forms.normalise((1, ["x", True]), NAMED)
+
+        assert [name for name, _ in structs.iter_elements(result)] == ["z", "a"]
+        assert [name for name, _ in structs.iter_elements(result.a)] == [None, None]
+        assert (result.z.numpy(), result.a[0].numpy()) == (1, b"x")
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda: sliced(Point([1], [2])), id="dataset of namedtuples"),
+            pytest.param(lambda: sliced(([1], [2])), id="dataset of tuples"),
+            pytest.param(lambda: sliced({"z": [1], "a": [2]}), id="dataset of dicts"),
+            pytest.param(lambda: iter([{"a": 2, "z": 1}]), id="iterator of dicts"),
+        ],
+    )
+    def test_sequences_are_datasets_with_their_fields_in_place(
+        self, make: Callable[[], Any]
+    ) -> None:
+        result = normal_forms.normalise(make(), POINTS)
+
+        [element] = normal_forms.compute(result, POINTS)
+        assert isinstance(result, tf.data.Dataset)
+        assert (element.z, element.a) == (1, 2)
+
+    def test_sequences_that_are_there_are_held_with_their_fields_in_place(self) -> None:
+        result = normal_forms.normalise([Point(1, 2), {"a": 4, "z": 3}], POINTS)
+
+        elements = normal_forms.compute(result, POINTS)
+        assert isinstance(result, datasets.HeldSequence)
+        assert [(element.z, element.a) for element in elements] == [(1, 2), (3, 4)]
+        assert result.tensors is result.tensors
+        assert [t.numpy().tolist() for t in result.tensors] == [[1, 3], [2, 4], 2]
+        dataset = datasets.to_elements(result.dataset, POINTS.element)
+        assert [(element.z, element.a) for element in dataset] == [(1, 2), (3, 4)]
+
+    def test_held_sequences_take_the_type_they_are_passed_as(self) -> None:
+        fixed = fl.SequenceType(fl.TensorType(np.float32, (2,)))
+        ragged = fl.SequenceType(fl.TensorType(np.float32, (None,)))
+        held = normal_forms.normalise([[1.0, 2.0], [3.0, 4.0]], fixed)
+
+        result = normal_forms.normalise(held, ragged)
+
+        assert normal_forms.normalise(held, fixed) is held
+        assert normal_forms.normalise(result, ragged) is result
+        rows, splits, length = (tensor.numpy() for tensor in result.tensors)
+        assert rows.tolist() == [1, 2, 3, 4]
+        assert (splits.tolist(), length) == ([0, 2, 4], 2)
+        with pytest.raises(errors.ValueMismatchError, match="a sequence"):
+            normal_forms.normalise(result, fixed)
+
+    def test_what_is_computed_of_a_held_sequence_is_the_callers(self) -> None:
+        vectors = fl.SequenceType(fl.TensorType(np.float32, (2,)))
+        held = normal_forms.normalise([[1.0, 2.0]], vectors)
+
+        normal_forms.compute(held, vectors)[0][:] = 0
+
+        assert normal_forms.compute(held, vectors)[0].tolist() == [1, 2]
+
+    def test_functions_map_normal_forms_to_normal_forms(self) -> None:
+        type_spec = fl.FunctionType(POINTS, [("last", np.int32), ("points", POINTS)])
+        comp = rtf.computation(
+            lambda ds: {
+                "last": ds.reduce(0, lambda _, point: point["z"]),
+                "points": ds.skip(1),
+            },
+            POINTS,
+        )
+        function = normal_forms.load_function(
+            comp.to_proto().tensorflow, comp.type_signature, None
+        )
+
+        result = function(normal_forms.normalise([(1, 2), (3, 4)], POINTS))
+
+        assert str(comp.type_signature) == str(type_spec)
+        assert is_same(result, normal_forms.normalise(result, type_spec.result))
+        assert is_same(function, normal_forms.normalise(function, type_spec))
+        assert result.last.numpy() == 3
+
+
+class TestSequenceArguments:
+    """Functions of sequences run without tf.data where they can, else as written."""
+
+    def load(
+        self, fn: Any, *types: Any
+    ) -> tuple[normal_forms.Executable, fl.FunctionType]:
+        comp = rtf.computation(fn, *types)
+        type_spec: Any = comp.type_signature
+        message = comp.to_proto().tensorflow
+        return normal_forms.load_function(message, type_spec, None), type_spec
+
+    def test_held_sequences_need_no_dataset(self) -> None:
+        function, _ = self.load(
+            lambda ds: ds.batch(2).reduce(0, lambda s, x: s * 3 + tf.reduce_sum(x)),
+            SEQUENCE,
+        )
+        held = normal_forms.normalise([1, 2, 3], SEQUENCE)
+
+        result = function(held)
+
+        assert function.unlowered is None
+        assert result.numpy() == 12
+        assert "dataset" not in vars(held)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(lambda: sliced([1, 2, 3]), id="dataset"),
+            pytest.param(lambda: iter([1, 2, 3]), id="iterator"),
+        ],
+    )
+    def test_datasets_are_read_as_they_come(self, make: Callable[[], Any]) -> None:
+        function, _ = self.load(
+            lambda ds: ds.batch(2).reduce(0, lambda s, x: s * 3 + tf.reduce_sum(x)),
+            SEQUENCE,
+        )
+
+        assert function(normal_forms.normalise(make(), SEQUENCE)).numpy() == 12
+
+    def test_endless_datasets_are_read_as_far_as_needed(self) -> None:
+        function, _ = self.load(
+            lambda ds: ds.take(3).reduce(0, lambda s, x: s + x), SEQUENCE
+        )
+        endless = sliced([1, 2]).repeat()
+
+        assert function(normal_forms.normalise(endless, SEQUENCE)).numpy() == 4
+
+    def test_one_dataset_among_held_sequences(self) -> None:
+        function, type_spec = self.load(
+            lambda x, y, z: (
+                x.reduce(z, lambda s, v: s * 3 + v)
+                + y.reduce(0, lambda s, v: s * 3 + v)
+            ),
+            SEQUENCE,
+            SEQUENCE,
+            np.int32,
+        )
+        parameter: Any = type_spec.parameter
+
+        results = [
+            function(normal_forms.normalise(value, parameter)).numpy()
+            for value in (([1], sliced([2, 3]), 4), ([1], [2, 3], 4))
+        ]
+
+        assert results == [13 + 9, 13 + 9]
+
+    def test_what_cannot_do_without_datasets_says_why(self) -> None:
+        function, _ = self.load(
+            lambda ds: ds.flat_map(tf.data.Dataset.from_tensors).reduce(
+                0, lambda s, x: s + x
+            ),
+            SEQUENCE,
+        )
+
+        assert function.unlowered == "FlatMapDataset"
+        assert function(normal_forms.normalise([1, 2, 3], SEQUENCE)).numpy() == 6
+
+    def test_functions_of_tensors_have_nothing_to_say(self) -> None:
+        function, _ = self.load(lambda x: x + 1, np.int32)
+
+        assert function.unlowered is None
+
+    def test_draws_follow_the_key_and_not_the_call_before(self) -> None:
+        function, _ = self.load(
+            lambda ds: (
+                ds.shuffle(10)
+                .map(lambda x: x + tf.random.uniform([], 0, 1000, tf.int32))
+                .reduce(0, lambda s, x: s * 31 + x)
+            ),
+            SEQUENCE,
+        )
+        held = normal_forms.normalise(list(range(8)), SEQUENCE)
+
+        def call(seed: int) -> int:
+            with random_keys.using(random_keys.DrawKey(seed, 0)):
+                return int(function(held).numpy())
+
+        assert call(1) == call(1) != call(2)
+
+
+class TestCompute:
+    def test_gives_numpy_values_in_structs(self) -> None:
+        type_spec = fl.StructType(
+            [("x", fl.TensorType(np.str_, (1,))), ("s", SEQUENCE)]
+        )
+
+        result = normal_forms.compute(
+            normal_forms.normalise((["ä"], [1, 2]), type_spec), type_spec
+        )
+
+        assert isinstance(result, structs.Struct)
+        assert result.x.tolist() == ["ä".encode()]
+        assert result.s == [1, 2]
+
+    def test_refuses_functions(self) -> None:
+        type_spec = fl.FunctionType(None, np.int32)
+
+        with pytest.raises(errors.ValueMismatchError, match="found a function"):
+            normal_forms.compute(normal_forms.Executable(lambda: None), type_spec)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("value", "spec"),
+        [
+            pytest.param(1.0, np.int32, id="float for int"),
+            pytest.param(True, np.int32, id="bool for int"),
+            pytest.param(1, np.bool_, id="int for bool"),
+            pytest.param(np.int64(1), np.int32, id="int64 for int32"),
+            pytest.param(2**31, np.int32, id="too large"),
+            pytest.param(-1, np.uint8, id="negative for unsigned"),
+            pytest.param(2**24 + 1, np.float32, id="int that float32 rounds"),
+            pytest.param(1e300, np.float32, id="float that overflows"),
+            pytest.param("1", np.int32, id="str for int"),
+            pytest.param(1, np.str_, id="int for str"),
+            pytest.param(None, np.int32, id="None"),
+            pytest.param(1j, np.float32, id="complex for float"),
+            pytest.param([1, 2, 3], (np.int32, (2,)), id="another shape"),
+            pytest.param(1, (np.int32, (1,)), id="another rank"),
+            pytest.param([[1], [2, 3]], (np.int32, (None, None)), id="ragged list"),
+            pytest.param((1, 2), [np.int32], id="another length"),
+            pytest.param({"x": 1}, [("y", np.int32)], id="other names"),
+            pytest.param({"x": 1}, [np.int32], id="names for none"),
+            pytest.param(5, [np.int32], id="no container"),
+            pytest.param(5, SEQUENCE, id="no iterable"),
+            pytest.param("ab", fl.SequenceType(np.str_), id="str for a sequence"),
+            pytest.param({1: 2}, SEQUENCE, id="dict for a sequence"),
+            pytest.param([1, 2.5], SEQUENCE, id="an element of another type"),
+            pytest.param(
+                len, fl.FunctionType(np.int32, np.int32), id="Python function"
+            ),
+        ],
+    )
+    def test_what_is_not_of_the_type(self, value: Any, spec: Any) -> None:
+        with pytest.raises(errors.ValueMismatchError, match=r"^Expected "):
+            normal_forms.normalise(value, fl.to_type(spec))
+
+    @pytest.mark.parametrize(
+        ("make", "spec"),
+        [
+            pytest.param(lambda: tf.constant(1.0), np.int32, id="dtype of a tensor"),
+            pytest.param(
+                lambda: tf.constant([1]), (np.int32, (2,)), id="shape of a tensor"
+            ),
+            pytest.param(lambda: variable(1.0), np.int32, id="dtype of a variable"),
+            pytest.param(
+                lambda: tf.data.Dataset.range(2), SEQUENCE, id="dtype of a dataset"
+            ),
+            pytest.param(
+                lambda: sliced({"a": [2], "z": [1]}), POINTS, id="names of a dataset"
+            ),
+            pytest.param(
+                lambda: tf.sparse.from_dense([1]),
+                (np.int32, (None,)),
+                id="sparse tensor",
+            ),
+        ],
+    )
+    def test_what_tensorflow_types_otherwise(
+        self, make: Callable[[], Any], spec: Any
+    ) -> None:
+        with pytest.raises(errors.ValueMismatchError, match=r"^Expected "):
+            normal_forms.normalise(make(), fl.to_type(spec))
+
+    def test_symbolic_tensors(self) -> None:
+        with tf.Graph().as_default():
+            symbolic = tf.compat.v1.placeholder(tf.int32, [])
+
+        with pytest.raises(errors.ValueMismatchError, match="the symbolic tensor"):
+            normal_forms.normalise(symbolic, fl.to_type(np.int32))
+
+    @pytest.mark.parametrize(
+        "type_spec",
+        [
+            pytest.param(fl.FederatedType(np.int32, fl.CLIENTS), id="federated"),
+            pytest.param(fl.PlacementType(), id="placement"),
+            pytest.param(fl.AbstractType("T"), id="abstract"),
+        ],
+    )
+    def test_types_without_a_normal_form(self, type_spec: fl.Type) -> None:
+        with pytest.raises(errors.ValueMismatchError, match="placements are for"):
+            normal_forms.normalise(1, type_spec)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", {1, 2}],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize(
+    "type_spec", [fl.SequenceType(np.int32), fl.TensorType(np.int32, (2,))], ids=str
+)
+def test_text_memory_and_sets_have_no_numbers(value: Any, type_spec: fl.Type) -> None:
+    with pytest.raises(errors.ValueMismatchError, match="Expected"):
+        normal_forms.normalise(value, type_spec)
