@@ -461,8 +461,8 @@ class Kernels(Frozen):
 
     Attributes:
         enabled: whether to try; what has no kernel is interpreted, call by call.
-        call_s: seconds of clients that one call may cover, about. Cancelling waits for
-            a call to end; the bits of a result do not depend on it.
+        call_s: seconds of clients that one call may cover, about. On Ray, cancelling
+            waits for a call to end; the bits of a result do not depend on it.
         jit: whether XLA compiles the work on leaves whose clients all have data of one
             shape, once for each shape and worker. "auto": where a rule says that it
             gains, a function of computation, sizes and kind of device alone (see

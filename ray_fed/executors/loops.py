@@ -1,19 +1,26 @@
 """Event loops: one on a thread of its own, and one that runs for a single coroutine.
 
+    LoopThread       a thread that runs coroutines which others hand over
+    CallingThread    the same for debuggers, on the thread of the caller
+
 Run many coroutines; results by index, and nothing left behind.
 
 An event loop that runs on the thread of each caller, while the call lasts.
 """
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextlib
 import functools
 import threading
+import time
+import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any, TypeVar
 
 import ray_fed.errors as errors
+from ray_fed.values.read_limits import Work
 
 _T = TypeVar("_T")
 
@@ -64,6 +71,20 @@ _CANCELLED_BEFORE = asyncio.InvalidStateError, concurrent.futures.InvalidStateEr
 """What futures raise that end twice: whoever waited has cancelled it."""
 
 
+_running: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop all threads: Python kills what is left, and aborts where that is in C++."""
+    until = time.monotonic() + _JOIN_TIMEOUT_S
+    threads = list(_running)
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.join(until - time.monotonic())
+
+
 class LoopThread:
     """An event loop on a daemon thread: started here, stopped by `close`.
 
@@ -83,12 +104,14 @@ class LoopThread:
         # Nothing is handed over after `_cancel_all`, which ends what was before. It may
         # be entered again: by a signal's handler that closes.
         self._lock = threading.RLock()
+        self._works: set[Work] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             self._thread.start()
         except RuntimeError:  # there are as many as the system allows
             self._loop.close()
             raise
+        _running.add(self)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -113,13 +136,13 @@ class LoopThread:
             ContextStateError: the thread was closed.
         """
         future: concurrent.futures.Future[_T] = concurrent.futures.Future()
-        tasks: list[asyncio.Task[_T]] = []
-        end = functools.partial(self._end, future, tasks)
-        self._hand_over(coroutine, end, tasks)
+        work = Work()
+        self._hand_over(coroutine, functools.partial(self._end, future, work), work)
 
         def pass_on(ended: concurrent.futures.Future[_T]) -> None:
             if ended.cancelled():
-                self._call_soon(lambda: [task.cancel() for task in tasks])
+                work.end_call()
+                self._call_soon(work.cancel)
 
         future.add_done_callback(pass_on)
         return future
@@ -136,13 +159,14 @@ class LoopThread:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[_T] = loop.create_future()
-        tasks: list[asyncio.Task[_T]] = []
-        end = functools.partial(self._end, answer, tasks)
-        self._hand_over(coroutine, functools.partial(_call_on, loop, end), tasks)
+        work = Work()
+        end = functools.partial(self._end, answer, work)
+        self._hand_over(coroutine, functools.partial(_call_on, loop, end), work)
         try:
             return await answer
         except asyncio.CancelledError:
-            self._call_soon(lambda: [task.cancel() for task in tasks])
+            work.end_call()
+            self._call_soon(work.cancel)
             raise
         finally:
             del answer, end  # what is raised refers to this frame, and these to that
@@ -156,14 +180,15 @@ class LoopThread:
             Exception: what the coroutine raised.
         """
         answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
-        tasks: list[asyncio.Task[_T]] = []
-        end = functools.partial(self._end, answer, tasks)
+        work = Work()
+        end = functools.partial(self._end, answer, work)
         try:
-            self._hand_over(coroutine, end, tasks)
+            self._hand_over(coroutine, end, work)
             return answer.result()
         except BaseException:
+            work.end_call()
             if not answer.done() and self._call_soon(
-                functools.partial(_abandon, coroutine, answer, tasks)
+                functools.partial(_abandon, coroutine, answer, work)
             ):
                 with contextlib.suppress(
                     TimeoutError, concurrent.futures.CancelledError
@@ -177,12 +202,13 @@ class LoopThread:
         self,
         coroutine: Coroutine[Any, Any, _T],
         end: Callable[[asyncio.Task[_T]], object],
-        tasks: list[asyncio.Task[_T]],
+        work: Work,
     ) -> None:
-        """Start a coroutine as a task: it goes to a list, and to `end` as it ends."""
+        """Start a coroutine as the task of a work; it goes to `end` as it ends."""
         with self._lock:
             if self._is_open:
-                self._loop.call_soon_threadsafe(self._start, coroutine, end, tasks)
+                self._works.add(work)
+                self._loop.call_soon_threadsafe(self._start, coroutine, end, work)
                 return
         coroutine.close()
         raise errors.ContextStateError(
@@ -193,20 +219,21 @@ class LoopThread:
         self,
         coroutine: Coroutine[Any, Any, _T],
         end: Callable[[asyncio.Task[_T]], object],
-        tasks: list[asyncio.Task[_T]],
+        work: Work,
     ) -> None:
-        task = self._loop.create_task(coroutine)
-        tasks.append(task)
+        work.enter()  # the context of this callback, of which the task has a copy
+        work.task = task = self._loop.create_task(coroutine)
         task.add_done_callback(end)
 
     def _end(
         self,
         answer: "asyncio.Future[_T] | concurrent.futures.Future[_T]",
-        tasks: list[asyncio.Task[_T]],
+        work: Work,
         task: asyncio.Task[_T],
     ) -> None:
         """Let a future end as a task did; what `close` cancelled has an error."""
-        tasks.clear()
+        work.task = None
+        self._works.discard(work)
         with contextlib.suppress(*_CANCELLED_BEFORE):
             if not task.cancelled():
                 error = task.exception()
@@ -241,8 +268,27 @@ class LoopThread:
             if self._is_open:
                 self._is_closed = True
                 asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+                self._end_calls()
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Stop the loop as it is: what waits for its work waits on."""
+        with self._lock:
+            if self._is_open:
+                self._is_closed = True
+                # Says nothing of tasks that are left.
+                self._loop.set_exception_handler(lambda _loop, _said: None)
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._end_calls()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until the thread ended, for so long at most."""
+        self._thread.join(max(0.0, timeout_s))
+
+    def _end_calls(self) -> None:
+        for work in list(self._works):
+            work.end_call()
 
 
 def closed_under_a_call() -> errors.ContextStateError:
@@ -256,11 +302,11 @@ def closed_under_a_call() -> errors.ContextStateError:
 def _abandon(
     coroutine: Coroutine[Any, Any, _T],
     answer: "concurrent.futures.Future[_T]",
-    tasks: "list[asyncio.Task[_T]]",
+    work: Work,
 ) -> None:
     """End a coroutine that nobody waits for; it may be no task yet."""
-    if tasks:
-        tasks[0].cancel()
+    if work.task is not None:
+        work.cancel()
     elif not answer.done():
         coroutine.close()
         answer.cancel()

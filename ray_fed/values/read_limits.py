@@ -1,15 +1,20 @@
 """Bounds on reading clients' data, so that data without end become an error.
 
+    limited, Meter         while data is read
+    Work, interruptible    while a call, such as TensorFlow's, holds the thread
+
 Sequences are read in steps. After each step a `Meter` checks that the caller still
 waits for the value, and that the sequence is not larger than its limit. The function
 that starts the work sets both in context variables, which follow asyncio tasks and
 calls to other threads.
 """
 
+import asyncio
 import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Callable, Generator
+from typing import Any
 
 import ray_fed.errors as errors
 
@@ -72,8 +77,80 @@ def limits() -> Limits:
 
 
 def check() -> None:
-    """Raise if the caller no longer waits for the value; see `limited`."""
+    """Raise if the caller no longer waits for the value; see `limited`, `Work`."""
+    check_cancelled()
     _check.get()()
+
+
+class Work:
+    """A coroutine that a thread runs for a caller.
+
+    Attributes:
+        task: of the coroutine, once it began.
+        is_cancelled: whether nobody waits for it any more.
+    """
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[Any] | None = None
+        self.is_cancelled = False
+        self._interrupt: Callable[[], object] | None = None
+
+    def enter(self) -> None:
+        """Have `interruptible` find the work in this context, and in its copies."""
+        _work.set(self)
+
+    def cancel(self) -> None:
+        """Cancel the task; called on its thread, which `end_call` gave back."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def end_call(self) -> None:
+        """End the call that holds the thread, and any later one; from any thread."""
+        self.is_cancelled = True
+        interrupt = self._interrupt
+        if interrupt is not None:
+            interrupt()
+
+    @contextlib.contextmanager
+    def calling(self, interrupt: Callable[[], object]) -> Generator[None]:
+        """Have `end_call` interrupt what runs inside; see `interruptible`."""
+        self._interrupt = interrupt
+        try:
+            check_cancelled()
+            yield
+        except Exception as error:
+            if self.is_cancelled:
+                raise asyncio.CancelledError from error
+            raise
+        finally:
+            self._interrupt = None
+
+
+_work: contextvars.ContextVar[Work | None] = contextvars.ContextVar(
+    "ray_fed_work", default=None
+)
+
+
+def check_cancelled() -> None:
+    """Raise `asyncio.CancelledError` once nobody waits for the work; see `Work`."""
+    work = _work.get()
+    if work is not None and work.is_cancelled:
+        raise asyncio.CancelledError
+
+
+def interruptible(
+    interrupt: Callable[[], object],
+) -> contextlib.AbstractContextManager[object]:
+    """Return what lets a call inside end early, once nobody waits for the work.
+
+    Inside of it, a call that was interrupted raises `asyncio.CancelledError`.
+
+    Args:
+        interrupt: has the call raise, or does nothing once it ended; called on another
+            thread.
+    """
+    work = _work.get()
+    return contextlib.nullcontext() if work is None else work.calling(interrupt)
 
 
 class Meter:

@@ -208,6 +208,10 @@ def pids_of(context: ExecutionContext) -> set[int]:
 def test_memory_of_200_rounds_is_that_of_50(
     ray_contexts: ContextFactory, ray_memory: Any
 ) -> None:
+    # Python looks for garbage the less often the more lives: here what tests before made.
+    gc.collect()
+    gc.freeze()
+    gc.collect()
     process = wide_process()
     context = ray_contexts(workers=2, subrounds=2)
     measured: list[dict[int, int]] = []

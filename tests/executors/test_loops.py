@@ -14,6 +14,7 @@ import pytest
 
 import ray_fed.errors as errors
 from ray_fed.executors.loops import LoopThread, run_alone
+from ray_fed.values import read_limits
 
 NAME = "a loop of this test"
 
@@ -124,6 +125,54 @@ class TestLoopThread:
             loop.submit(leave()).result(10)
 
         assert loop.submit(name_of_thread()).result(10) == NAME
+
+    @pytest.mark.parametrize("how", ["cancel", "close", "stop"])
+    def test_ends_a_call_that_holds_the_thread(
+        self, loop: LoopThread, how: str
+    ) -> None:
+        began, ended = threading.Event(), threading.Event()
+        seen: list[str] = []
+
+        async def hold() -> None:
+            try:
+                with read_limits.interruptible(ended.set):
+                    began.set()
+                    assert ended.wait(10)
+                    raise OSError("the call was ended")
+            except asyncio.CancelledError as error:
+                seen.append(str(error.__cause__))
+                raise
+
+        future = loop.submit(hold())
+        assert began.wait(10)
+        if how == "cancel":
+            future.cancel()
+            assert loop.submit(name_of_thread()).result(10) == NAME
+        elif how == "close":
+            loop.close()
+        else:
+            loop.stop()
+            loop.join(10)
+
+        assert seen == ["the call was ended"]
+        assert threads_of_this_test() == ([NAME] if how == "cancel" else [])
+
+    def test_a_call_of_other_work_goes_on(self, loop: LoopThread) -> None:
+        began, goes_on = threading.Event(), threading.Event()
+        ended: list[str] = []
+
+        async def hold() -> str:
+            with read_limits.interruptible(lambda: ended.append("ended")):
+                began.set()
+                assert goes_on.wait(10)
+            return "went on"
+
+        future = loop.submit(hold())
+        assert began.wait(10)
+        loop.submit(name_of_thread()).cancel()
+        goes_on.set()
+
+        assert (future.result(10), ended) == ("went on", [])
 
     @pytest.mark.parametrize("verb", ["submit", "run"])
     def test_refuses_work_while_others_still_clean_up(

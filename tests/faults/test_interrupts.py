@@ -32,9 +32,15 @@ def never_ends(x):
 def total(clients):
     return fl.federated_sum(fl.federated_map(never_ends, clients))
 
+%s
+total([1, 2, 3])
+"""
+_ON_RAY = """
 environment = {"env_vars": {"JOB_MARK": str(folder)}}
-with ray_fed.init("local", config=ray_fed.Config(workers=1, runtime_env=environment)):
-    total([1, 2, 3])
+ray_fed.init("local", config=ray_fed.Config(workers=1, runtime_env=environment))
+"""
+_ON_THREADS = """
+ray_fed.init(config=ray_fed.Config(backend="local"))
 """
 
 
@@ -54,7 +60,7 @@ def test_interrupted_driver_leaves_with_nothing_behind(
     mark = f"MARK={tmp_path}"
     name, value = mark.split("=")
     driver = subprocess.Popen(
-        [sys.executable, "-c", _DRIVER, str(tmp_path)],
+        [sys.executable, "-c", _DRIVER % _ON_RAY, str(tmp_path)],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, name: value},
@@ -77,3 +83,22 @@ def test_interrupted_driver_leaves_with_nothing_behind(
     assert told.rstrip().endswith("KeyboardInterrupt")
     assert driver.returncode != 0
     assert behind == []
+
+
+def test_interrupted_threads_are_not_killed_inside_of_tensorflow(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Python aborts where it ends a thread that is there."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _DRIVER % _ON_THREADS, str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as driver:
+        while not (tmp_path / "runs").exists():
+            assert driver.poll() is None
+            time.sleep(0.1)
+        driver.send_signal(signal.SIGINT)
+        _, told = driver.communicate(timeout=60)
+
+    assert told.rstrip().endswith("KeyboardInterrupt")
+    assert driver.returncode == -signal.SIGINT

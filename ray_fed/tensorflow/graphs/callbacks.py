@@ -108,12 +108,12 @@ class _Desk:
     def serve(self, work: Callable[[], _T]) -> _T:
         """Run the work on another thread, and here what it orders, until it ends."""
         results: list[_T] = []
-        failures: list[Exception] = []
+        failures: list[BaseException] = []
 
         def run() -> None:
             try:
                 results.append(work())
-            except Exception as error:  # noqa: BLE001 (raised again by who waits)
+            except BaseException as error:  # noqa: BLE001 (raised again by who waits)
                 failures.append(error)
             finally:
                 self._orders.put(None)

@@ -31,13 +31,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.python.eager import context, execute  # no public names
+from tensorflow.python.eager import cancellation, context, execute  # no public names
 
 import ray_fed.tensorflow.graphs.graph_message as graph_message
 import ray_fed.tensorflow.graphs.loader as loader
 import ray_fed.tensorflow.lowering.inlining as inlining
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.graphs.graph_message import FunctionDef, GraphDef, NodeDef
+from ray_fed.values import read_limits
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
 
@@ -420,7 +421,11 @@ def _load(function: FunctionDef, graph_def: GraphDef) -> GraphFunction:
     attributes = tuple(itertools.chain(*loader.current().as_attrs().items()))
 
     def run(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        return execute.execute(name, num_outputs, tensors, attributes, eager)
+        cancelled_by = cancellation.CancellationManager()
+        with read_limits.interruptible(cancelled_by.start_cancel):
+            return execute.execute_with_cancellation(
+                name, num_outputs, tensors, attributes, eager, cancelled_by
+            )
 
     names = [each.signature.name for each in graph_def.library.function]
     loader.free_at_end(run, [name, *names])

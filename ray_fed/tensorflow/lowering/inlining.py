@@ -37,6 +37,7 @@ from ray_fed.tensorflow.graphs.graph_message import (
     functions_of,
     node_of,
 )
+from ray_fed.values import read_limits
 
 
 class TracedValue:
@@ -453,6 +454,7 @@ class _Run:
         return results, done
 
     def _visit(self, node: NodeDef) -> None:
+        read_limits.check_cancelled()  # a large graph takes seconds
         sources = [tensor_of(s) for s in node.input if not s.startswith("^")]
         takes_traced = any(
             isinstance(self._values.get(s), TracedValue) for s in sources
