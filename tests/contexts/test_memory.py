@@ -208,7 +208,7 @@ def pids_of(context: ExecutionContext) -> set[int]:
 def test_memory_of_200_rounds_is_that_of_50(
     ray_contexts: ContextFactory, ray_memory: Any
 ) -> None:
-    # Python looks for garbage the less often the more lives: here what tests before made.
+    # Python looks for garbage the less often the more lives, as of tests before this.
     gc.collect()
     gc.freeze()
     gc.collect()
