@@ -323,6 +323,58 @@ normal numbers are near enough to normal ones; orders of shuffles are counted in
 NUM_CALLS = 40
 
 
+def test_passes_of_a_loop_begin_after_what_stands_before_it(
+    local_contexts: ContextFactory,
+) -> None:
+    """In kernels, the loop read the variable of later clients before it was set."""
+    rows = fl.SequenceType(fl.TensorType(np.float32, [None]))
+    made: list[tf.Variable] = []
+
+    @tf.function(autograph=False)
+    def two_passes(start: Any, data: Any) -> Any:
+        if not made:
+            made.append(tf.Variable(0.0, trainable=False))
+        [kept] = made
+        kept.assign(start)
+
+        def step(count: Any, row: Any) -> Any:
+            kept.assign(kept.read_value() / 2 + tf.reduce_sum(row))
+            return count + 1
+
+        def one_pass(index: Any, count: Any) -> Any:
+            return index + 1, data.reduce(count, step)
+
+        begun = tf.constant(0), tf.constant(0)
+        _, count = tf.while_loop(lambda index, _: index < 2, one_pass, begun)
+        return kept.read_value(), count
+
+    @rtf.computation(np.float32, rows)
+    def train(start: Any, data: Any) -> Any:
+        return two_passes(start, data)
+
+    @fl.federated_computation(at_clients(np.float32), at_clients(rows))
+    def train_all(starts: Any, data: Any) -> Any:
+        return fl.federated_map(train, (starts, data))
+
+    clients = [[np.full(8, i + j, np.float32) for j in range(i)] for i in range(9)]
+    starts = [1024.0 * i for i in range(9)]
+    context = local_contexts(workers=1)
+
+    found = context.invoke(train_all, (starts, clients))
+
+    expected = []
+    for kept, rows_of_client in zip(starts, clients, strict=True):
+        for row in [*rows_of_client, *rows_of_client]:
+            kept = kept / 2 + float(row.sum())  # noqa: PLW2901
+        expected.append((kept, 2 * len(rows_of_client)))
+    report = context.last_report
+    assert report is not None
+    assert report.kernel_leaves > 0
+    assert [tuple(each) for each in found] == [
+        (pytest.approx(kept), count) for kept, count in expected
+    ]
+
+
 def test_each_case_has_an_oracle() -> None:
     assert BY_NUMPY.keys() | WITH_DRAWS.keys() == CASES.keys() - {"shuffled sequence"}
 

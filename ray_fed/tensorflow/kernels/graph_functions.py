@@ -162,10 +162,14 @@ class _Frame:
 
     def _enter(self, sources: Sequence[str]) -> list[str]:
         """Return the tensors of the variables in an iteration."""
-        waits = [source for source in self._loop.input if source.startswith("^")]
+        # No iteration begins before all inputs are there, though it may read one alone:
+        # TensorFlow leaves out what a loop waits for where an input waits for it.
+        waits = [f"^{graph_message.node_of(source)}" for source in self._loop.input]
+        gate = self._add("NoOp", "enter", sorted(set(waits)))
         variables: list[str] = []
         for index, source in enumerate(sources):
-            enter = self._add("Enter", f"enter_{index}", [source, *waits], index)
+            entering = [source] if self._steady[index] else [source, f"^{gate.name}"]
+            enter = self._add("Enter", f"enter_{index}", entering, index)
             enter.attr["frame_name"].s = self._loop.name.encode()
             enter.attr["is_constant"].b = self._steady[index]
             parallel = self._loop.attr["parallel_iterations"].i
