@@ -82,15 +82,18 @@ def tell_of_graphs() -> None:
 
     from tensorflow.python.eager import context, execute  # isort: skip
 
-    run = execute.execute
     process: Any = context.context()
 
-    def count(name: Any, *args: Any, **options: Any) -> Any:
-        if process.has_function(name):
-            tell("graph inside" if _inside.get() else "graph outside")
-        return run(name, *args, **options)
+    def counted(run: Any) -> Any:
+        def count(name: Any, *args: Any, **options: Any) -> Any:
+            if process.has_function(name):
+                tell("graph inside" if _inside.get() else "graph outside")
+            return run(name, *args, **options)
 
-    execute.execute = count
+        return count
+
+    execute.execute = counted(execute.execute)
+    execute.execute_with_cancellation = counted(execute.execute_with_cancellation)
     for name in ("create_value", "create_call", "run_kernel"):
         setattr(EagerTFExecutor, name, _marked(getattr(EagerTFExecutor, name)))
     Kernels._get = _marked(Kernels._get)  # pyright: ignore[reportPrivateUsage]

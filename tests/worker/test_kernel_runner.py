@@ -108,10 +108,12 @@ class TestKernels:
         graphs.close()
 
     @pytest.mark.parametrize(
-        ("comp", "is_one"), [("doubled", True), ("checked", False)]
+        ("comp", "is_one"), [(doubled, True), (checked, True), (drawn, False)]
     )
-    def test_threads_share_a_graph_without_state(self, comp: str, is_one: bool) -> None:
-        kernel = kernel_of({"doubled": doubled, "checked": checked}[comp])
+    def test_threads_share_a_graph_that_does_not_draw(
+        self, comp: Any, is_one: bool
+    ) -> None:
+        kernel = kernel_of(comp)
 
         built = [Kernels(None).clients(kernel, None) for _ in range(2)]
 

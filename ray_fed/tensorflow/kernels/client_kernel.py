@@ -77,7 +77,7 @@ class MergeKernel:
         device: name of the device to run on; None leaves it to TensorFlow.
 
     Attributes:
-        has_state: whether the merge has state or effects.
+        may_be_shared: whether several threads may run it at once.
         partial: type of a partial.
 
     Raises:
@@ -85,8 +85,9 @@ class MergeKernel:
             executors run it, each merge with the key of its subtree.
     """
 
+    may_be_shared = True
+
     def __init__(self, merge: bytes, device: str | None) -> None:
-        self.has_state = False
         self._merge = blocks.parse_block(merge)
         self._pair = type_checks.struct_type(parameter_of(self._merge))
         self.partial = self._pair[0]
@@ -96,18 +97,10 @@ class MergeKernel:
             self._specs = specs_of(self._pair)
             self._function = as_graph(self.trace, self._specs)
 
-    @property
-    def may_be_shared(self) -> bool:
-        """Whether several threads may run it at once."""
-        return not self.has_state
-
     def trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Return the accumulators of two partials merged, inside of a graph."""
-        importer = GraphImporter()
         pair = unflatten(iter(tensors), self._pair)
-        merged = GraphBuilder(importer).call(self._merge, pair)
-        self.has_state |= importer.has_state
-        return flatten(merged)
+        return flatten(GraphBuilder(GraphImporter()).call(self._merge, pair))
 
     def run(self, left: Sequence[Any], right: Sequence[Any]) -> list[tf.Tensor]:
         """Return the accumulators of two partials, tensors or arrays, merged."""
@@ -593,11 +586,9 @@ class ClientKernel:
 
     @property
     def may_be_shared(self) -> bool:
-        """Whether several threads may run it at once, as nothing of it changes."""
-        importers = self._loop.work_importer, self._loop.fold_importer
-        has_state = any(each.has_state for each in importers)
-        merge_has_state = self._merge is not None and self._merge.has_state
-        return not self._shaped.is_asked_for and not has_state and not merge_has_state
+        """Whether several threads may run it at once: it keeps no random states."""
+        draws = self._loop.work_importer.sites or self._loop.fold_importer.sites
+        return not draws and not self._shaped.is_asked_for
 
     def close(self) -> None:
         """Free what the graph keeps between calls."""

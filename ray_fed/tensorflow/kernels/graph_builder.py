@@ -180,7 +180,6 @@ class GraphImporter:
         ends: results of what was put in. Where the next iteration waits for them,
             TensorFlow optimises each computation for itself: it would make one sum of
             several, in an order of its own, and other bits.
-        has_state: whether anything that was put in has state or effects.
         ops: kinds of the ops that were put in, see `jit.op_kinds`.
 
     Args:
@@ -204,7 +203,6 @@ class GraphImporter:
         self.sites: list[RandomOp] = []
         self.unkeyed: list[diagnostics.RandomOpsUnkeyed] = []
         self.ends: list[tf.Tensor] = []
-        self.has_state = False
         self.ops: set[str] = set()
         self._states: list[randomness.RandomStates] = []
         self._state_of: Callable[[int], tf.Tensor] | None = None
@@ -266,10 +264,9 @@ class GraphImporter:
         content = identity.content_of(message)
         lowered, leaves, is_composed = self._lower(block, leaves)
         graph_def = lowered.graph_def
-        if stateful := self._check_state(graph_def):
-            if is_composed:  # interpreted, it would draw through tf.data
-                raise Fallback(f"{stateful[0]} in work on a sequence result")
-            self.has_state = True
+        stateful = self._check_state(graph_def)
+        if stateful and is_composed:  # interpreted, it would draw through tf.data
+            raise Fallback(f"{stateful[0]} in work on a sequence result")
         loader.use_deterministic_ops(graph_def)
         states = randomness.key_random_ops(graph_def)
         if self._state_of is None and (states.names or states.unkeyed):

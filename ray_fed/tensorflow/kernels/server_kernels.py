@@ -76,6 +76,8 @@ class ServerGraph:
         Fallback: it needs what only executors can do.
     """
 
+    may_be_shared = True
+
     def __init__(
         self,
         function: bytes | None,
@@ -84,7 +86,6 @@ class ServerGraph:
         num_others: int = 0,
     ) -> None:
         self._device, self._merge = device, merge
-        self.may_be_shared = merge is None or merge.may_be_shared
         block = None if function is None else blocks.parse_block(function)
         result, types = _types_of(block, num_others, merge)
         self.nest = tensor_structures.nester(result)
@@ -379,7 +380,7 @@ class Kernel(Protocol):
 
     @property
     def may_be_shared(self) -> bool:
-        """Whether several threads may run it at once, as nothing of it changes."""
+        """Whether several threads may run it at once."""
         ...
 
     @property
@@ -393,7 +394,7 @@ _Refused = tuple[Fallback, Sequence[diagnostics.WorkInterpreted]]
 
 
 class _SharedKernels:
-    """Kernels without state: one for all threads of a process, and for its contexts."""
+    """Kernels that keep nothing: one for all threads of a process, and its contexts."""
 
     def __init__(self) -> None:
         self._kernels: LruCache[bytes, Kernel] = LruCache(_CACHED_GRAPHS)
