@@ -166,8 +166,17 @@ class LocalTraining:
 
         optimizer.start(weights.trainable)
         carried = reseed(model.seed_indices, weights.non_trainable), model.totals.zero()
-        for _ in range(self.epochs):
+
+        def one_pass(epoch: Any, carried: Any) -> Any:
+            return epoch + 1, batches.reduce(carried, step)
+
+        if self.epochs == 1:
             carried = batches.reduce(carried, step)
+        else:  # one graph of a pass, however many there are
+            begun = tf.constant(0), carried
+            _, carried = tf.while_loop(
+                lambda epoch, _: epoch < self.epochs, one_pass, begun
+            )
         non_trainable, totals = carried
         return ModelWeights(optimizer.finish(), non_trainable), totals
 
