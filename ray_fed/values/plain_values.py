@@ -455,15 +455,17 @@ def _lay(
     elements: Sequence[Any], element: fl.Type, label: str, start: int, to_plain: ToPlain
 ) -> list[columnar_sequence.Column]:
     """Check elements of a sequence, the first at position `start`, and lay them."""
+    types = flatten_type(element)
+    kind = "batch" if any(t.shape and t.shape[0] is None for t in types) else "element"
     leaves = [
-        flatten(to_plain(member, element, f"{label}[{index}]"))
+        flatten(to_plain(member, element, f"{kind} {index} of {label}"))
         for index, member in enumerate(elements, start)
     ]
     return [
         columnar_sequence.lay_column(
             [leaf[index] for leaf in leaves], storage_dtype(t), t.shape
         )
-        for index, t in enumerate(flatten_type(element))
+        for index, t in enumerate(types)
     ]
 
 
@@ -720,10 +722,15 @@ def _plain_federated(
             arrays = gather_arrays(members, type_spec.member)
             if arrays is not None:
                 return arrays
-        return [
-            to_plain(member, type_spec.member, f"{label}[{index}]")
-            for index, member in enumerate(members)
-        ]
+        found: list[Plain] = []
+        for index, member in enumerate(members):
+            name = f"{label} of the client at position {index}"
+            try:
+                found.append(to_plain(member, type_spec.member, name))
+            except errors.ValueMismatchError as error:
+                error.location = errors.Location(client_index=index)
+                raise
+        return found
 
     members = cast("Sequence[Any]", value)
     if lists is None or type(value) not in (list, tuple):

@@ -355,8 +355,10 @@ def test_client_values_must_be_a_sequence(value: Any) -> None:
 
 
 def test_mismatch_names_the_client() -> None:
-    with pytest.raises(errors.ValueMismatchError, match=r"the value\[1\] "):
+    with pytest.raises(errors.ValueMismatchError, match="client at position 1") as e:
         plain_values.to_plain([1, "a", 3], AT_CLIENTS)
+
+    assert e.value.location == errors.Location(client_index=1)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +408,7 @@ def test_sequence_must_be_iterable(value: Any) -> None:
 
 
 def test_mismatch_names_the_element_of_a_sequence() -> None:
-    with pytest.raises(errors.ValueMismatchError, match=r"the value\[1\] "):
+    with pytest.raises(errors.ValueMismatchError, match="element 1 of the value "):
         plain_values.to_plain([1, 1.5], fl.SequenceType(np.int32))
 
 
