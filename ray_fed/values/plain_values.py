@@ -45,7 +45,13 @@ import ray_fed.errors as errors
 from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain, Struct, is_raw_memory, show, struct_elements
 from ray_fed.values import columnar_sequence, read_limits
-from ray_fed.values.client_references import ClientMember, ListCache, as_run
+from ray_fed.values.client_references import (
+    CODES,
+    ClientMember,
+    ListCache,
+    advise_label_type,
+    as_run,
+)
 from ray_fed.values.stored import (
     External,
     Stored,
@@ -88,8 +94,7 @@ def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plai
     if not fits_shape(array.shape, type_spec.shape):
         raise errors.ValueMismatchError(
             f"Expected {label} to be of type `{type_spec}`, found an array of shape"
-            f" {array.shape}: reshape it, or declare another type, such as by the"
-            " input of a model."
+            f" {array.shape}: {_advise_shape(array, type_spec, label)}."
         )
     return array[()] if array.ndim == 0 else array
 
@@ -160,6 +165,23 @@ def fits_shape(found: tuple[int, ...], declared: columnar_sequence.Dims) -> bool
     )
 
 
+def _is_of_labels(label: str) -> bool:
+    return label.startswith(("`y` of ", "`y."))
+
+
+def _advise_shape(array: Any, type_spec: fl.TensorType, label: str) -> str:
+    """Return how an array gets a declared shape, or a model the array's."""
+    if not _is_of_labels(label):
+        return "reshape it, or declare another type, such as by the input of a model"
+    path, dims = label.split("`")[1], type_spec.shape or ()
+    step = f"reshape `{path}`"
+    if array.shape[-1:] == (1,) and fits_shape(array.shape[:-1], dims):
+        step = f"these labels have a column, so pass `{path}[{':, ' * len(dims)}0]`"
+    elif tuple(dims[-1:]) == (1,) and fits_shape(array.shape, dims[:-1]):
+        step = f"pass `{path}[{':, ' * array.ndim}None]`, which has a column"
+    return f"{step}, or {advise_label_type(array.dtype, array.shape)}"
+
+
 def _tensor_error(
     value: object, type_spec: fl.TensorType, label: str
 ) -> errors.ValueMismatchError:
@@ -168,9 +190,22 @@ def _tensor_error(
         if isinstance(value, np.ndarray | np.generic)
         else show(value)
     )
+    then = "nothing is cast, so convert it first"
+    wanted = np.dtype(type_spec.dtype)
+    if isinstance(value, np.ndarray) and wanted.kind != "U":
+        array = cast("NDArray[Any]", value)
+        then += f", such as by `.astype({wanted.name!r})`"
+        if array.dtype.kind in "USO":
+            then = (
+                f"take codes of the labels, such as {CODES}"
+                if _is_of_labels(label)
+                else "convert it first, or take strings by an input of the model with"
+                ' `dtype="string"`'
+            )
+        elif _is_of_labels(label):
+            then += f"; or {advise_label_type(array.dtype, array.shape)}"
     return errors.ValueMismatchError(
-        f"Expected {label} to be of type `{type_spec}`, found {found}: nothing is"
-        f" cast, so convert it first."
+        f"Expected {label} to be of type `{type_spec}`, found {found}: {then}."
     )
 
 

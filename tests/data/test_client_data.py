@@ -355,7 +355,7 @@ def test_function_that_returns_another_type_names_the_client(
 ) -> None:
     data = ClientData.from_function([8, 9], np.float32, DATASET)
 
-    with pytest.raises(errors.ValueMismatchError, match="with the id [89] to be"):
+    with pytest.raises(errors.ValueMismatchError, match=r"with the id [89] to be"):
         context.invoke(mean_of_totals, (data, 1.0))
 
 
@@ -376,7 +376,7 @@ def test_clients_of_another_type_are_refused(context: ExecutionContext) -> None:
         ({"y": None}, ": name the column of labels as `y`."),
         (
             {"x": ["c", "c"]},
-            ": cast the columns of `x` to float32 by `dtypes`.",
+            r': cast .* `x` to float32 by .*np\.float32\}`, .*\.astype\("float32"\)`\.',
         ),
         (
             {"y": "n"},
@@ -387,6 +387,10 @@ def test_clients_of_another_type_are_refused(context: ExecutionContext) -> None:
             r"a list of one column has .*`label_type=.*np\.int32, \[None, 1\]\)`",
         ),
         ({"x": ["s", "s"]}, r"`x` has strings, .*`keras\.layers\.StringLookup`\."),
+        (
+            {"y": "s"},
+            r"labels are strings: .*`pandas.*cat\.codes`, in the expected dtype\.",
+        ),
         ({}, None),
     ],
 )

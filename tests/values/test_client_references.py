@@ -174,7 +174,7 @@ def test_what_is_wrong_is_told_as_before() -> None:
 
     for _ in range(3):
         with pytest.raises(
-            errors.ValueMismatchError, match="`x` of batch 0 of .* position 2"
+            errors.ValueMismatchError, match=r"`x` of batch 0 of .* position 2"
         ):
             read(cache, clients)
 

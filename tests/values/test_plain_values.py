@@ -574,3 +574,31 @@ def test_whole_numbers_that_a_dtype_rounds_are_refused(dtype: Any, sign: int) ->
             else:
                 with pytest.raises(errors.ValueMismatchError):
                     plain_values.to_plain(sign * number, type_spec)
+
+
+@pytest.mark.parametrize(
+    ("labels", "dims", "advice"),
+    [
+        (
+            np.ones((2, 1), np.float32),
+            [None],
+            r"a column, so pass `y\[:, 0\]`, or .*np\.float32, \[None, 1\]\)`",
+        ),
+        (
+            np.ones(2, np.float32),
+            [None, 1],
+            r"pass `y\[:, None\]`, .*, \[None\]\)",
+        ),
+        (np.ones((2, 3), np.float32), [None], r"reshape `y`, or .*\[None, 3\]\)`"),
+        (np.ones(2, np.int64), [None], r"astype\('float32'\)`; or .*np\.int64, \[None"),
+        (np.array(["a", "b"]), [None], r"codes of the labels, .*cat\.codes`, in"),
+    ],
+    ids=["column", "no column", "classes", "dtype", "strings"],
+)
+def test_labels_of_another_type_say_what_to_type(
+    labels: Any, dims: list[int | None], advice: str
+) -> None:
+    batch = fl.to_type({"x": fl.TensorType(np.float32), "y": (np.float32, dims)})
+
+    with pytest.raises(errors.ValueMismatchError, match=f"`y` of batch 0 .*{advice}"):
+        plain_values.to_plain([{"x": 1.0, "y": labels}], fl.SequenceType(batch))
