@@ -59,7 +59,7 @@ class BatchCaster:
             type_spec, fl.TensorType
         ):
             return value
-        wanted, kinds = np.dtype(type_spec.dtype), {"i": "iu", "u": "iu", "f": "f"}
+        wanted, kinds = np.dtype(type_spec.dtype), {"i": "iu", "u": "iu", "f": "fiub"}
         is_near = value.dtype.kind in kinds.get(wanted.kind, "")
         if value.dtype == wanted or not is_near:
             return value
@@ -67,7 +67,7 @@ class BatchCaster:
             made = cast("Any", value).astype(wanted)
         is_kept = (
             np.isfinite(made) == np.isfinite(value)
-            if wanted.kind == "f"
+            if value.dtype.kind == "f"
             else (made == value)
         )
         if not np.all(is_kept):

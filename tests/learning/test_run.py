@@ -481,6 +481,29 @@ def test_numpys_own_dtypes_are_cast_and_said_once(
         run(process, wide, num_rounds=1)
 
 
+@pytest.mark.parametrize("kind", ["i8", "u1", "?"])
+@pytest.mark.parametrize(
+    "loss",
+    ["binary_crossentropy", keras.losses.BinaryCrossentropy()],
+    ids=["name", "object"],
+)
+def test_whole_numbers_are_labels_of_a_binary_loss(loss: Any, kind: str) -> None:
+    layers = [keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")]
+    process = build_fed_avg(
+        Model.from_keras(keras.Sequential(layers), loss=loss), "sgd"
+    )
+    floats, classes = small_clients("f4", "f4"), small_clients("f4", kind)
+
+    plain = run(process, floats, num_rounds=1)
+    found = run(process, classes, num_rounds=1)
+
+    assert found.history[0].training == plain.history[0].training
+    if kind == "i8":
+        classes[0][0]["y"][0] = 2**24 + 1
+        with pytest.raises(errors.ValueMismatchError, match="convert it first"):
+            run(process, classes, num_rounds=1)
+
+
 def test_validation_data_are_evaluated(classifier: Model) -> None:
     process = build_fed_avg(classifier, "sgd")
     clients = small_clients("f4", "i4")
