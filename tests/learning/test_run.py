@@ -377,6 +377,30 @@ def test_error_of_a_round_names_clients_by_their_ids() -> None:
     assert note.endswith("the clients with the ids 'bert', 'anna'.")
 
 
+@pytest.mark.parametrize(
+    ("batch", "error", "said"),
+    [
+        ({"x": np.ones((4, 3), np.float32)}, errors.ValueMismatchError, "the id 'bo'."),
+        (
+            {"x": np.array([[0, 0]] * 3 + [[0, np.nan]], np.float32)},
+            errors.ComputationError,
+            "the id 'bo'. Its batch 1 has a NaN in `x`, in row 3, column 1.",
+        ),
+    ],
+    ids=["shape", "NaN"],
+)
+def test_a_wrong_input_is_told_with_its_client_and_batch(
+    classifier: Model, batch: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    (first,), (second,), (third,) = small_clients("f4", "i4")
+    clients = {"ann": [first], "bo": [second, third | batch]}
+
+    with pytest.raises(error) as caught:
+        run(build_fed_avg(classifier, "sgd"), clients, num_rounds=1)
+
+    assert caught.value.__notes__[0].endswith(said)
+
+
 @dataclasses.dataclass(frozen=True)
 class ByRegion:
     """A region of clients a round."""
