@@ -203,7 +203,12 @@ def _tensor_error(
                 ' `dtype="string"`'
             )
         elif _is_of_labels(label):
-            then += f"; or {advise_label_type(array.dtype, array.shape)}"
+            fits = fits_shape(array.shape, type_spec.shape)
+            then += (
+                f"; or {advise_label_type(array.dtype, array.shape)}"
+                if fits
+                else f"; {_advise_shape(array, type_spec, label)}"
+            )
     return errors.ValueMismatchError(
         f"Expected {label} to be of type `{type_spec}`, found {found}: {then}."
     )

@@ -591,9 +591,14 @@ def test_whole_numbers_that_a_dtype_rounds_are_refused(dtype: Any, sign: int) ->
         ),
         (np.ones((2, 3), np.float32), [None], r"reshape `y`, or .*\[None, 3\]\)`"),
         (np.ones(2, np.int64), [None], r"astype\('float32'\)`; or .*np\.int64, \[None"),
+        (
+            np.ones((2, 1), np.int64),
+            [None],
+            r"astype\('float32'\)`; .*so pass `y\[:, 0",
+        ),
         (np.array(["a", "b"]), [None], r"codes of the labels, .*cat\.codes`, in"),
     ],
-    ids=["column", "no column", "classes", "dtype", "strings"],
+    ids=["column", "no column", "classes", "dtype", "both", "strings"],
 )
 def test_labels_of_another_type_say_what_to_type(
     labels: Any, dims: list[int | None], advice: str
