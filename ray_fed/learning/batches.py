@@ -20,7 +20,7 @@ _logger = logging.getLogger("ray_fed.learning.run_loop")
 
 
 class BatchCaster:
-    """Makes numbers of lists of batches those that a process takes, by their size.
+    """Makes numbers in lists of batches of the types that a process takes.
 
     Args:
         process: of typed computations; batches of another one are left as they are.

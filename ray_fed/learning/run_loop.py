@@ -910,8 +910,9 @@ def run(
             `evaluate` the metrics are those of `build_fed_eval`.
         evaluate_every: rounds between two calls of `evaluate`, >= 1.
         cast: whether arrays in lists of batches become of the model's types, where only
-            their size differs, such as int64 and float64 of numpy. None: they do, and
-            a warning says so once.
+            their size differs, such as int64 and float64 of numpy, or whole numbers and
+            booleans are floats of the same value. None: they do, and a warning says so
+            once.
         callbacks: objects with `on_round(record)`, see `callbacks.Callback`; release
             managers of federated_language.
         on_error: whether what a callback raises ends the run, saved, or is logged.
