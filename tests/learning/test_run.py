@@ -401,6 +401,23 @@ def test_a_wrong_input_is_told_with_its_client_and_batch(
     assert caught.value.__notes__[0].endswith(said)
 
 
+def test_an_error_of_validation_data_says_so(classifier: Model) -> None:
+    clients = small_clients("f4", "i4")
+    wrong = clients[0][0] | {"y": np.zeros((4, 1), np.int32)}
+
+    with pytest.raises(
+        errors.ValueMismatchError, match=r"`y` of batch 0 of .*have a column"
+    ) as caught:
+        run(
+            build_fed_avg(classifier, "sgd"),
+            clients,
+            num_rounds=1,
+            validation_data=[wrong],
+        )
+
+    assert "`validation_data`" in caught.value.__notes__[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class ByRegion:
     """A region of clients a round."""
