@@ -6,6 +6,7 @@ an error is of bounded length, and can be encoded.
 """
 
 import contextlib
+import re
 import traceback
 from collections.abc import Callable, Generator
 
@@ -16,8 +17,18 @@ _MAX_QUOTED = 10_000
 """Characters of another error's message in one of ray_fed."""
 
 
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+"""What a terminal shows as bold or colours, as in messages of Keras."""
+
+
+def without_escapes(text: str) -> str:
+    """Return a text as it is read: without what terminals take for colours."""
+    return _ESCAPES.sub("", text)
+
+
 def bound(text: str, max_characters: int = MAX_CHARACTERS) -> str:
     """Return a text that can be encoded, cut in its middle if it is long."""
+    text = without_escapes(text)
     if len(text) > max_characters:
         kept = max_characters // 2
         cut = f" ... (cut: {len(text):,} characters) ... "

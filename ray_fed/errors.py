@@ -79,7 +79,13 @@ class ConfigError(UserError, ValueError):
 
 
 class ValueMismatchError(UserError, TypeError):
-    """A value does not match the federated type declared for it."""
+    """A value does not match the federated type declared for it.
+
+    Attributes:
+        location: of a value that a client has; None: not known.
+    """
+
+    location: "Location | None" = None
 
 
 class UnsupportedError(UserError, ValueError):

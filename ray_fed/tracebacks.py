@@ -22,6 +22,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from typing_extensions import override
 
+import ray_fed.error_texts as error_texts
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -211,6 +213,11 @@ def _cut(error: BaseException) -> None:
             continue
         chain[id(raised)] = raised
         raised.__traceback__ = _of_user(raised.__traceback__)
+        if any(isinstance(arg, str) and "\x1b[" in arg for arg in raised.args):
+            raised.args = tuple(
+                error_texts.without_escapes(arg) if isinstance(arg, str) else arg
+                for arg in raised.args
+            )
         _cut_autograph(raised)
         cause = raised.__cause__
         if isinstance(cause, WorkerTraceback) and not _show_frames(cause.args[0]):

@@ -21,6 +21,7 @@ class _OddError(ValueError):
         pytest.param(ValueError("too large"), "too large", id="as str does"),
         pytest.param(ValueError("ligne é"), "ligne é", id="not ASCII"),
         pytest.param(ValueError("bad \udce9"), r"bad \udce9", id="lone surrogate"),
+        pytest.param(ValueError("\x1b[1mno\x1b[0m call"), "no call", id="bold"),
         pytest.param(ValueError(), "no message", id="none"),
         pytest.param(_MuteError(), "no message", id="text raises"),
         pytest.param(_OddError(), "no message", id="text is none"),

@@ -112,6 +112,16 @@ def test_the_message_of_autograph_ends_with_the_frames() -> None:
     assert source.strip().startswith("return x / divisor")
 
 
+def test_a_message_has_no_escapes_of_terminals() -> None:
+    def fail(_: str) -> None:
+        raise ValueError("\x1b[1mno call\x1b[0m", 3)
+
+    with pytest.raises(ValueError, match="no call") as caught:
+        call(fail)
+
+    assert caught.value.args == ("no call", 3)
+
+
 def test_all_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_FED_TRACEBACKS", "full")
 

@@ -77,7 +77,7 @@ def hold_values(
     with read_limits.limited(_installed_limits()):
         return [
             plain_values.to_plain(
-                value, member, f"what the client with the id {client!r} has"
+                value, member, f"the data of the client with the id {client!r}"
             )
             for client, value in zip(ids, given, strict=True)
         ]

@@ -72,7 +72,7 @@ class FunctionSource(ClientSource):
         except BaseException as error:
             raise _failure(client, "the function that loads it", error) from error
         try:
-            label = f"what the client with the id {client!r} has"
+            label = f"the data of the client with the id {client!r}"
             plain = plain_values.to_plain(value, self._type_spec, label)
         except errors.RayFedError:
             raise

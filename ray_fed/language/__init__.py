@@ -41,6 +41,26 @@ def _make_computation(self: Any, *args: Any, **options: Any) -> Any:
     return tracebacks.shorten(made) if is_decorator else made
 
 
+_call: Callable[..., Any] = flf.ConcreteComputation.__call__
+
+
+def _call_computation(self: Any, *args: Any, **named: Any) -> Any:
+    try:
+        return _call(self, *args, **named)
+    except TypeError as error:
+        if not str(error).startswith("Missing argument"):
+            raise
+        parameters = ", ".join(
+            f"`{n}`" for n, _ in self.type_signature.parameter.items()
+        )
+        raise errors.ValueMismatchError(
+            f"Expected an argument for each of {parameters}, found"
+            f" {len(args) + len(named)}: pass them in this order, or by name."
+        ) from None
+
+
+flf.ConcreteComputation.__call__ = _call_computation
+
 # What a user calls of federated_language: computations, and what makes a function one.
 _called: list[Any] = [flf.ConcreteComputation, flf.PolymorphicComputation]
 for _cls in _called:

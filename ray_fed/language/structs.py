@@ -77,11 +77,19 @@ def struct_elements(
     elif any(f is not None and f != n for f, n in zip(found_names, names, strict=True)):
         raise _names_error(label, names, found_names)
     return [
-        (element_type, f"{label}.{name or index}", element)
+        (element_type, _name_inside(label, str(name or index)), element)
         for index, ((name, element_type), element) in enumerate(
             zip(type_spec.items(), elements, strict=True)
         )
     ]
+
+
+def _name_inside(label: str, name: str) -> str:
+    """Return argument.x, or in what has several words: `x.inner` of batch 1 of it."""
+    if " of " not in label:
+        return f"{label}.{name}"
+    path, is_nested, rest = label.partition("` of ")
+    return f"{path}.{name}` of {rest}" if is_nested else f"`{name}` of {label}"
 
 
 def _names_error(

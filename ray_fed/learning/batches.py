@@ -6,11 +6,12 @@ loads is when a worker reads it. Files are not looked at.
 
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import federated_language as fl
 import numpy as np
+from numpy.typing import NDArray
 
 import ray_fed.errors as errors
 from ray_fed.program import ClientReference
@@ -19,7 +20,7 @@ _logger = logging.getLogger("ray_fed.learning.run_loop")
 
 
 class BatchCaster:
-    """Makes numbers of lists of batches those that a process takes, by their size.
+    """Makes numbers in lists of batches of the types that a process takes.
 
     Args:
         process: of typed computations; batches of another one are left as they are.
@@ -59,7 +60,7 @@ class BatchCaster:
             type_spec, fl.TensorType
         ):
             return value
-        wanted, kinds = np.dtype(type_spec.dtype), {"i": "iu", "u": "iu", "f": "f"}
+        wanted, kinds = np.dtype(type_spec.dtype), {"i": "iu", "u": "iu", "f": "fiub"}
         is_near = value.dtype.kind in kinds.get(wanted.kind, "")
         if value.dtype == wanted or not is_near:
             return value
@@ -67,7 +68,7 @@ class BatchCaster:
             made = cast("Any", value).astype(wanted)
         is_kept = (
             np.isfinite(made) == np.isfinite(value)
-            if wanted.kind == "f"
+            if value.dtype.kind == "f"
             else (made == value)
         )
         if not np.all(is_kept):
@@ -83,30 +84,40 @@ class BatchCaster:
         return made
 
 
-def check_batches(clients: Mapping[int, Any]) -> None:
+def name_client(index: int, ids: Sequence[object]) -> str:
+    """Return what an error calls a client: by its id, where clients have ids."""
+    return f"with the id {ids[index]!r}" if ids else f"`data[{index}]`"
+
+
+def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> None:
     """Raise unless inputs and labels of each batch have one number of rows.
 
     Logs a warning of labels that are not a number.
 
+    Args:
+        clients: what each has, by index.
+        ids: of all clients; none where they have no ids.
+
     Raises:
         ValueMismatchError: a batch has several; client and batch are named.
     """
-    for client, batches in clients.items():
+    for index, batches in clients.items():
+        client = name_client(index, ids)
         if isinstance(batches, ClientReference):
             batches.check_batches()
         if not isinstance(batches, list):
             continue
         for number, batch in enumerate(cast("list[Any]", batches)):
-            counts = dict(_counts(batch, ""))
+            counts = dict(_counts(batch))
             if len(set(counts.values())) > 1:
                 shown = ", ".join(f"`{n}` {count}" for n, count in counts.items())
                 raise errors.ValueMismatchError(
                     f"Expected one number of rows in the batch {number} of the client"
-                    f" `data[{client}]`, found {shown}."
+                    f" {client}, found {shown}."
                 )
             if _has_nan(batch):
                 _logger.warning(
-                    "The batch %d of the client `data[%d]` has labels that are not a"
+                    "The batch %d of the client %s has labels that are not a"
                     " number (NaN): weights that are trained on them are NaN.",
                     number,
                     client,
@@ -125,31 +136,56 @@ def count_rows(batches: Any) -> Any:
     """
     if not isinstance(batches, list):
         return len(batches) if hasattr(batches, "__len__") else None
-    counts = (_counts(batch, "") for batch in cast("list[Any]", batches))
+    counts = (_counts(batch) for batch in cast("list[Any]", batches))
     return [found[0][1] if found else None for found in counts]
 
 
 def _has_nan(batch: Any) -> bool:
     """Return whether labels, in arrays, are not a number."""
-    labels = cast("Any", batch).get("y") if isinstance(batch, Mapping) else None
-    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "f":
-        return False
-    return bool(np.isnan(cast("Any", labels)).any())
+    labels = [leaf for name, leaf in _leaves(batch, "") if name.split(".")[0] == "y"]
+    return any(_is_nan(label).any() for label in labels)
 
 
-def _counts(value: Any, name: str) -> Sequence[tuple[str, int]]:
+def find_nan(batches: Any) -> str:
+    """Return a sentence on the first NaN in a list of batches; "" without one."""
+    listed = cast("list[Any]", batches) if isinstance(batches, list) else []
+    for number, batch in enumerate(listed):
+        for name, value in _leaves(batch, ""):
+            places = np.argwhere(_is_nan(value)).tolist()
+            if places:
+                row, *inside = places[0]
+                column = f", column {', '.join(map(str, inside))}" if inside else ""
+                where = f"in row {row}{column}"
+                return f" Its batch {number} has a NaN in `{name}`, {where}."
+    return ""
+
+
+def _is_nan(value: Any) -> NDArray[np.bool_]:
+    """Return which numbers of an array are NaN; of anything else nothing."""
+    is_float = isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    return np.isnan(value) if is_float else np.zeros(0, np.bool_)
+
+
+def _counts(batch: Any) -> list[tuple[str, int]]:
     """Return how many rows each tensor of a batch has, by its name."""
+    found: list[tuple[str, int]] = []
+    for name, leaf in _leaves(batch, ""):
+        shape = getattr(leaf, "shape", None)
+        if shape is not None and len(shape):
+            found.append((name, int(shape[0])))
+        elif isinstance(leaf, list):
+            found.append((name, len(leaf)))
+    return found
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a batch, each with its name."""
     if isinstance(value, Mapping):
         pairs = list(cast("Mapping[str, Any]", value).items())
     elif isinstance(value, tuple) and not name:
         pairs = list(zip(("x", "y"), cast("tuple[Any, ...]", value), strict=False))
     else:
-        shape = getattr(value, "shape", None)
-        if shape is not None:
-            return [(name, int(shape[0]))] if len(shape) else []
-        return [(name, len(value))] if isinstance(value, list) else []
-    return [
-        found
-        for key, inside in pairs
-        for found in _counts(inside, f"{name}.{key}" if name else str(key))
-    ]
+        yield name, value
+        return
+    for key, inside in pairs:
+        yield from _leaves(inside, f"{name}.{key}" if name else str(key))

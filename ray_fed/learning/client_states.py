@@ -326,7 +326,8 @@ class ClientStates:
         """Return the values of clients, in the order of their ids.
 
         Args:
-            client_ids: any; those that put none have the initial value.
+            client_ids: any; a client that put no value, such as one whose id is new,
+                has the initial value. `ids` says who put one.
 
         Raises:
             StorageError: values in the file cannot be read.

@@ -259,7 +259,15 @@ def choose_evaluation(
     takes_all = signature is not None and (
         step.type_signature.parameter[0].is_assignable_from(signature.result)
     )
-    return lambda state: step(state if takes_all else state.weights, clients)
+
+    def evaluate_clients(state: Any) -> Any:
+        try:
+            return step(state if takes_all else state.weights, clients)
+        except Exception as error:
+            error.add_note("The data that it is of are `validation_data`.")
+            raise
+
+    return evaluate_clients
 
 
 @tracebacks.shorten

@@ -351,7 +351,7 @@ class Model:
             label_type: of the labels of a batch, its first dimension unknown; for
                 several outputs a dictionary. By default that of the output, but
                 `int32[?]`, a class for each example, for a sparse loss, and for objects
-                of a binary loss or of a class of one's own.
+                of a class of one's own.
 
         Raises:
             ValueMismatchError: the loss or a metric is none of Keras, a metric is not a
@@ -700,17 +700,22 @@ def _as_float(statistic: Any) -> Any:
 
 def _check_model(keras_model: keras.Model) -> None:
     expect_object(keras_model, keras.Model, "keras.Sequential([...])")
+    is_functional = all(
+        getattr(keras_model, f"{k}s", None) for k in ("input", "output")
+    )
+    if not is_functional and not isinstance(keras_model, keras.Sequential):
+        raise errors.ValueMismatchError(
+            "Expected a functional Keras model, with inputs and outputs, found"
+            f" `{type(keras_model).__name__}`, which has none, as a subclass with its"
+            " own `call`: make one of it by `x = keras.Input(shape)` and"
+            " `keras.Model(x, model(x))`; `to_keras` needs its `__init__` to take"
+            " `**kwargs` for that of `keras.Model`."
+        )
     if not keras_model.built:
         raise errors.ValueMismatchError(
             "Expected a Keras model that is built, found one without weights: give it"
             " an Input, or call its `build`."
         )
-    for kind in ("input", "output"):
-        # A subclass of keras.Model that is not functional has neither.
-        if not getattr(keras_model, f"{kind}s", None):
-            raise errors.ValueMismatchError(
-                f"Expected a functional Keras model with an {kind}, found none."
-            )
     for layer in cast("Any", keras_model)._flatten_layers():
         if getattr(layer, "stateful", False):
             raise errors.ValueMismatchError(

@@ -35,7 +35,12 @@ import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian, check_noise
-from ray_fed.learning.batches import BatchCaster, check_batches, count_rows
+from ray_fed.learning.batches import (
+    BatchCaster,
+    check_batches,
+    count_rows,
+    find_nan,
+)
 from ray_fed.learning.callbacks import Callbacks
 from ray_fed.learning.checkpoints import (
     Checkpoints,
@@ -124,7 +129,7 @@ class NamedClients(list[Any]):
 
 
 def say_who(
-    error: BaseException, round_index: int, cohort: Sequence[int], data: object
+    error: BaseException, round_index: int, cohort: Sequence[int], data: Any
 ) -> None:
     """Note which round and clients an error is of: it knows of its call alone."""
     place = getattr(getattr(error, "location", None), "client_index", None)
@@ -139,7 +144,10 @@ def say_who(
         who = f"client is the one with the id {ids[cohort[place]]!r}"
     else:
         who = f"client at position {place} of the cohort is `data[{cohort[place]}]`"
-    error.add_note(f"In round {round_index + 1} of the run, the {who}.")
+    nan = ""
+    if place is not None and "NaN" in str(error):
+        nan = find_nan(data[cohort[place]])
+    error.add_note(f"In round {round_index + 1} of the run, the {who}.{nan}")
 
 
 def _is_function(value: object) -> bool:
@@ -632,7 +640,7 @@ class RunLoop:
             cohort = self._spec.draw(index)
             read = self._spec.caster
             clients = {client: read(self._spec.data[client]) for client in cohort}
-            check_batches(clients)
+            check_batches(clients, getattr(self._spec.data, "ids", ()))
             taken = [*self._clients.take(index, cohort), list(clients.values())]
             return _CalledRound(cohort, self._calls.next(state, taken, index))
         except StopNow:
@@ -902,8 +910,9 @@ def run(
             `evaluate` the metrics are those of `build_fed_eval`.
         evaluate_every: rounds between two calls of `evaluate`, >= 1.
         cast: whether arrays in lists of batches become of the model's types, where only
-            their size differs, such as int64 and float64 of numpy. None: they do, and
-            a warning says so once.
+            their size differs, such as int64 and float64 of numpy, or whole numbers and
+            booleans are floats of the same value. None: they do, and a warning says so
+            once.
         callbacks: objects with `on_round(record)`, see `callbacks.Callback`; release
             managers of federated_language.
         on_error: whether what a callback raises ends the run, saved, or is logged.

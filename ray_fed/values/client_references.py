@@ -280,6 +280,16 @@ def as_run(value: object, type_spec: fl.Type) -> ClientRun | None:
     return ClientRun(run.source, run.type_signature, run.positions, run.weights)
 
 
+CODES = '`pandas.Series(labels).astype("category").cat.codes`, in the expected dtype'
+"""What numbers labels of strings become."""
+
+
+def advise_label_type(dtype: np.dtype[Any], shape: Sequence[int | None] | None) -> str:
+    """Return how a model has labels of another type, as an error goes on."""
+    label_type = f"fl.TensorType(np.{dtype.name}, {[None, *(shape or ())[1:]]})"
+    return f"have a model of such labels by `label_type={label_type}` of `from_keras`"
+
+
 def _advise(wanted: fl.Type, found: fl.Type) -> str:
     """Return what makes one type of another, as an error goes on; nothing: unknown."""
     sequences = isinstance(wanted, fl.SequenceType), isinstance(found, fl.SequenceType)
@@ -300,22 +310,29 @@ def _advise(wanted: fl.Type, found: fl.Type) -> str:
     if ranks - {0}:
         steps.append("a list of one column has a dimension more than the column")
     texts = [name for name, (_, leaf) in pairs.items() if leaf.dtype.type is np.str_]
-    if texts:
+    inputs = [name for name in texts if name.split(".")[0] != "y"]
+    if inputs:
         steps.append(
-            f"`{texts[0]}` has strings, for an input of the model that goes through"
+            f"`{inputs[0]}` has strings, for an input of the model that goes through"
             " `keras.layers.StringLookup`"
         )
-    casts = [
-        f"`{name}` to {declares.dtype.name}"
+    if len(inputs) < len(texts):
+        steps.append(f"the labels are strings: make a column of their codes, {CODES}")
+    casts = {
+        name: declares.dtype.name
         for name, (declares, leaf) in pairs.items()
         if declares.dtype != leaf.dtype and name not in texts
-    ]
+    }
     if casts:
-        steps.append(f"cast the columns of {', '.join(casts)} by `dtypes`")
+        columns = ", ".join(f"`{name}` to {dtype}" for name, dtype in casts.items())
+        dtype = next(iter(casts.values()))
+        steps.append(
+            f"cast the columns of {columns} by `dtypes`, such as"
+            f' `dtypes={{"column": np.{dtype}}}`, or before by `.astype("{dtype}")`'
+        )
     if "y" in pairs and "y" not in texts:
-        dtype, shape = pairs["y"][1].dtype, pairs["y"][1].shape
-        label_type = f"fl.TensorType(np.{dtype.name}, {list(shape or ())})"
-        steps.append(f"or have a model of such labels by `label_type={label_type}`")
+        found_labels = pairs["y"][1]
+        steps.append(f"or {advise_label_type(found_labels.dtype, found_labels.shape)}")
     return f": {'; '.join(steps)}" if steps else ""
 
 

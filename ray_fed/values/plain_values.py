@@ -45,7 +45,13 @@ import ray_fed.errors as errors
 from ray_fed.language import blocks, type_checks
 from ray_fed.language.structs import Plain, Struct, is_raw_memory, show, struct_elements
 from ray_fed.values import columnar_sequence, read_limits
-from ray_fed.values.client_references import ClientMember, ListCache, as_run
+from ray_fed.values.client_references import (
+    CODES,
+    ClientMember,
+    ListCache,
+    advise_label_type,
+    as_run,
+)
 from ray_fed.values.stored import (
     External,
     Stored,
@@ -88,8 +94,7 @@ def to_plain_tensor(value: object, type_spec: fl.TensorType, label: str) -> Plai
     if not fits_shape(array.shape, type_spec.shape):
         raise errors.ValueMismatchError(
             f"Expected {label} to be of type `{type_spec}`, found an array of shape"
-            f" {array.shape}: reshape it, or declare another type, such as by the"
-            " input of a model."
+            f" {array.shape}: {_advise_shape(array, type_spec, label)}."
         )
     return array[()] if array.ndim == 0 else array
 
@@ -160,6 +165,23 @@ def fits_shape(found: tuple[int, ...], declared: columnar_sequence.Dims) -> bool
     )
 
 
+def _is_of_labels(label: str) -> bool:
+    return label.startswith(("`y` of ", "`y."))
+
+
+def _advise_shape(array: Any, type_spec: fl.TensorType, label: str) -> str:
+    """Return how an array gets a declared shape, or a model the array's."""
+    if not _is_of_labels(label):
+        return "reshape it, or declare another type, such as by the input of a model"
+    path, dims = label.split("`")[1], type_spec.shape or ()
+    step = f"reshape `{path}`"
+    if array.shape[-1:] == (1,) and fits_shape(array.shape[:-1], dims):
+        step = f"these labels have a column, so pass `{path}[{':, ' * len(dims)}0]`"
+    elif tuple(dims[-1:]) == (1,) and fits_shape(array.shape, dims[:-1]):
+        step = f"pass `{path}[{':, ' * array.ndim}None]`, which has a column"
+    return f"{step}, or {advise_label_type(array.dtype, array.shape)}"
+
+
 def _tensor_error(
     value: object, type_spec: fl.TensorType, label: str
 ) -> errors.ValueMismatchError:
@@ -168,9 +190,27 @@ def _tensor_error(
         if isinstance(value, np.ndarray | np.generic)
         else show(value)
     )
+    then = "nothing is cast, so convert it first"
+    wanted = np.dtype(type_spec.dtype)
+    if isinstance(value, np.ndarray) and wanted.kind != "U":
+        array = cast("NDArray[Any]", value)
+        then += f", such as by `.astype({wanted.name!r})`"
+        if array.dtype.kind in "USO":
+            then = (
+                f"take codes of the labels, such as {CODES}"
+                if _is_of_labels(label)
+                else "convert it first, or take strings by an input of the model with"
+                ' `dtype="string"`'
+            )
+        elif _is_of_labels(label):
+            fits = fits_shape(array.shape, type_spec.shape)
+            then += (
+                f"; or {advise_label_type(array.dtype, array.shape)}"
+                if fits
+                else f"; {_advise_shape(array, type_spec, label)}"
+            )
     return errors.ValueMismatchError(
-        f"Expected {label} to be of type `{type_spec}`, found {found}: nothing is"
-        f" cast, so convert it first."
+        f"Expected {label} to be of type `{type_spec}`, found {found}: {then}."
     )
 
 
@@ -455,15 +495,17 @@ def _lay(
     elements: Sequence[Any], element: fl.Type, label: str, start: int, to_plain: ToPlain
 ) -> list[columnar_sequence.Column]:
     """Check elements of a sequence, the first at position `start`, and lay them."""
+    types = flatten_type(element)
+    kind = "batch" if any(t.shape and t.shape[0] is None for t in types) else "element"
     leaves = [
-        flatten(to_plain(member, element, f"{label}[{index}]"))
+        flatten(to_plain(member, element, f"{kind} {index} of {label}"))
         for index, member in enumerate(elements, start)
     ]
     return [
         columnar_sequence.lay_column(
             [leaf[index] for leaf in leaves], storage_dtype(t), t.shape
         )
-        for index, t in enumerate(flatten_type(element))
+        for index, t in enumerate(types)
     ]
 
 
@@ -720,10 +762,15 @@ def _plain_federated(
             arrays = gather_arrays(members, type_spec.member)
             if arrays is not None:
                 return arrays
-        return [
-            to_plain(member, type_spec.member, f"{label}[{index}]")
-            for index, member in enumerate(members)
-        ]
+        found: list[Plain] = []
+        for index, member in enumerate(members):
+            name = f"{label} of the client at position {index}"
+            try:
+                found.append(to_plain(member, type_spec.member, name))
+            except errors.ValueMismatchError as error:
+                error.location = errors.Location(client_index=index)
+                raise
+        return found
 
     members = cast("Sequence[Any]", value)
     if lists is None or type(value) not in (list, tuple):

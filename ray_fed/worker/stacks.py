@@ -62,6 +62,9 @@ _NO_MEMORY = "ResourceExhaustedError"
 _OWN_ASSERTION = re.compile(r"assertion failed: \[(Expected .+, found .+)\]")
 """What a graph of ray_fed says in full."""
 
+_LABEL = re.compile(r"a label value of (-?\d+) which is outside .* of \[0, (\d+)\)")
+"""What TensorFlow says of a label that is no class."""
+
 _TAGS = re.compile(r"\{\{function_node [^}]*\}\}\s*|\s*\[Op:[^\]]*\]")
 
 
@@ -209,17 +212,23 @@ def describe_failure(
     meaningful = [line for line in meaningful if not line.startswith(_BOILERPLATE)]
     summary = _TAGS.sub("", " ".join(meaningful[:_MESSAGE_LINES])) or "no message"
     origin = error_texts.origin_of(error) or "a computation"
-    said = _OWN_ASSERTION.fullmatch(summary)
+    said, label = _OWN_ASSERTION.fullmatch(summary), _LABEL.search(summary)
     kind = errors.ComputationError
     if isinstance(error, MemoryError) or type(error).__name__ == _NO_MEMORY:
         kind = errors.WorkerMemoryError
     what = f"{origin[0].upper()}{origin[1:]} raised {type(error).__name__}: {summary}"
+    if label:
+        what = (
+            f"Expected labels from 0 to {int(label[2]) - 1}, one for each output of the"
+            f" model, found {label[1]}: number the classes from 0, or have a model with"
+            " more outputs"
+        )
     failure = kind(
         said[1] if said else what,
         errors.Location(client_index=client_index),
         cause_text=error_texts.traceback_of(error),
     )
-    place = error_texts.place_of(error)
+    place = None if label else error_texts.place_of(error)
     if place and not hasattr(failure, "__notes__"):
         failure.add_note(place)
     return failure

@@ -355,7 +355,7 @@ def test_function_that_returns_another_type_names_the_client(
 ) -> None:
     data = ClientData.from_function([8, 9], np.float32, DATASET)
 
-    with pytest.raises(errors.ValueMismatchError, match=r"with the id [89] has"):
+    with pytest.raises(errors.ValueMismatchError, match=r"with the id [89] to be"):
         context.invoke(mean_of_totals, (data, 1.0))
 
 
@@ -376,7 +376,7 @@ def test_clients_of_another_type_are_refused(context: ExecutionContext) -> None:
         ({"y": None}, ": name the column of labels as `y`."),
         (
             {"x": ["c", "c"]},
-            ": cast the columns of `x` to float32 by `dtypes`.",
+            r': cast .* `x` to float32 by .*np\.float32\}`, .*\.astype\("float32"\)`\.',
         ),
         (
             {"y": "n"},
@@ -387,6 +387,10 @@ def test_clients_of_another_type_are_refused(context: ExecutionContext) -> None:
             r"a list of one column has .*`label_type=.*np\.int32, \[None, 1\]\)`",
         ),
         ({"x": ["s", "s"]}, r"`x` has strings, .*`keras\.layers\.StringLookup`\."),
+        (
+            {"y": "s"},
+            r"labels are strings: .*`pandas.*cat\.codes`, in the expected dtype\.",
+        ),
         ({}, None),
     ],
 )
@@ -449,7 +453,7 @@ def test_references_tell_ids_and_weights() -> None:
     [
         (
             lambda: ClientData.from_values([[1.0]], DATASET),
-            "what the client with the id 0 has",
+            "element 0 of the data of the client with the id 0",
         ),
         (
             lambda: ClientData.from_values([[]], DATASET, weights=[1.0, 2.0]),
@@ -519,7 +523,7 @@ def test_bad_input_is_refused(build: Callable[[], Any], message: str) -> None:
 )
 def test_values_without_end_are_refused_at_once(values: Any) -> None:
     with pytest.raises(
-        errors.ValueMismatchError, match=r"id 'a' has to end, found itertools\.\w+ with"
+        errors.ValueMismatchError, match=r"id 'a' to end, found itertools\.\w+ with"
     ):
         ClientData.from_values({"a": values}, fl.SequenceType(np.float32))
 

@@ -80,7 +80,9 @@ def test_labels_that_are_not_a_number_are_told_with_the_client(
     check_batches({0: data[0]})
     check_batches({0: data[0]})  # told once
     check_batches({5: spoilt, 6: GOOD})
+    check_batches({1: spoilt}, ["anna", "bo"])
 
-    told, again = caplog.messages
+    told, again, named = caplog.messages
     assert "'anna' has values that are not a number (NaN): 1." in told
     assert "batch 0 of the client `data[5]`" in again
+    assert "batch 0 of the client with the id 'bo'" in named

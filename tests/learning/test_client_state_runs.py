@@ -60,6 +60,15 @@ def run(process: Any, clients: Any, num_rounds: int = ROUNDS, **more: Any) -> An
     )
 
 
+def test_next_without_client_states_says_what_it_takes(
+    process: LearningProcess, clients: list[Any]
+) -> None:
+    with pytest.raises(
+        errors.ValueMismatchError, match="`state`, `client_states`, `data`, found 2: "
+    ):
+        process.next(process.initialize(), clients)
+
+
 def test_run_is_the_loop_that_calls_next(
     process: LearningProcess, clients: list[Any]
 ) -> None:

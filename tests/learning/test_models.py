@@ -127,11 +127,15 @@ class Subclassed(keras.Model):
         return inputs
 
 
-def test_model_that_is_not_functional_is_refused() -> None:
+@pytest.mark.parametrize("is_built", [False, True])
+def test_model_that_is_not_functional_is_refused(*, is_built: bool) -> None:
     subclassed = Subclassed()
-    subclassed.build((None, 2))
+    if is_built:
+        subclassed.build((None, 2))
 
-    with pytest.raises(errors.ValueMismatchError, match="functional Keras model"):
+    with pytest.raises(
+        errors.ValueMismatchError, match=r"functional Keras model.*Model\(x, model\(x"
+    ):
         build_model(subclassed)
 
 

@@ -377,6 +377,47 @@ def test_error_of_a_round_names_clients_by_their_ids() -> None:
     assert note.endswith("the clients with the ids 'bert', 'anna'.")
 
 
+@pytest.mark.parametrize(
+    ("batch", "error", "said"),
+    [
+        ({"x": np.ones((4, 3), np.float32)}, errors.ValueMismatchError, "the id 'bo'."),
+        (
+            {"x": np.array([[0, 0]] * 3 + [[0, np.nan]], np.float32)},
+            errors.ComputationError,
+            "the id 'bo'. Its batch 1 has a NaN in `x`, in row 3, column 1.",
+        ),
+    ],
+    ids=["shape", "NaN"],
+)
+def test_a_wrong_input_is_told_with_its_client_and_batch(
+    classifier: Model, batch: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    (first,), (second,), (third,) = small_clients("f4", "i4")
+    clients = {"ann": [first], "bo": [second, third | batch]}
+
+    with pytest.raises(error) as caught:
+        run(build_fed_avg(classifier, "sgd"), clients, num_rounds=1)
+
+    assert caught.value.__notes__[0].endswith(said)
+
+
+def test_an_error_of_validation_data_says_so(classifier: Model) -> None:
+    clients = small_clients("f4", "i4")
+    wrong = clients[0][0] | {"y": np.zeros((4, 1), np.int32)}
+
+    with pytest.raises(
+        errors.ValueMismatchError, match=r"`y` of batch 0 of .*have a column"
+    ) as caught:
+        run(
+            build_fed_avg(classifier, "sgd"),
+            clients,
+            num_rounds=1,
+            validation_data=[wrong],
+        )
+
+    assert "`validation_data`" in caught.value.__notes__[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class ByRegion:
     """A region of clients a round."""
@@ -479,6 +520,29 @@ def test_numpys_own_dtypes_are_cast_and_said_once(
     wide[0][0]["y"][0] = 2**40
     with pytest.raises(errors.ValueMismatchError, match="int32"):
         run(process, wide, num_rounds=1)
+
+
+@pytest.mark.parametrize("kind", ["i8", "u1", "?"])
+@pytest.mark.parametrize(
+    "loss",
+    ["binary_crossentropy", keras.losses.BinaryCrossentropy()],
+    ids=["name", "object"],
+)
+def test_whole_numbers_are_labels_of_a_binary_loss(loss: Any, kind: str) -> None:
+    layers = [keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")]
+    process = build_fed_avg(
+        Model.from_keras(keras.Sequential(layers), loss=loss), "sgd"
+    )
+    floats, classes = small_clients("f4", "f4"), small_clients("f4", kind)
+
+    plain = run(process, floats, num_rounds=1)
+    found = run(process, classes, num_rounds=1)
+
+    assert found.history[0].training == plain.history[0].training
+    if kind == "i8":
+        classes[0][0]["y"][0] = 2**24 + 1
+        with pytest.raises(errors.ValueMismatchError, match="convert it first"):
+            run(process, classes, num_rounds=1)
 
 
 def test_validation_data_are_evaluated(classifier: Model) -> None:

@@ -108,7 +108,7 @@ def test_all_other_elements_are_left_to_be_checked_one_by_one(
 )
 def test_error_names_the_element_that_is_wrong(elements: list[Any], index: int) -> None:
     with pytest.raises(
-        errors.ValueMismatchError, match=rf"it\[{index}\] to be of type"
+        errors.ValueMismatchError, match=rf"element {index} of it to be of type"
     ):
         plain_values.to_plain(elements, fl.SequenceType(FLOAT), "it")
 

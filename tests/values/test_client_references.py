@@ -173,7 +173,9 @@ def test_what_is_wrong_is_told_as_before() -> None:
     clients[2][0]["x"] = clients[2][0]["x"].astype(np.float64)
 
     for _ in range(3):
-        with pytest.raises(errors.ValueMismatchError, match=r"argument\[2\]\[0\].x"):
+        with pytest.raises(
+            errors.ValueMismatchError, match=r"`x` of batch 0 of .* position 2"
+        ):
             read(cache, clients)
 
 

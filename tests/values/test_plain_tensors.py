@@ -74,6 +74,7 @@ def test_wrong_value_among_arrays_is_named() -> None:
     wrong = (FLOATS, [np.zeros(3, np.int64), FLOATS])
 
     with pytest.raises(
-        errors.ValueMismatchError, match=r"the value\[1\]\.more\.0 .* dtype int64"
+        errors.ValueMismatchError,
+        match=r"`more\.0` of the value of .* position 1 .* int64",
     ):
         plain_values.to_plain([member(1), wrong], at_clients)

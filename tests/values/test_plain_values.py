@@ -355,8 +355,10 @@ def test_client_values_must_be_a_sequence(value: Any) -> None:
 
 
 def test_mismatch_names_the_client() -> None:
-    with pytest.raises(errors.ValueMismatchError, match=r"the value\[1\] "):
+    with pytest.raises(errors.ValueMismatchError, match="client at position 1") as e:
         plain_values.to_plain([1, "a", 3], AT_CLIENTS)
+
+    assert e.value.location == errors.Location(client_index=1)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +408,7 @@ def test_sequence_must_be_iterable(value: Any) -> None:
 
 
 def test_mismatch_names_the_element_of_a_sequence() -> None:
-    with pytest.raises(errors.ValueMismatchError, match=r"the value\[1\] "):
+    with pytest.raises(errors.ValueMismatchError, match="element 1 of the value "):
         plain_values.to_plain([1, 1.5], fl.SequenceType(np.int32))
 
 
@@ -572,3 +574,36 @@ def test_whole_numbers_that_a_dtype_rounds_are_refused(dtype: Any, sign: int) ->
             else:
                 with pytest.raises(errors.ValueMismatchError):
                     plain_values.to_plain(sign * number, type_spec)
+
+
+@pytest.mark.parametrize(
+    ("labels", "dims", "advice"),
+    [
+        (
+            np.ones((2, 1), np.float32),
+            [None],
+            r"a column, so pass `y\[:, 0\]`, or .*np\.float32, \[None, 1\]\)`",
+        ),
+        (
+            np.ones(2, np.float32),
+            [None, 1],
+            r"pass `y\[:, None\]`, .*, \[None\]\)",
+        ),
+        (np.ones((2, 3), np.float32), [None], r"reshape `y`, or .*\[None, 3\]\)`"),
+        (np.ones(2, np.int64), [None], r"astype\('float32'\)`; or .*np\.int64, \[None"),
+        (
+            np.ones((2, 1), np.int64),
+            [None],
+            r"astype\('float32'\)`; .*so pass `y\[:, 0",
+        ),
+        (np.array(["a", "b"]), [None], r"codes of the labels, .*cat\.codes`, in"),
+    ],
+    ids=["column", "no column", "classes", "dtype", "both", "strings"],
+)
+def test_labels_of_another_type_say_what_to_type(
+    labels: Any, dims: list[int | None], advice: str
+) -> None:
+    batch = fl.to_type({"x": fl.TensorType(np.float32), "y": (np.float32, dims)})
+
+    with pytest.raises(errors.ValueMismatchError, match=f"`y` of batch 0 .*{advice}"):
+        plain_values.to_plain([{"x": 1.0, "y": labels}], fl.SequenceType(batch))

@@ -67,6 +67,21 @@ class TestDescribeFailure:
 
         assert str(error) == f"A computation raised ValueError: {summary}"
 
+    def test_says_which_label_is_no_class(self) -> None:
+        message = (
+            "Graph execution error:\n2 root error(s) found.\n  (0) INVALID_ARGUMENT: "
+            " Received a label value of -1 which is outside the valid range of [0, 3)."
+            "  Label values: 0 -1\n"
+        )
+
+        error = stacks.describe_failure(ValueError(message), 4)
+
+        assert str(error) == (
+            "Expected labels from 0 to 2, one for each output of the model, found -1:"
+            " number the classes from 0, or have a model with more outputs [client at"
+            " position 4]"
+        )
+
     def test_names_the_client_and_keeps_the_cause(self) -> None:
         with pytest.raises(KeyError) as caught:
             fail()
