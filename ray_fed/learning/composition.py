@@ -631,8 +631,8 @@ def _build_next(
         return run_round
 
     @fl.federated_computation(state_type, at_clients(kept_type), model.data_type)
-    def run_round_with_kept(state: Any, client_states: Any, data: Any) -> Any:
-        return run(state, client_states, data)
+    def run_round_with_kept(state: Any, kept: Any, data: Any) -> Any:
+        return run(state, kept, data)
 
     return run_round_with_kept
 

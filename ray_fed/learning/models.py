@@ -351,7 +351,7 @@ class Model:
             label_type: of the labels of a batch, its first dimension unknown; for
                 several outputs a dictionary. By default that of the output, but
                 `int32[?]`, a class for each example, for a sparse loss, and for objects
-                of a class of one's own.
+                of a binary loss or of a class of one's own.
 
         Raises:
             ValueMismatchError: the loss or a metric is none of Keras, a metric is not a

@@ -427,9 +427,10 @@ def _label_type(loss: object, output: Any) -> fl.TensorType:
     An output of one value a row is compared with labels `[rows]`.
     """
     if isinstance(loss, keras.losses.Loss):
-        # Of a loss of one's own nothing is known.
+        # Of a loss of one's own nothing is known; binary ones are of classes 0 and 1.
         is_own = not type(loss).__module__.startswith("keras.")
-        is_classes = is_own or "Sparse" in type(loss).__name__
+        name = type(loss).__name__
+        is_classes = is_own or "Sparse" in name or name.startswith("Binary")
     else:
         name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
         is_classes = "sparse" in name.lower()

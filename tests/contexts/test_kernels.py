@@ -333,7 +333,7 @@ def test_passes_of_a_loop_begin_after_what_stands_before_it(
     @tf.function(autograph=False)
     def two_passes(start: Any, data: Any) -> Any:
         if not made:
-            made.append(tf.Variable(0.0, trainable=False))
+            made.append(tf.Variable(tf.zeros([]), trainable=False))
         [kept] = made
         kept.assign(start)
 
@@ -344,8 +344,11 @@ def test_passes_of_a_loop_begin_after_what_stands_before_it(
         def one_pass(index: Any, count: Any) -> Any:
             return index + 1, data.reduce(count, step)
 
+        def goes_on(index: Any, count: Any) -> Any:
+            return index < 2
+
         begun = tf.constant(0), tf.constant(0)
-        _, count = tf.while_loop(lambda index, _: index < 2, one_pass, begun)
+        _, count = tf.while_loop(goes_on, one_pass, begun)
         return kept.read_value(), count
 
     @rtf.computation(np.float32, rows)

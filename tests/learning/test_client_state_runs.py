@@ -64,7 +64,7 @@ def test_next_without_client_states_says_what_it_takes(
     process: LearningProcess, clients: list[Any]
 ) -> None:
     with pytest.raises(
-        errors.ValueMismatchError, match="`state`, `client_states`, `data`, found 2: "
+        errors.ValueMismatchError, match="`state`, `kept`, `data`, found 2: "
     ):
         process.next(process.initialize(), clients)
 

@@ -128,7 +128,7 @@ def test_batch_of_two_numbers_of_rows_names_client_and_batch() -> None:
         (keras.losses.Huber(), "float32[?]"),
         (keras.losses.mean_squared_error, "float32[?]"),
         (functools.partial(keras.losses.huber, delta=0.5), "float32[?]"),
-        (keras.losses.BinaryCrossentropy(), "float32[?]"),
+        (keras.losses.BinaryCrossentropy(), "int32[?]"),
     ],
     ids=["object", "huber", "function", "partial", "binary"],
 )
