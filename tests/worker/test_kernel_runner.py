@@ -52,6 +52,18 @@ def drawn(data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(draw, data))
 
 
+@rtf.computation(np.int32)
+def draw_often(x: Any) -> Any:
+    for _ in tf.range(x):
+        x += tf.random.uniform([], maxval=2, dtype=tf.int32)
+    return x
+
+
+@fl.federated_computation(AT_CLIENTS)
+def drawn_in_a_loop(data: Any) -> Any:
+    return fl.federated_sum(fl.federated_map(draw_often, data))
+
+
 @fl.federated_computation(AT_CLIENTS)
 def checked(data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(check, data))
@@ -108,9 +120,10 @@ class TestKernels:
         graphs.close()
 
     @pytest.mark.parametrize(
-        ("comp", "is_one"), [(doubled, True), (checked, True), (drawn, False)]
+        ("comp", "is_one"),
+        [(doubled, True), (checked, True), (drawn, True), (drawn_in_a_loop, False)],
     )
-    def test_threads_share_a_graph_that_does_not_draw(
+    def test_threads_share_a_graph_that_keeps_no_random_states(
         self, comp: Any, is_one: bool
     ) -> None:
         kernel = kernel_of(comp)

@@ -17,7 +17,7 @@ their order decides who gets which.
 """
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -34,7 +34,7 @@ class RandomStates:
     """The state variables of one loaded graph; the owner of the graph closes them.
 
     Attributes:
-        names: of the variables, in the order of their ops.
+        names: of the variables that are kept between calls, in the order of their ops.
         unkeyed: names and kinds of random ops that could not be rewritten.
         in_functions: of those that were, in library functions: what such a function
             of a dataset draws, it draws when the dataset is read.
@@ -76,22 +76,34 @@ class RandomStates:
         self._handles.clear()
 
 
-def add_assignments(graph_def: GraphDef, names: Sequence[str]) -> tuple[list[str], str]:
+def add_assignments(graph_def: GraphDef, states: RandomStates) -> tuple[list[str], str]:
     """Add to a GraphDef what sets state variables; for who calls it inside of a graph.
+
+    Variables of ops that are in no function are of the call alone, and kept no more.
 
     Args:
         graph_def: to add to, in place.
-        names: of the variables, as in `RandomStates`.
+        states: of the graph.
 
     Returns:
         The names of placeholders for the states, i64[3] each, and of the op that has
         set them all.
     """
+    inside = {
+        node.attr["shared_name"].s.decode(): node
+        for node in graph_def.node
+        if node.op == "VarHandleOp"
+    }
     group = graph_def.node.add(name="ray_fed_set_states", op="NoOp")
+    names, states.names = states.names, [n for n in states.names if n not in inside]
     for index, name in enumerate(names):
         prefix = f"ray_fed_set_states/{index}"
-        handle = graph_def.node.add(name=f"{prefix}/state", op="VarHandleOp")
-        describe_state(handle, name)
+        handle = inside.get(name)
+        if handle is None:
+            handle = graph_def.node.add(name=f"{prefix}/state", op="VarHandleOp")
+            describe_state(handle, name)
+        else:
+            handle.attr["shared_name"].s = b""
         value = graph_def.node.add(name=f"{prefix}/value", op="Placeholder")
         value.attr["dtype"].type = tf.int64.as_datatype_enum
         value.attr["shape"].shape.dim.add(size=random_keys.STATE_SIZE)

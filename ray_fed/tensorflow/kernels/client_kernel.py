@@ -587,8 +587,9 @@ class ClientKernel:
     @property
     def may_be_shared(self) -> bool:
         """Whether several threads may run it at once: it keeps no random states."""
-        draws = self._loop.work_importer.sites or self._loop.fold_importer.sites
-        return not draws and not self._shaped.is_asked_for
+        importers = self._loop.work_importer, self._loop.fold_importer
+        keep_states = any(each.keeps_states for each in importers)
+        return not keep_states and not self._shaped.is_asked_for
 
     def close(self) -> None:
         """Free what the graph keeps between calls."""

@@ -233,6 +233,11 @@ class GraphImporter:
             return tf.identity(tensor)
         return tf.compat.v1.placeholder_with_default(tensor, tensor.shape)
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether random ops have variables that are kept between calls."""
+        return any(states.names for states in self._states)
+
     def create(self) -> None:
         """Make the state variables, on the device that is current."""
         for states in self._states:
@@ -347,7 +352,7 @@ class GraphImporter:
         if not states.names or self._state_of is None:
             return []
         self._states.append(states)
-        placeholders, op = randomness.add_assignments(graph_def, states.names)
+        placeholders, op = randomness.add_assignments(graph_def, states)
         for index, placeholder in enumerate(placeholders):
             feeds[placeholder] = self._state_of(len(self.sites))
             site = RandomOp(path, content + index.to_bytes(4))
