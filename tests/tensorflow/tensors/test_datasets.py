@@ -133,7 +133,9 @@ class TestToRows:
     def test_element_of_another_type_is_named(self) -> None:
         dataset = sliced({"a": [1], "z": np.array([3])})
 
-        with pytest.raises(errors.ValueMismatchError, match="`z` of element 0 .*int64"):
+        with pytest.raises(
+            errors.ValueMismatchError, match=r"`z` of element 0 .*int64"
+        ):
             plain_values.to_plain(dataset, fl.SequenceType(NAMED))
 
     def test_dataset_without_end_is_refused(self) -> None:
