@@ -104,7 +104,7 @@ class LoopThread:
         # Nothing is handed over after `_cancel_all`, which ends what was before. It may
         # be entered again: by a signal's handler that closes.
         self._lock = threading.RLock()
-        self._works: set[Work] = set()
+        self._works: weakref.WeakSet[Work] = weakref.WeakSet()  # those that run
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             self._thread.start()
@@ -233,7 +233,6 @@ class LoopThread:
     ) -> None:
         """Let a future end as a task did; what `close` cancelled has an error."""
         work.task = None
-        self._works.discard(work)
         with contextlib.suppress(*_CANCELLED_BEFORE):
             if not task.cancelled():
                 error = task.exception()
