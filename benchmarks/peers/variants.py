@@ -64,6 +64,10 @@ def _tff(*, on_worker: bool) -> Peer:
     )
 
 
+def _pfl(**others: int) -> dict[str, int]:
+    return {"processes": 1, "threads": 1, "compile": 0, **others}
+
+
 def _blazefl(**others: int) -> dict[str, int]:
     return {"processes": 1, "pool_threads": 1, "threads": 1, "loader": 0, **others}
 
@@ -72,7 +76,7 @@ PEERS = {
     "tff": _tff(on_worker=False),
     "tff_on_worker": _tff(on_worker=True),
     "flower": Peer(
-        Environment("flower", _TORCH_PYTHONS, ("flwr[simulation]>=1.20", "torch")),
+        Environment("flower", _TORCH_PYTHONS, ("flwr[simulation]>=1.42", "torch")),
         "benchmarks.peers.with_flower",
         {
             "two processes": {"processes": 2, "threads": 1},
@@ -83,9 +87,11 @@ PEERS = {
         Environment("pfl", ("3.11", "3.10"), ("pfl[pytorch]>=0.6",)),
         "benchmarks.peers.with_pfl",
         {
-            "one process": {"processes": 1, "threads": 1},
-            "two processes": {"processes": 2, "threads": 1},
-            "one process of two threads": {"processes": 1, "threads": 2},
+            # First, when nobody loses patience: its first round compiles.
+            "two processes, torch.compile": _pfl(processes=2, compile=1),
+            "one process": _pfl(),
+            "two processes": _pfl(processes=2),
+            "one process of two threads": _pfl(threads=2),
         },
     ),
     "blazefl": Peer(
@@ -102,6 +108,19 @@ PEERS = {
             "pool of two processes": _blazefl(processes=2),
             "one after another, two threads in PyTorch": _blazefl(threads=2),
         },
+    ),
+    "jax": Peer(
+        Environment("jax", _TORCH_PYTHONS, ("jax[cpu]>=0.6",)),
+        "benchmarks.peers.with_jax",
+        {
+            f"two devices, {at_once or 'all'} at once": {
+                "devices": 2,
+                "threads": 1,
+                "at_once": at_once,
+            }
+            for at_once in (1, 5, 25, 0)
+        }
+        | {"one device of two threads": {"devices": 1, "threads": 2, "at_once": 1}},
     ),
 }
 """By the name that --peers takes. TensorFlow Federated twice: given lists of datasets,

@@ -77,7 +77,9 @@ class Pfl:
         ]
         self._num_clients = num_clients
         self._module = module = torch_models.build(task.workload)
-        module.loss = lambda x, y: torch.nn.functional.cross_entropy(module(x), y)
+        # pfl's own `use_torch_compile` leaves calls inside of a user's `loss` alone.
+        called = torch.compile(module) if task.settings["compile"] else module
+        module.loss = lambda x, y: torch.nn.functional.cross_entropy(called(x), y)
         module.metrics = lambda *_: {}
         self._initial = torch_models.from_tensorflow(task.initial())
         self._model = PyTorchModel(
