@@ -66,6 +66,7 @@ async def run_in_order(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T
 
 
 _JOIN_TIMEOUT_S = 10.0
+_LOOK_S = 1.0
 
 _CANCELLED_BEFORE = asyncio.InvalidStateError, concurrent.futures.InvalidStateError
 """What futures raise that end twice: whoever waited has cancelled it."""
@@ -101,6 +102,7 @@ class LoopThread:
         self._scope = scope or contextlib.nullcontext()
         self._loop = asyncio.new_event_loop()
         self._is_closed = False
+        self._is_silent = False  # at Python's end: whoever waits for work waits on
         # Nothing is handed over after `_cancel_all`, which ends what was before. It may
         # be entered again: by a signal's handler that closes.
         self._lock = threading.RLock()
@@ -184,6 +186,10 @@ class LoopThread:
         end = functools.partial(self._end, answer, work)
         try:
             self._hand_over(coroutine, end, work)
+            # A signal that comes just before a wait does not end it: wait again.
+            while not answer.done():
+                with contextlib.suppress(TimeoutError):
+                    return answer.result(_LOOK_S)
             return answer.result()
         except BaseException:
             work.end_call()
@@ -233,6 +239,8 @@ class LoopThread:
     ) -> None:
         """Let a future end as a task did; what `close` cancelled has an error."""
         work.task = None
+        if self._is_silent:
+            return
         with contextlib.suppress(*_CANCELLED_BEFORE):
             if not task.cancelled():
                 error = task.exception()
@@ -264,30 +272,28 @@ class LoopThread:
         itself does not wait for its end.
         """
         with self._lock:
-            if self._is_open:
-                self._is_closed = True
-                asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
-                self._end_calls()
+            self._cancel()
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_TIMEOUT_S)
 
     def stop(self) -> None:
-        """Stop the loop as it is: what waits for its work waits on."""
+        """Cancel what still runs and stop the loop; nobody is told, or waited for."""
         with self._lock:
-            if self._is_open:
-                self._is_closed = True
-                # Says nothing of tasks that are left.
-                self._loop.set_exception_handler(lambda _loop, _said: None)
-                self._loop.call_soon_threadsafe(self._loop.stop)
-                self._end_calls()
+            self._is_silent = True
+            # Says nothing of tasks that are left.
+            self._loop.set_exception_handler(lambda _loop, _said: None)
+            self._cancel()
 
     def join(self, timeout_s: float) -> None:
         """Wait until the thread ended, for so long at most."""
         self._thread.join(max(0.0, timeout_s))
 
-    def _end_calls(self) -> None:
-        for work in list(self._works):
-            work.end_call()
+    def _cancel(self) -> None:
+        if self._is_open:
+            self._is_closed = True
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
+            for work in list(self._works):
+                work.end_call()
 
 
 def closed_under_a_call() -> errors.ContextStateError:

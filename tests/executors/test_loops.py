@@ -68,6 +68,26 @@ class TestLoopThread:
         with pytest.raises(errors.ContextStateError, match="found one that still ran"):
             future.result(10)
 
+    def test_stop_cleans_up_on_the_thread_and_tells_nobody(
+        self, loop: LoopThread
+    ) -> None:
+        started = threading.Event()
+        cleaned_up_on: list[str] = []
+
+        async def sleep() -> None:
+            started.set()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                cleaned_up_on.append(await name_of_thread())
+
+        future = loop.submit(sleep())
+        assert started.wait(10)
+        loop.stop()
+        loop.join(10)
+
+        assert (cleaned_up_on, future.done()) == ([NAME], False)
+
     def test_close_tells_what_was_about_to_begin(
         self, loop: LoopThread, recwarn: pytest.WarningsRecorder
     ) -> None:
