@@ -29,11 +29,7 @@ SEQUENCE = fl.SequenceType(np.int64)
 AT_CLIENTS = fl.FederatedType(SEQUENCE, fl.CLIENTS)
 CLIENT_BYTES = 2**14
 SETTINGS = {"workers": ray_fed.Workers(count=2, client_bytes=CLIENT_BYTES)}
-WAYS = {
-    "local": (),
-    "no kernels": (),
-    "debug": (),
-}
+WAYS = ["local", "no kernels", "debug"]
 
 
 @rtf.computation(SEQUENCE)
@@ -46,12 +42,11 @@ def sum_of_totals(data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(total, data))
 
 
-@pytest.fixture(params=[pytest.param(way, marks=WAYS[way]) for way in WAYS])
-def context(request: pytest.FixtureRequest) -> ExecutionContext:
-    if request.param == "ray":
-        return request.getfixturevalue("ray_contexts")(**SETTINGS)
-    build = request.getfixturevalue("local_contexts")
-    return build(
+@pytest.fixture(params=WAYS)
+def context(
+    request: pytest.FixtureRequest, local_contexts: ContextFactory
+) -> ExecutionContext:
+    return local_contexts(
         **SETTINGS,
         debug=request.param == "debug",
         kernels={"enabled": request.param == "local"},
@@ -115,25 +110,15 @@ def test_endless_client_ends_at_the_bound_and_the_next_call_runs(
 
 
 EXITS = [
-    _exit,
-    _interrupt,
-    _end_generator,
-    _cancel,
-    _exit_in_the_middle,
-    _raise_in_the_middle,
-]
+    ("local", _exit), ("local", _interrupt), ("local", _end_generator),
+    ("local", _cancel), ("local", _exit_in_the_middle), ("local", _raise_in_the_middle),
+    ("no kernels", _exit), ("no kernels", _exit_in_the_middle),
+    # Not an interrupt: on the main thread that is Ctrl-C.
+    ("debug", _exit), ("debug", _cancel), ("debug", _raise_in_the_middle),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("context", "load"),
-    [
-        pytest.param(way, load, marks=WAYS[way])
-        for way in WAYS
-        for load in EXITS
-        if not (way == "debug" and load is _interrupt)  # on the main thread: Ctrl-C
-    ],
-    indirect=["context"],
-)
+@pytest.mark.parametrize(("context", "load"), EXITS, indirect=["context"])
 def test_exit_of_a_client_is_its_failure(context: ExecutionContext, load: Any) -> None:
     data = ClientData.from_function(range(4), _only_at(2, load), SEQUENCE)
 
