@@ -193,7 +193,8 @@ def test_adapters_alone_travel(
     others = sum(v.value.numpy().nbytes for v in keras_model.non_trainable_variables)
     assert others > trained
     assert trained <= report.bytes_broadcast < 1.1 * trained
-    assert trained <= report.bytes_returned < 1.1 * trained
+    # A partial of each worker, and what they come to.
+    assert trained <= report.bytes_returned < 1.1 * 3 * trained
 
 
 def test_another_base_is_another_process() -> None:
