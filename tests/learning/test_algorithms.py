@@ -62,27 +62,27 @@ ADAPT = aggregators.AdaptiveNorm(initial=0.05, quantile=0.7, learning_rate=0.3)
 PAPERS: dict[str, tuple[Callable[[Model], Any], Callable[..., references.Weights]]] = {
     "FedProx": (
         lambda m: build_fed_prox(m, SGD, proximal=0.8),
-        lambda *of: references.fed_prox(*of, ROUNDS, RATE, 0.8),
+        lambda s, c: references.fed_prox(s, c, ROUNDS, RATE, 0.8),
     ),
     "FedSGD": (
         lambda m: build_fed_sgd(m, SGD),
-        lambda *of: references.fed_sgd(*of, ROUNDS, RATE),
+        lambda s, c: references.fed_sgd(s, c, ROUNDS, RATE),
     ),
     "Mime Lite": (
         lambda m: build_mime_lite(m, keras.optimizers.SGD(RATE, momentum=0.7)),
-        lambda *of: references.mime_lite(*of, ROUNDS, RATE, 0.7),
+        lambda s, c: references.mime_lite(s, c, ROUNDS, RATE, 0.7),
     ),
     "FedNova": (
         lambda m: build_fed_nova(m, SGD, epochs=2),
-        lambda *of: references.fed_nova(*of, ROUNDS, RATE, 2),
+        lambda s, c: references.fed_nova(s, c, ROUNDS, RATE, 2),
     ),
     "q-FedAvg, 0": (
         lambda m: build_q_fed_avg(m, RATE, q=0.0),
-        lambda *of: references.q_fed_avg(*of, ROUNDS, RATE, 0.0),
+        lambda s, c: references.q_fed_avg(s, c, ROUNDS, RATE, 0.0),
     ),
     "q-FedAvg, 2": (
         lambda m: build_q_fed_avg(m, RATE, q=2.0),
-        lambda *of: references.q_fed_avg(*of, ROUNDS, RATE, 2.0),
+        lambda s, c: references.q_fed_avg(s, c, ROUNDS, RATE, 2.0),
     ),
     "adaptive clipping": (
         lambda m: build_fed_avg(
@@ -90,7 +90,7 @@ PAPERS: dict[str, tuple[Callable[[Model], Any], Callable[..., references.Weights
             SGD,
             aggregator=aggregators.clipped(ADAPT, aggregators.mean(weighted=False)),
         ),
-        lambda *of: references.adaptive_clip(*of, ROUNDS, RATE, ADAPT)[0],
+        lambda s, c: references.adaptive_clip(s, c, ROUNDS, RATE, ADAPT)[0],
     ),
 }
 """How a process is built, and the weights that the paper's loop has in the end."""
@@ -136,15 +136,15 @@ def fed_per(start: references.Weights, clients: list[Any]) -> Any:
 PAPERS_WITH_STATES: dict[str, tuple[Callable[[Model], Any], Callable[..., Any]]] = {
     "SCAFFOLD": (
         lambda m: build_scaffold(m, RATE, num_clients=len(SIZES)),
-        lambda *of: references.scaffold(*of, COHORTS, RATE),
+        lambda s, c: references.scaffold(s, c, COHORTS, RATE),
     ),
     "FedDyn": (
         lambda m: build_fed_dyn(m, SGD, alpha=0.5, num_clients=len(SIZES)),
-        lambda *of: references.fed_dyn(*of, COHORTS, RATE, 0.5),
+        lambda s, c: references.fed_dyn(s, c, COHORTS, RATE, 0.5),
     ),
     "Ditto": (
         lambda m: build_ditto(m, SGD, proximal=0.7),
-        lambda *of: references.ditto(*of, COHORTS, RATE, 0.7),
+        lambda s, c: references.ditto(s, c, COHORTS, RATE, 0.7),
     ),
     "FedPer": (lambda m: build_fed_per(m, SGD, personal=["bias"]), fed_per),
 }

@@ -247,5 +247,6 @@ def test_states_that_do_not_go_with_the_run_are_refused(
         (process, {"client_states": others[1]}, "those of another one"),
         (process, {"client_states": unknown}, "values of 77, 'x', -1: pass"),
     ):
+        options: dict[str, Any] = {**given}
         with pytest.raises(errors.UserError, match=match):
-            run(built, clients, **given)
+            run(built, clients, **options)

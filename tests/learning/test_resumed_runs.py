@@ -234,6 +234,10 @@ def test_checkpoint_cut_anywhere_costs_its_rounds_only(
         assert found.history.values("loss") == whole.history.values("loss")
 
 
+def count_fields(state: Any) -> dict[str, int]:
+    return {"fields": len(state)}
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
@@ -252,7 +256,7 @@ def test_resume_with_other_arguments_is_refused(
         "data": CLIENTS,
         "storage_path": tmp_path,
         "cohort_size": 3,
-        "evaluate": lambda state: {"fields": len(state)},
+        "evaluate": count_fields,
     }
     run(build_tally(), num_rounds=1, **arguments)
 

@@ -38,7 +38,11 @@ def test_trackers_and_release_managers_count_rounds_from_one(
 ) -> None:
     tracker = unittest.mock.MagicMock()
     tracker.MlflowException = Exception
-    monkeypatch.setattr(callbacks, "import_extra", lambda *_: tracker)
+
+    def give(*_: object) -> Any:
+        return tracker
+
+    monkeypatch.setattr(callbacks, "import_extra", give)
     keys = Keys()
     run(
         build_tally(),
