@@ -110,15 +110,25 @@ def test_endless_client_ends_at_the_bound_and_the_next_call_runs(
 
 
 EXITS = [
-    ("local", _exit), ("local", _interrupt), ("local", _end_generator),
-    ("local", _cancel), ("local", _exit_in_the_middle), ("local", _raise_in_the_middle),
-    ("no kernels", _exit), ("no kernels", _exit_in_the_middle),
-    # Not an interrupt: on the main thread that is Ctrl-C.
-    ("debug", _exit), ("debug", _cancel), ("debug", _raise_in_the_middle),
-]  # fmt: skip
+    _exit,
+    _interrupt,
+    _end_generator,
+    _cancel,
+    _exit_in_the_middle,
+    _raise_in_the_middle,
+]
 
 
-@pytest.mark.parametrize(("context", "load"), EXITS, indirect=["context"])
+@pytest.mark.parametrize(
+    ("context", "load"),
+    [
+        (way, load)
+        for way in WAYS
+        for load in EXITS
+        if not (way == "debug" and load is _interrupt)  # on the main thread: Ctrl-C
+    ],
+    indirect=["context"],
+)
 def test_exit_of_a_client_is_its_failure(context: ExecutionContext, load: Any) -> None:
     data = ClientData.from_function(range(4), _only_at(2, load), SEQUENCE)
 
