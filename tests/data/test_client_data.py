@@ -77,9 +77,6 @@ def context(request: pytest.FixtureRequest) -> ExecutionContext:
     return build(workers=2, subrounds=3, kernels=kernels)
 
 
-ON_THREADS_AND_RAY = pytest.mark.parametrize(
-    "context", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
-)
 LOCAL = pytest.mark.parametrize("context", ["local"], indirect=True)
 
 
@@ -258,7 +255,6 @@ def return_odd(client: int) -> Any:
     return [Odd()]
 
 
-@ON_THREADS_AND_RAY
 @pytest.mark.parametrize(
     ("load", "error", "found"),
     [
