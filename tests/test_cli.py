@@ -36,16 +36,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
-@pytest.mark.parametrize("statement", ["import ray_fed", "from ray_fed import cli"])
-def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
+def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     heavy = {"ray", "tensorflow", "keras", "numpy", "pydantic", "federated_language"}
-    check = f"import sys; print({heavy} & set(sys.modules))"
+    script = f"from ray_fed import cli; import sys; print({heavy} & set(sys.modules))"
 
     found = subprocess.run(
-        [sys.executable, "-c", f"{statement}; {check}"],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
 
     assert found.stdout.strip() == "set()"
@@ -75,9 +71,9 @@ def test_config_check_prints_what_settings_come_to(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        pytest.param("subround: 2\n", "did you mean `subrounds`", id="a typo"),
-        pytest.param("- 1\n- 2\n", "a mapping of settings", id="no mapping"),
-        pytest.param("workers: [\n", "a YAML file", id="no YAML"),
+        ("subround: 2\n", "did you mean `subrounds`"),
+        ("- 1\n- 2\n", "a mapping of settings"),
+        ("workers: [\n", "a YAML file"),
     ],
 )
 def test_config_check_says_what_is_wrong_on_one_line(
@@ -209,27 +205,18 @@ def test_doctor_says_whether_a_cluster_is_needed(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        pytest.param(["--save", "x.h5"], "ends with .keras", id="not .keras"),
-        pytest.param(["--plot", "no/such/x.png"], "a folder that exists", id="folder"),
-        pytest.param(
-            ["--backend", "local", "--address", "auto"], "no address", id="address"
-        ),
+        (["--save", "x.h5"], "ray-fed: .*ends with .keras"),
+        (["--plot", "no/such/x.png"], "ray-fed: .*a folder that exists"),
+        (["--backend", "local", "--address", "auto"], "ray-fed: .*no address"),
+        (["--rounds", "0"], "--rounds"),
+        (["--backend", "cloud"], "--backend"),
     ],
 )
 def test_demo_refuses_what_cannot_be(run: Run, args: list[str], message: str) -> None:
     code, out, err = run("demo", *args)
 
     assert (code, out) == (2, "")
-    assert message in err
-    assert err.strip().startswith("ray-fed: ")
-
-
-@pytest.mark.parametrize("args", [["--rounds", "0"], ["--backend", "cloud"]])
-def test_demo_refuses_options_out_of_range(run: Run, args: list[str]) -> None:
-    code, _, err = run("demo", *args)
-
-    assert code == 2
-    assert args[0] in err
+    assert re.search(message, err)
 
 
 def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,15 @@ class _OddError(ValueError):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        pytest.param(ValueError("too large"), "too large", id="as str does"),
-        pytest.param(ValueError("ligne é"), "ligne é", id="not ASCII"),
-        pytest.param(ValueError("bad \udce9"), r"bad \udce9", id="lone surrogate"),
-        pytest.param(ValueError("\x1b[1mno\x1b[0m call"), "no call", id="bold"),
-        pytest.param(ValueError(), "no message", id="none"),
-        pytest.param(_MuteError(), "no message", id="text raises"),
-        pytest.param(_OddError(), "no message", id="text is none"),
+        (ValueError("too large"), "too large"),
+        (ValueError("ligne é"), "ligne é"),
+        (ValueError("bad \udce9"), r"bad \udce9"),
+        (ValueError("\x1b[1mno\x1b[0m call"), "no call"),
+        (ValueError(), "no message"),
+        (_MuteError(), "no message"),
+        (_OddError(), "no message"),
     ],
+    ids=lambda each: type(each).__name__,
 )
 def test_any_error_has_a_message(error: Exception, message: str) -> None:
     assert error_texts.message_of(error) == message

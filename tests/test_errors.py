@@ -17,97 +17,56 @@ def _all_errors() -> list[type[errors.RayFedError]]:
     return [cls for cls in found if cls.__module__ == errors.__name__]
 
 
-@pytest.mark.parametrize("cls", _all_errors())
-def test_error_pickles_with_its_message(cls: type[errors.RayFedError]) -> None:
-    error = cls("Expected X, found Y.")
+def test_errors_pickle_with_their_message_and_are_drawn_in_the_tree() -> None:
+    tree = " ".join(f"{inspect.getdoc(errors)} ".split())
 
-    again: errors.RayFedError = pickle.loads(pickle.dumps(error))
+    for cls in _all_errors():
+        error = cls("Expected X, found Y.")
+        again: errors.RayFedError = pickle.loads(pickle.dumps(error))
 
-    assert type(again) is cls
-    assert str(again) == "Expected X, found Y."
-    assert again.args == error.args
-
-
-def test_computation_error_pickles_with_its_fields() -> None:
-    error = errors.ComputationError("It raised.", LOCATION, "Traceback ...")
-
-    again: errors.ComputationError = pickle.loads(pickle.dumps(error))
-
-    assert again.message == "It raised."
-    assert again.location == LOCATION
-    assert again.cause_text == "Traceback ..."
-    assert str(again) == str(error)
+        assert type(again) is cls
+        assert str(again) == "Expected X, found Y."
+        assert again.args == error.args
+        assert f" {cls.__name__} " in tree
 
 
-def test_budget_error_pickles_with_its_fields() -> None:
-    error = errors.RetryBudgetError("Too often.", "memory", LOCATION)
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.ComputationError("It raised.", LOCATION, "Traceback ..."),
+        errors.RetryBudgetError("Too often.", "memory", LOCATION),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_located_error_pickles_with_its_fields(error: errors.LocatedError) -> None:
+    again: errors.LocatedError = pickle.loads(pickle.dumps(error))
 
-    again: errors.RetryBudgetError = pickle.loads(pickle.dumps(error))
-
-    assert again.message == "Too often."
-    assert again.failure_class == "memory"
+    assert vars(again) == vars(error)
     assert again.location == LOCATION
     assert str(again) == str(error)
-
-
-@pytest.mark.parametrize("cls", _all_errors())
-def test_error_is_drawn_in_the_tree(cls: type[errors.RayFedError]) -> None:
-    assert f" {cls.__name__} " in " ".join(f"{inspect.getdoc(errors)} ".split())
 
 
 @pytest.mark.claim("semantics.76", "semantics.77", "semantics.78")
 @pytest.mark.parametrize(
     ("cls", "bases"),
     [
-        pytest.param(errors.UserError, (errors.RayFedError,), id="UserError"),
-        pytest.param(errors.ConfigError, (errors.UserError, ValueError), id="Config"),
-        pytest.param(
-            errors.ValueMismatchError, (errors.UserError, TypeError), id="ValueMismatch"
-        ),
-        pytest.param(
-            errors.UnsupportedError, (errors.UserError, ValueError), id="Unsupported"
-        ),
-        pytest.param(
-            errors.MissingIntrinsicError,
-            (errors.UserError, NotImplementedError),
-            id="MissingIntrinsic",
-        ),
-        pytest.param(
-            errors.CardinalityError, (errors.UserError, ValueError), id="Cardinality"
-        ),
-        pytest.param(
-            errors.ContextStateError,
-            (errors.UserError, RuntimeError),
-            id="ContextState",
-        ),
-        pytest.param(
-            errors.ComputationError, (errors.UserError, RuntimeError), id="Computation"
-        ),
-        pytest.param(
-            errors.UpToMergeTypeError, (errors.UserError, TypeError), id="UpToMerge"
-        ),
-        pytest.param(
-            errors.MergeTypeNotAssignableError,
-            (errors.UserError, TypeError),
-            id="Merge",
-        ),
-        pytest.param(
-            errors.AfterMergeStructureError,
-            (errors.UserError, ValueError),
-            id="AfterMerge",
-        ),
-        pytest.param(
-            errors.CompileError, (errors.RayFedError, ValueError), id="Compile"
-        ),
-        pytest.param(
-            errors.ClusterError, (errors.RayFedError, RuntimeError), id="Cluster"
-        ),
-        pytest.param(errors.ResourceError, (errors.ClusterError,), id="Resource"),
-        pytest.param(
-            errors.DeadlineError, (errors.ClusterError, TimeoutError), id="Deadline"
-        ),
-        pytest.param(errors.WorkerLost, (errors.ClusterError,), id="WorkerLost"),
-        pytest.param(errors.RetryBudgetError, (errors.ClusterError,), id="RetryBudget"),
+        (errors.UserError, (errors.RayFedError,)),
+        (errors.ConfigError, (errors.UserError, ValueError)),
+        (errors.ValueMismatchError, (errors.UserError, TypeError)),
+        (errors.UnsupportedError, (errors.UserError, ValueError)),
+        (errors.MissingIntrinsicError, (errors.UserError, NotImplementedError)),
+        (errors.CardinalityError, (errors.UserError, ValueError)),
+        (errors.ContextStateError, (errors.UserError, RuntimeError)),
+        (errors.ComputationError, (errors.UserError, RuntimeError)),
+        (errors.UpToMergeTypeError, (errors.UserError, TypeError)),
+        (errors.MergeTypeNotAssignableError, (errors.UserError, TypeError)),
+        (errors.AfterMergeStructureError, (errors.UserError, ValueError)),
+        (errors.CompileError, (errors.RayFedError, ValueError)),
+        (errors.ClusterError, (errors.RayFedError, RuntimeError)),
+        (errors.ResourceError, (errors.ClusterError,)),
+        (errors.DeadlineError, (errors.ClusterError, TimeoutError)),
+        (errors.WorkerLost, (errors.ClusterError,)),
+        (errors.RetryBudgetError, (errors.ClusterError,)),
     ],
 )
 def test_error_is_caught_by_what_the_tree_says(
@@ -126,39 +85,23 @@ def test_user_and_cluster_errors_are_apart() -> None:
 @pytest.mark.parametrize(
     ("location", "text"),
     [
-        pytest.param(errors.Location(), "", id="nothing known"),
-        pytest.param(
-            errors.Location(client_index=0), "client at position 0", id="client"
-        ),
-        pytest.param(
+        (errors.Location(), ""),
+        (errors.Location(client_index=0), "client at position 0"),
+        (
             LOCATION,
             "call 3, subround 1, client at position 7, node 10.0.0.1, attempt 2",
-            id="all known",
         ),
     ],
+    ids=["nothing known", "client", "all known"],
 )
-def test_location_says_what_is_known(location: errors.Location, text: str) -> None:
+def test_message_ends_with_what_is_known_of_the_place(
+    location: errors.Location, text: str
+) -> None:
+    suffix = f" [{text}]" if text else ""
+
     assert str(location) == text
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        pytest.param(errors.ComputationError("Bad."), "Bad.", id="nowhere"),
-        pytest.param(
-            errors.ComputationError("Bad.", errors.Location(client_index=4)),
-            "Bad. [client at position 4]",
-            id="computation",
-        ),
-        pytest.param(
-            errors.RetryBudgetError("Bad.", "crash", errors.Location(node="n")),
-            "Bad. [node n]",
-            id="budget",
-        ),
-    ],
-)
-def test_message_ends_with_where_it_happened(error: Exception, text: str) -> None:
-    assert str(error) == text
+    assert str(errors.ComputationError("Bad.", location)) == f"Bad.{suffix}"
+    assert str(errors.RetryBudgetError("Bad.", "crash", location)) == f"Bad.{suffix}"
 
 
 def test_located_adds_to_what_is_known() -> None:

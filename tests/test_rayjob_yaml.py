@@ -51,6 +51,11 @@ def one_of(*names: str) -> Check:
     return lambda value: value in names
 
 
+def fields(checks: dict[str, Check]) -> dict[str, Check]:
+    """Return a check by field, of checks by all the fields that have it."""
+    return {name: check for names, check in checks.items() for name in names.split()}
+
+
 DOCUMENTED: dict[str, dict[str, Check]] = {
     "RayJob": {
         "apiVersion": one_of("ray.io/v1"),
@@ -58,39 +63,33 @@ DOCUMENTED: dict[str, dict[str, Check]] = {
         "metadata": is_mapping,
         "spec": "RayJobSpec",
     },
-    "RayJobSpec": {
-        "activeDeadlineSeconds": lambda value: is_whole(value) and value > 0,
-        "backoffLimit": is_whole,
-        "clusterSelector": is_texts,
-        "entrypoint": is_text,
-        "entrypointNumCpus": is_number,
-        "entrypointNumGpus": is_number,
-        "entrypointResources": is_text,
-        "jobId": is_text,
-        "managedBy": is_text,
-        "metadata": is_texts,
-        "rayClusterSpec": "RayClusterSpec",
-        "runtimeEnvYAML": is_text,
-        "shutdownAfterJobFinishes": is_switch,
-        "submissionMode": one_of("K8sJobMode", "HTTPMode", "InteractiveMode"),
-        "submitterConfig": "SubmitterConfig",
-        "submitterPodTemplate": is_mapping,
-        "suspend": is_switch,
-        "ttlSecondsAfterFinished": is_whole,
-    },
+    "RayJobSpec": fields(
+        {
+            "activeDeadlineSeconds": lambda value: is_whole(value) and value > 0,
+            "backoffLimit ttlSecondsAfterFinished": is_whole,
+            "clusterSelector metadata": is_texts,
+            "entrypoint entrypointResources jobId managedBy runtimeEnvYAML": is_text,
+            "entrypointNumCpus entrypointNumGpus": is_number,
+            "rayClusterSpec": "RayClusterSpec",
+            "shutdownAfterJobFinishes suspend": is_switch,
+            "submissionMode": one_of("K8sJobMode", "HTTPMode", "InteractiveMode"),
+            "submitterConfig": "SubmitterConfig",
+            "submitterPodTemplate": is_mapping,
+        }
+    ),
     "SubmitterConfig": {"backoffLimit": is_whole},
-    "RayClusterSpec": {
-        "authOptions": "AuthOptions",
-        "autoscalerOptions": "AutoscalerOptions",
-        "enableInTreeAutoscaling": is_switch,
-        "gcsFaultToleranceOptions": is_mapping,
-        "headGroupSpec": "HeadGroupSpec",
-        "headServiceAnnotations": is_texts,
-        "managedBy": is_text,
-        "rayVersion": is_text,
-        "suspend": is_switch,
-        "workerGroupSpecs": "WorkerGroupSpec",
-    },
+    "RayClusterSpec": fields(
+        {
+            "authOptions": "AuthOptions",
+            "autoscalerOptions": "AutoscalerOptions",
+            "enableInTreeAutoscaling suspend": is_switch,
+            "gcsFaultToleranceOptions": is_mapping,
+            "headGroupSpec": "HeadGroupSpec",
+            "headServiceAnnotations": is_texts,
+            "managedBy rayVersion": is_text,
+            "workerGroupSpecs": "WorkerGroupSpec",
+        }
+    ),
     "AuthOptions": {
         "enableK8sTokenAuth": is_switch,
         "mode": one_of("disabled", "token"),
@@ -103,25 +102,23 @@ DOCUMENTED: dict[str, dict[str, Check]] = {
         "upscalingMode": one_of("Conservative", "Default", "Aggressive"),
         "version": one_of("v1", "v2"),
     },
-    "HeadGroupSpec": {
-        "enableIngress": is_switch,
-        "headService": is_mapping,
-        "rayStartParams": is_texts,
-        "serviceType": is_text,
-        "template": is_mapping,
-    },
-    "WorkerGroupSpec": {
-        "groupName": is_text,
-        "idleTimeoutSeconds": is_whole,
-        "maxReplicas": is_whole,
-        "minReplicas": is_whole,
-        "numOfHosts": is_whole,
-        "rayStartParams": is_texts,
-        "replicas": is_whole,
-        "scaleStrategy": is_mapping,
-        "suspend": is_switch,
-        "template": is_mapping,
-    },
+    "HeadGroupSpec": fields(
+        {
+            "enableIngress": is_switch,
+            "headService template": is_mapping,
+            "rayStartParams": is_texts,
+            "serviceType": is_text,
+        }
+    ),
+    "WorkerGroupSpec": fields(
+        {
+            "groupName": is_text,
+            "idleTimeoutSeconds maxReplicas minReplicas numOfHosts replicas": is_whole,
+            "rayStartParams": is_texts,
+            "scaleStrategy template": is_mapping,
+            "suspend": is_switch,
+        }
+    ),
 }
 
 

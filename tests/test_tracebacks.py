@@ -16,10 +16,11 @@ import pytest
 import ray_fed
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
-from ray_fed import learning, program
+from ray_fed import learning
 from ray_fed import tensorflow as rtf
 from ray_fed.config import Config
 from ray_fed.learning import partition
+from ray_fed.program import ClientData, FileProgramStateManager
 
 WHOLE = """\
 Traceback (most recent call last):
@@ -200,24 +201,19 @@ def test_the_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [ray_fed, learning, partition], ids=lambda module: module.__name__
+    ("owner", "names_of"),
+    [
+        *((module, module.__all__) for module in (ray_fed, learning, partition)),
+        *((cls, vars(cls)) for cls in (ClientData, FileProgramStateManager)),
+    ],
+    ids=["ray_fed", "learning", "partition", "ClientData", "FileProgramStateManager"],
 )
-def test_public_functions_leave_frames_of_libraries_out(module: Any) -> None:
-    found = [getattr(module, name) for name in module.__all__]
-    functions = [each for each in found if inspect.isfunction(each)]
-
-    assert functions
-    assert [f for f in functions if not hasattr(f, "__wrapped__")] == []
-
-
-@pytest.mark.parametrize(
-    "cls",
-    [program.ClientData, program.FileProgramStateManager],
-    ids=lambda cls: cls.__name__,
-)
-def test_public_methods_leave_frames_of_libraries_out(cls: Any) -> None:
-    found = [getattr(cls, name) for name in vars(cls) if not name.startswith("_")]
-    functions = [each for each in found if inspect.isroutine(each)]
+def test_public_functions_and_methods_leave_frames_of_libraries_out(
+    owner: Any, names_of: Any
+) -> None:
+    found = [getattr(owner, name) for name in names_of if not name.startswith("_")]
+    is_function = inspect.isfunction if inspect.ismodule(owner) else inspect.isroutine
+    functions = [each for each in found if is_function(each)]
 
     assert functions
     assert [f for f in functions if not hasattr(f, "__wrapped__")] == []

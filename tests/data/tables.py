@@ -6,6 +6,7 @@ from typing import Any
 import federated_language as fl
 import numpy as np
 
+from ray_fed import tensorflow as rtf
 from ray_fed.program import ClientData
 
 
@@ -75,8 +76,7 @@ def assert_same(found: dict[Any, list[Any]], wanted: dict[Any, list[Any]]) -> No
     for client, elements in wanted.items():
         assert len(found[client]) == len(elements), client
         for element, other in zip(found[client], elements, strict=True):
-            for tensor, another in zip(element, other, strict=True):
-                np.testing.assert_array_equal(tensor, another)
+            np.testing.assert_equal(element, other)
 
 
 BATCHES = fl.SequenceType(
@@ -88,3 +88,17 @@ BATCHES = fl.SequenceType(
         dict,
     )
 )
+
+
+def sum_over_clients(data: ClientData, zero: Any, add: Any) -> Any:
+    """Return a computation that reduces each client's elements, and adds these up."""
+
+    @rtf.computation(data.type_signature)
+    def reduce(elements: Any) -> Any:
+        return elements.reduce(zero, add)
+
+    @fl.federated_computation(fl.FederatedType(data.type_signature, fl.CLIENTS))
+    def total(clients: Any) -> Any:
+        return fl.federated_sum(fl.federated_map(reduce, clients))
+
+    return total

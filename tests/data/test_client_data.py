@@ -9,7 +9,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import federated_language as fl
 import numpy as np
@@ -31,6 +31,7 @@ from ray_fed.values.client_references import (
     as_run,
 )
 from ray_fed.worker.client_store import ClientStore
+from tests.data import tables
 
 ContextFactory = Callable[..., ExecutionContext]
 flf = fl.framework
@@ -76,23 +77,24 @@ def context(request: pytest.FixtureRequest) -> ExecutionContext:
     return build(workers=2, subrounds=3, kernels=kernels)
 
 
-@pytest.mark.parametrize("computation", [mean_of_totals, totals])
-def test_held_values_give_the_bits_of_plain_ones(
-    context: ExecutionContext, computation: Any
-) -> None:
+LOCAL = pytest.mark.parametrize("context", ["local"], indirect=True)
+
+
+def test_held_values_give_the_bits_of_plain_ones(context: ExecutionContext) -> None:
     clients = values_of(11)
     data = ClientData.from_values(clients, DATASET)
-
-    expected = context.invoke(computation, (clients, 2.0))
     cohorts = [data, data[:], data.select(range(11)), list(data)]
-    found = [context.invoke(computation, (cohort, 2.0)) for cohort in cohorts]
 
-    for result in found:
-        np.testing.assert_array_equal(result, expected)
-    by_numpy = totals_by_numpy(clients, 2.0)
-    if computation is mean_of_totals:
-        by_numpy = by_numpy.mean(0)
-    np.testing.assert_allclose(expected, by_numpy, rtol=1e-4, atol=1e-6)
+    for computation, by_numpy in (
+        (totals, totals_by_numpy(clients, 2.0)),
+        (mean_of_totals, totals_by_numpy(clients, 2.0).mean(0)),
+    ):
+        expected = context.invoke(computation, (clients, 2.0))
+        found = [context.invoke(computation, (cohort, 2.0)) for cohort in cohorts]
+
+        for result in found:
+            np.testing.assert_array_equal(result, expected)
+        np.testing.assert_allclose(expected, by_numpy, rtol=1e-4, atol=1e-6)
 
 
 def totals_by_numpy(clients: Any, scale: float) -> Any:
@@ -172,8 +174,8 @@ def test_clients_come_back_to_the_worker_that_has_them(ray_contexts: Any) -> Non
 @pytest.mark.ray
 @pytest.mark.slow
 def test_workers_leave_keras_to_a_function_that_imports_it(ray_contexts: Any) -> None:
-    own_pool = ray_fed.Workers(count=2, client_bytes=2**28)
-    context = ray_contexts(workers=own_pool, subrounds=2)
+    own_pool = ray_fed.Workers(count=1, client_bytes=2**28)
+    context = ray_contexts(workers=own_pool)
 
     def look(_: int) -> Any:
         loaded = {"keras", "sklearn", "matplotlib"} & set(sys.modules)
@@ -194,7 +196,10 @@ def test_workers_leave_keras_to_a_function_that_imports_it(ray_contexts: Any) ->
     np.testing.assert_array_equal(found[1], np.full([4, 3], 2.0))
 
 
-def test_list_of_clients_may_repeat_one(context: ExecutionContext) -> None:
+@LOCAL
+def test_list_of_clients_may_repeat_one_and_is_of_their_type(
+    context: ExecutionContext,
+) -> None:
     clients = values_of(3)
     data = ClientData.from_values(clients, DATASET)
 
@@ -202,19 +207,28 @@ def test_list_of_clients_may_repeat_one(context: ExecutionContext) -> None:
 
     expected = context.invoke(totals, ([clients[2], clients[0], clients[2]], 1.0))
     np.testing.assert_array_equal(found, expected)
+    numbers = ClientData.from_values([1.0, 2.0], np.float32)
+    with pytest.raises(errors.ValueMismatchError, match="what a client has"):
+        context.invoke(mean_of_totals, (numbers, 1.0))
 
 
-def test_function_that_raises_names_the_client(context: ExecutionContext) -> None:
-    def load(client: str) -> Any:
-        if client == "bert":
+def test_function_that_raises_names_id_and_position(context: ExecutionContext) -> None:
+    def load(client: int) -> Any:
+        if client == 1:
             raise OSError("the disk is gone")
         return []
 
-    data = ClientData.from_function(["anna", "bert"], load, DATASET)
+    data = ClientData.from_function([3, 2, 1], load, DATASET)
 
-    with pytest.raises(errors.ComputationError, match=r"'bert'.*OSError.*disk is gone"):
+    with pytest.raises(
+        errors.ComputationError,
+        match=r"the client with the id 1, found .*OSError.*disk is gone.*position 2",
+    ):
         context.invoke(mean_of_totals, (data, 1.0))
     assert context.invoke(totals, (data[:1], 1.0)) is not None
+    wrong = ClientData.from_function([8, 9], np.float32, DATASET)
+    with pytest.raises(errors.ValueMismatchError, match=r"with the id [89] to be"):
+        context.invoke(mean_of_totals, (wrong, 1.0))
 
 
 def raise_surrogate(client: int) -> Any:
@@ -244,11 +258,7 @@ def return_odd(client: int) -> Any:
 @pytest.mark.parametrize(
     ("load", "error", "found"),
     [
-        (
-            raise_surrogate,
-            errors.ComputationError,
-            r"ValueError: bad row \\udce9",
-        ),
+        (raise_surrogate, errors.ComputationError, r"ValueError: bad row \\udce9"),
         (raise_long, errors.ComputationError, "20,000,001 characters"),
         (raise_mute, errors.ComputationError, "raised MuteError: no message"),
         (return_odd, errors.ValueMismatchError, "Odd object"),
@@ -335,37 +345,6 @@ def test_a_module_that_workers_lack_is_named(
             context.invoke(mean_of_totals, (build(), 1.0))
 
 
-def test_id_and_position_of_a_client_are_told_apart(context: ExecutionContext) -> None:
-    def load(client: int) -> Any:
-        if client == 1:
-            raise OSError("the disk is gone")
-        return []
-
-    data = ClientData.from_function([3, 2, 1], load, DATASET)
-
-    with pytest.raises(errors.ComputationError) as caught:
-        context.invoke(mean_of_totals, (data, 1.0))
-
-    assert "the client with the id 1, found" in str(caught.value)
-    assert "client at position 2" in str(caught.value)
-
-
-def test_function_that_returns_another_type_names_the_client(
-    context: ExecutionContext,
-) -> None:
-    data = ClientData.from_function([8, 9], np.float32, DATASET)
-
-    with pytest.raises(errors.ValueMismatchError, match=r"with the id [89] to be"):
-        context.invoke(mean_of_totals, (data, 1.0))
-
-
-def test_clients_of_another_type_are_refused(context: ExecutionContext) -> None:
-    data = ClientData.from_values([1.0, 2.0], np.float32)
-
-    with pytest.raises(errors.ValueMismatchError, match="what a client has"):
-        context.invoke(mean_of_totals, (data, 1.0))
-
-
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
@@ -434,11 +413,6 @@ def test_debugging_stack_reads_clients_too() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-NO_WEIGHTS: list[Any] = [
-    float("nan"), float("inf"), 10**400, "2", None, True, [1.0],
-]  # fmt: skip
-
-
 def test_references_tell_ids_and_weights() -> None:
     data = ClientData.from_values({"a": [[1.0] * 3] * 4, "b": []}, DATASET)
 
@@ -448,66 +422,36 @@ def test_references_tell_ids_and_weights() -> None:
     assert len(data.select([])) == 0
 
 
+def from_ids(ids: Any, load: Any = list, type_spec: Any = DATASET, **more: Any) -> Any:
+    return ClientData.from_function(ids, load, type_spec, **more)
+
+
+def from_values(values: Any, **more: Any) -> Any:
+    return ClientData.from_values(values, DATASET, **more)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: from_values([[1.0]]), "element 0 of the data of the client with"),
+        (lambda: from_values([[]], weights=[1.0, 2.0]), "weight for each of 1 clients"),
+        (lambda: from_values([[]], weights=[-1.0]), r"of at least 0, found `-1\.0`"),
+        (lambda: from_values([[]])["a"], r"ids of these 1 clients, found \['a'\]"),
+        (lambda: from_values([[]]).select([3]), r"ids of these 1 clients, found \[3\]"),
+        (lambda: from_ids("ab", weights=[1.0]), "one weight for each of 2 clients"),
+        (lambda: from_ids([1, (2, [3])]), r"can be hashed, .* found `\(2, \[3\]\)`"),
         (
-            lambda: ClientData.from_values([[1.0]], DATASET),
-            "element 0 of the data of the client with the id 0",
+            lambda: from_ids("abab"),
+            "an id of its own for each .*found `'a'` .* 2 times",
         ),
-        (
-            lambda: ClientData.from_values([[]], DATASET, weights=[1.0, 2.0]),
-            "one weight for each of 1 clients, found 2",
-        ),
-        (
-            lambda: ClientData.from_values([[]], DATASET, weights=[-1.0]),
-            r"numbers as weights, of at least 0, found `-1\.0`.* id 0",
-        ),
+        (lambda: from_ids(None), "`ids`, one for each client, found None"),
+        (lambda: from_ids([0], 3), "a function as `load`, found 3"),
         *(
             (
-                lambda weight=weight: ClientData.from_function(
-                    ["ann", "bob"], list, DATASET, weights=[1.0, weight]
-                ),
-                "finite numbers as weights.* id 'bob'",
-            )
-            for weight in NO_WEIGHTS
-        ),
-        (
-            lambda: ClientData.from_function("ab", list, DATASET, weights=[1.0]),
-            "one weight for each of 2 clients, found 1",
-        ),
-        (
-            lambda: ClientData.from_function([1, (2, [3])], list, DATASET),
-            r"ids that can be hashed, .* found `\(2, \[3\]\)`",
-        ),
-        (
-            lambda: ClientData.from_function("abab", list, DATASET),
-            "an id of its own for each client, found `'a'` .* 2 times",
-        ),
-        (
-            lambda: ClientData.from_function(cast("Any", None), list, DATASET),
-            "`ids`, one for each client, found None",
-        ),
-        (
-            lambda: ClientData.from_function([0], cast("Any", 3), DATASET),
-            "a function as `load`, found 3",
-        ),
-        *(
-            (
-                lambda type_spec=type_spec: ClientData.from_function(
-                    [0], list, type_spec
-                ),
+                lambda type_spec=type_spec: from_ids([0], list, type_spec),
                 "the type of what each client has, .* as `type_spec`, found",
             )
             for type_spec in (None, fl.FunctionType(None, np.float32), AT_CLIENTS)
-        ),
-        (
-            lambda: ClientData.from_values([[]], DATASET)["a"],
-            r"ids of these 1 clients, found \['a'\]",
-        ),
-        (
-            lambda: ClientData.from_values([[]], DATASET).select([3]),
-            r"ids of these 1 clients, found \[3\]",
         ),
     ],
 )
@@ -516,36 +460,36 @@ def test_bad_input_is_refused(build: Callable[[], Any], message: str) -> None:
         build()
 
 
-@pytest.mark.parametrize(
-    "values",
-    [itertools.repeat(1.0), itertools.count(1.0), itertools.cycle([1.0])],
-    ids=["repeat", "count", "cycle"],
-)
-def test_values_without_end_are_refused_at_once(values: Any) -> None:
-    with pytest.raises(
-        errors.ValueMismatchError, match=r"id 'a' to end, found itertools\.\w+ with"
-    ):
-        ClientData.from_values({"a": values}, fl.SequenceType(np.float32))
+def test_weights_are_finite_numbers() -> None:
+    for weight in (float("nan"), float("inf"), 10**400, "2", None, True, [1.0]):
+        with pytest.raises(errors.UserError, match=r"finite numbers as .* id 'bob'"):
+            from_ids(["ann", "bob"], weights=[1.0, weight])
 
 
-@pytest.mark.parametrize("is_federated", [False, True], ids=["execution", "federated"])
+def test_values_without_end_are_refused_at_once() -> None:
+    for values in (itertools.repeat(1.0), itertools.count(1.0), itertools.cycle([1])):
+        with pytest.raises(
+            errors.ValueMismatchError, match=r"id 'a' to end, found itertools\.\w+ with"
+        ):
+            ClientData.from_values({"a": values}, fl.SequenceType(np.float32))
+
+
 def test_values_have_the_bound_of_the_installed_context(
-    local_contexts: ContextFactory, is_federated: bool
+    local_contexts: ContextFactory,
 ) -> None:
-    context: Any = local_contexts(data={"sequence_bytes": 4000})
-    if is_federated:
-        context = RayFederatedContext(context)
+    plain: Any = local_contexts(data={"sequence_bytes": 4000})
     floats = fl.SequenceType(np.float32)
 
-    with fl.framework.get_context_stack().install(context):
-        data = ClientData.from_values({"a": itertools.repeat(1.0, 1000)}, floats)
-        with pytest.raises(
-            errors.ValueMismatchError, match=r"4000 bytes.*`data\.sequence_bytes`"
-        ):
-            ClientData.from_values({"a": itertools.repeat(1.0, 1001)}, floats)
+    for context in (plain, RayFederatedContext(plain)):
+        with fl.framework.get_context_stack().install(context):
+            data = ClientData.from_values({"a": itertools.repeat(1.0, 1000)}, floats)
+            with pytest.raises(
+                errors.ValueMismatchError, match=r"4000 bytes.*`data\.sequence_bytes`"
+            ):
+                ClientData.from_values({"a": itertools.repeat(1.0, 1001)}, floats)
 
-    assert data.weights is not None
-    assert data.weights.tolist() == [1000.0]
+        assert data.weights is not None
+        assert data.weights.tolist() == [1000.0]
 
 
 @pytest.mark.ray
@@ -705,12 +649,12 @@ def test_one_client_goes_by_its_id_and_a_number_is_a_place() -> None:
         data["d"]
 
 
-@pytest.mark.parametrize("min_rows", [0, 1, 2, 3])
-def test_filter_leaves_clients_with_so_many_rows(min_rows: int) -> None:
+def test_filter_leaves_clients_with_so_many_rows() -> None:
     data = ClientData.from_table(TABLE, client="who", x="x").epochs(3).batch(2)
-    wanted = [who for who in "abc" if WHO.count(who) >= min_rows]
 
-    assert list(data.filter(min_rows=min_rows).ids) == wanted
+    for min_rows in range(4):
+        wanted = [who for who in "abc" if WHO.count(who) >= min_rows]
+        assert list(data.filter(min_rows=min_rows).ids) == wanted
     assert list(data.take(1).filter(min_rows=2).ids) == []
     with pytest.raises(errors.ConfigError, match="known, to filter"):
         ClientData.from_function("ab", list, DATASET).filter(min_rows=1)
@@ -744,17 +688,10 @@ def test_clients_of_several_sources_are_those_of_one(
     assert mixed.type_signature == first.batch(2).type_signature
     assert [c.read().columns[0].rows.tolist() for c in mapped] == [[2.0], [14.0, 16.0]]
 
-    @rtf.computation(mapped.type_signature)
-    def total(batches: Any) -> Any:
-        def add(total: Any, batch: Any) -> Any:
-            return total + tf.reduce_sum(batch["x"])
+    def add(so_far: Any, batch: Any) -> Any:
+        return so_far + tf.reduce_sum(batch["x"])
 
-        return batches.reduce(np.float64(0), add)
-
-    @fl.federated_computation(fl.FederatedType(mapped.type_signature, fl.CLIENTS))
-    def total_of_all(clients: Any) -> Any:
-        return fl.federated_sum(fl.federated_map(total, clients))
-
+    total_of_all = tables.sum_over_clients(mapped, np.float64(0), add)
     assert context.invoke(total_of_all, mapped) == 32.0
     assert context.invoke(total_of_all, mixed) == 21.0
 

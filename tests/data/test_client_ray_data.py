@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import federated_language as fl
 import numpy as np
 import pyarrow as pa
 import pytest
 import tensorflow as tf
 
 import ray_fed.errors as errors
-from ray_fed import tensorflow as rtf
 from ray_fed.program import ClientData
 from tests.data import tables
 
@@ -28,17 +26,10 @@ def test_dataset_is_grouped_and_read_by_workers(ray_contexts: Any) -> None:
 
     data = ClientData.from_ray(dataset, client="who", x="n", y="y", batch_size=2)
 
-    @rtf.computation(data.type_signature)
-    def count(batches: Any) -> Any:
-        def add(total: Any, batch: Any) -> Any:
-            return total + tf.size(batch["x"], tf.int64)
+    def add(count: Any, batch: Any) -> Any:
+        return count + tf.size(batch["x"], tf.int64)
 
-        return batches.reduce(np.int64(0), add)
-
-    @fl.federated_computation(fl.FederatedType(data.type_signature, fl.CLIENTS))
-    def total(clients: Any) -> Any:
-        return fl.federated_sum(fl.federated_map(count, clients))
-
+    total = tables.sum_over_clients(data, np.int64(0), add)
     assert context.invoke(total, data) == len(table["who"])
     for client, batches in tables.read(data).items():
         inside = table["who"] == client

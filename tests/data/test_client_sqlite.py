@@ -100,9 +100,16 @@ def test_feature_that_an_example_lacks_is_named(tmp_path: pathlib.Path) -> None:
         data[0].read()
 
 
-@pytest.mark.parametrize("is_indexed", [True, False], ids=["index", "no index"])
 @pytest.mark.parametrize(
-    "damage", [b"\xff\xffjunk", b"junk", "text", None, 7], ids=repr
+    ("damage", "is_indexed"),
+    [
+        (b"\xff\xffjunk", True),
+        (b"junk", False),
+        ("text", True),
+        (None, False),
+        (7, True),
+    ],
+    ids=repr,
 )
 def test_damaged_example_is_named(
     tmp_path: pathlib.Path, damage: Any, is_indexed: bool

@@ -249,6 +249,31 @@ def test_clients_are_the_groups_of_pandas(tmp_path: pathlib.Path, kind: str) -> 
     expected = message or {client: rows.tolist() for client, rows in groups}
 
     check(frame, tmp_path, expected)
+    check_owners(pd.Series(column, index=[7, 0, 3, 1]), kind)
+    if kind != "list":
+        check_ids(pd.Series(column))
+
+
+def check_owners(owners: Any, kind: str) -> None:
+    """Compare parts by owner with the groups of pandas, whatever the index is."""
+    if owners.isna().any() or kind in ("int and str", "list"):
+        with pytest.raises(errors.ConfigError, match="`owners`, and none missing"):
+            partition.natural(owners)
+        return
+    groups = owners.reset_index(drop=True).groupby(owners.to_numpy(), observed=True)
+    expected = [rows.index.tolist() for _, rows in groups]
+    found = partition.natural(owners).values()
+    assert [rows.tolist() for rows in found] == expected
+
+
+def check_ids(column: Any) -> None:
+    """Compare ids that a function loads by with those that pandas has once each."""
+    if column.isna().any():
+        with pytest.raises(errors.ConfigError, match="such as by `dropna`"):
+            ClientData.from_function(column.unique(), list, np.float32)
+        return
+    data = ClientData.from_function(column.unique(), list, np.float32)
+    assert list(data.ids) == list(column.drop_duplicates())
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -323,35 +348,6 @@ def test_columns_of_a_frame_go_by_the_text_of_their_names() -> None:
     frame = pd.DataFrame([["a", 1], ["b", 2]])
 
     assert read(ClientData.from_table(frame, client="0", x="1")) == {"a": [1], "b": [2]}
-
-
-@pytest.mark.parametrize("kind", CLIENTS)
-def test_owners_are_the_groups_of_pandas(kind: str) -> None:
-    owners = pd.Series(CLIENTS[kind][0], index=[7, 0, 3, 1])
-    if owners.isna().any() or kind in ("int and str", "list"):
-        with pytest.raises(errors.ConfigError, match="`owners`, and none missing"):
-            partition.natural(owners)  # pyright: ignore[reportArgumentType]
-        return
-
-    parts = partition.natural(owners)  # pyright: ignore[reportArgumentType]
-
-    groups = owners.reset_index(drop=True).groupby(owners.to_numpy(), observed=True)
-    expected = [rows.index.tolist() for _, rows in groups]
-    assert [rows.tolist() for rows in parts.values()] == expected
-
-
-@pytest.mark.parametrize("kind", [kind for kind in CLIENTS if kind != "list"])
-def test_ids_of_a_function_are_the_groups_of_pandas(kind: str) -> None:
-    column = pd.Series(CLIENTS[kind][0])
-
-    def build() -> ClientData:
-        return ClientData.from_function(column.unique(), list, np.float32)
-
-    if column.isna().any():
-        with pytest.raises(errors.ConfigError, match="such as by `dropna`"):
-            build()
-        return
-    assert list(build().ids) == list(column.drop_duplicates())
 
 
 def test_labels_of_a_frame_go_by_place_and_not_by_index() -> None:

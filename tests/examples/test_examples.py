@@ -1,11 +1,13 @@
-"""Every example, run as a user runs it: in a process of its own."""
+"""Every example, run as a user runs it; some of them in the process of the tests."""
 
 import json
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import nbclient
@@ -33,6 +35,29 @@ def run_example(name: str, *args: str, **settings: str) -> str:
     return finished.stdout
 
 
+@pytest.fixture
+def run_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Run an example in this process, where TensorFlow is imported already."""
+
+    def run(name: str, *args: str) -> str:
+        monkeypatch.setattr(sys, "argv", [name, *args])
+        monkeypatch.setenv("RAY_FED_WORKERS", "1")
+        runpy.run_path(str(_EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def run_on_threads(
+    run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    monkeypatch.setenv("RAY_FED_BACKEND", "local")
+    return run_here
+
+
 def execute_notebook(name: str, folder: pathlib.Path) -> Any:
     """Return a notebook with what its cells put out, run in a kernel in a folder."""
     notebook = nbformat.read(_EXAMPLES / name, as_version=4)
@@ -48,8 +73,10 @@ def execute_notebook(name: str, folder: pathlib.Path) -> Any:
 
 
 @pytest.mark.slow
-def test_temperature_prints_the_mean_and_a_report() -> None:
-    mean, report = run_example("temperature.py", "local").splitlines()
+def test_temperature_prints_the_mean_and_a_report(
+    ray_cluster: None, run_here: Callable[..., str]
+) -> None:
+    mean, report = run_here("temperature.py").splitlines()
 
     assert mean == "mean of 3 clients: 21.67 °C"
     assert report.startswith("call 0: 3 clients in")
@@ -68,10 +95,13 @@ def test_sweep_finds_the_better_learning_rate() -> None:
 @pytest.mark.slow
 def test_fed_avg_digits_learns_and_goes_on_where_it_was_saved(
     tmp_path: pathlib.Path,
+    run_here: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arguments = "fed_avg_digits.py", "local"
-    out = run_example(*arguments, "2", str(tmp_path), RAY_FED_PROGRESS="on")
-    resumed = run_example(*arguments, "3", str(tmp_path))
+    name, place = "fed_avg_digits.py", str(tmp_path)
+    out = run_example(name, "local", "2", place, RAY_FED_PROGRESS="on")
+    monkeypatch.setenv("RAY_FED_BACKEND", "local")
+    resumed = run_here(name, "", "3", place)
 
     assert "2 rounds in all, finished" in out
     assert re.findall(r"^round (\d+):", resumed, re.MULTILINE) == ["3"]
@@ -83,8 +113,8 @@ def test_fed_avg_digits_learns_and_goes_on_where_it_was_saved(
 
 
 @pytest.mark.slow
-def test_ratings_learn_from_a_table() -> None:
-    out = run_example("ratings.py", "", "3", "100", RAY_FED_BACKEND="local")
+def test_ratings_learn_from_a_table(run_on_threads: Callable[..., str]) -> None:
+    out = run_on_threads("ratings.py", "", "3", "100")
 
     found = [float(loss) for loss in re.findall(r"squared error ([\d.]+)", out)]
     assert out.startswith("90 people train, 10 are held out")
@@ -93,8 +123,10 @@ def test_ratings_learn_from_a_table() -> None:
 
 
 @pytest.mark.slow
-def test_characters_of_the_library_are_learned() -> None:
-    out = run_example("characters.py", "", "3", "20", RAY_FED_BACKEND="local")
+def test_characters_of_the_library_are_learned(
+    run_on_threads: Callable[..., str],
+) -> None:
+    out = run_on_threads("characters.py", "", "3", "20")
 
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", out)]
     assert out.startswith("18 modules train, 2 are held out")

@@ -40,33 +40,32 @@ def test_an_array_is_read_as_it_was_saved(array: Any) -> None:
     assert (read.shape, read.dtype) == found == (array.shape, array.dtype)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 100])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 3), (5, 0), (0, 2)])
-def test_rows_are_read_so_many_at_a_time(
-    shape: tuple[int, ...], order: Any, count: int
-) -> None:
+def test_rows_are_read_so_many_at_a_time(shape: tuple[int, ...], order: Any) -> None:
     array = np.arange(math.prod(shape), dtype=">i2").reshape(shape, order=order)
     stored, packed = io.BytesIO(_saved(array)), io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", stored.getvalue())
 
-    with zipfile.ZipFile(packed) as archive, archive.open("x.npy") as member:
-        for file in (stored, member):
-            runs = list(tables.ArrayReader(file).read_rows(count))
+    with zipfile.ZipFile(packed) as archive:
+        for count in (1, 2, 5, 100):
+            stored.seek(0)
+            for file in (stored, archive.open("x.npy")):
+                runs = list(tables.ArrayReader(file).read_rows(count))
 
-            np.testing.assert_array_equal(np.concatenate(runs), array)
-            assert max(map(len, runs)) <= count
+                np.testing.assert_array_equal(np.concatenate(runs), array)
+                assert max(map(len, runs)) <= count
 
 
-@pytest.mark.parametrize("count", [1, 100])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("change", [lambda x: x + b"x", lambda x: x[:-1]])
-def test_rows_are_all_that_there_is(change: Any, order: Any, count: int) -> None:
+def test_rows_are_all_that_there_is(change: Any, order: Any) -> None:
     saved = change(_saved(np.zeros((5, 3), order=order)))
 
-    with pytest.raises(ValueError, match="cut short, or has more"):
-        list(tables.ArrayReader(io.BytesIO(saved)).read_rows(count))
+    for count in (1, 100):
+        with pytest.raises(ValueError, match="cut short, or has more"):
+            list(tables.ArrayReader(io.BytesIO(saved)).read_rows(count))
 
 
 def test_a_header_is_read_and_no_more() -> None:

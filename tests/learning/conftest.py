@@ -10,7 +10,7 @@ import pytest
 
 import ray_fed
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.learning import Model
+from ray_fed.learning import LearningProcess, Model, build_fed_avg
 
 REGRESSION_LABELS = fl.TensorType(np.float32, [None, 1])
 
@@ -44,6 +44,12 @@ def linear_model() -> Model:
         metrics=[keras.metrics.MeanAbsoluteError("mae")],
         label_type=REGRESSION_LABELS,
     )
+
+
+@pytest.fixture(scope="session")
+def averaging(linear_model: Model) -> LearningProcess:
+    """Federated averaging of it by SGD at a rate of 0.05: it takes seconds to build."""
+    return build_fed_avg(linear_model, keras.optimizers.SGD(0.05))
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
-"""Algorithms of each kind have the same bits in a resumed run, and on Ray.
+"""Algorithms of each kind have the same bits on Ray, though a worker dies.
 
-Those of all on threads are stored: see `contexts/test_stored_results`.
+Those of all on threads are stored: see `contexts/test_stored_results`. Resumed runs
+are in `test_client_state_runs` and `test_private_runs`.
 """
 
 import os
-import pathlib
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ray_fed import learning
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import LearningProcess
 from tests.stored_results import process_of
@@ -55,38 +54,6 @@ def rounds_of(
         assert (report.no_kernel, report.interpreted) == ((), ())
         leaves: list[Any] = tf.nest.flatten((state, kept, metrics))
         yield b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
-
-
-def test_resumed_run_has_the_bits_of_one_in_one_go(
-    process: LearningProcess,
-    clients: list[Any],
-    tmp_path: pathlib.Path,
-    thread_context: ExecutionContext,
-) -> None:
-    many = [clients[index % NUM_CLIENTS] for index in range(100)]
-    data, size = (many, None) if process.privacy else (clients, 4)
-    arguments: dict[str, Any] = {"cohort_size": size, "seed": 3}
-
-    thread_context.resume_at(0)  # as a new program
-    whole = learning.run(process, data, num_rounds=5, **arguments)
-    for num_rounds in (2, 5):
-        thread_context.resume_at(0)
-        parts = learning.run(
-            process, data, num_rounds=num_rounds, storage_path=tmp_path, **arguments
-        )
-
-    assert bits_of(parts) == bits_of(whole)
-
-
-def bits_of(result: learning.TrainingResult) -> list[bytes]:
-    """Return the bits of a run's state, of what its clients keep, and its metrics."""
-    kept = result.client_states
-    parts = (
-        result.state,
-        kept and kept.take(range(NUM_CLIENTS)),
-        [dict(record.training) for record in result.history],
-    )
-    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(parts)]
 
 
 @pytest.mark.ray

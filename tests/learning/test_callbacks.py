@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.learning import History, Model, RoundRecord, build_fed_avg, callbacks, run
+from ray_fed.learning import (
+    History,
+    LearningProcess,
+    Model,
+    RoundRecord,
+    callbacks,
+    run,
+)
 from ray_fed.learning.callbacks import Callback
 from tests.learning.counting import CLIENTS, build_tally
 
@@ -104,9 +111,14 @@ def test_number_that_json_lacks_is_null(tmp_path: pathlib.Path, loss: float) -> 
 
 
 @pytest.mark.parametrize(
-    "kind", [callbacks.CSV, callbacks.JSONLines, callbacks.ModelCheckpoint]
+    ("kind", "place"),
+    [
+        (callbacks.CSV, "file/rounds.keras"),
+        (callbacks.JSONLines, "folder.keras"),
+        (callbacks.ModelCheckpoint, "file/rounds.keras"),
+        (callbacks.ModelCheckpoint, "folder.keras"),
+    ],
 )
-@pytest.mark.parametrize("place", ["file/rounds.keras", "folder.keras"])
 def test_file_that_cannot_be_written_is_told_before_the_first_round(
     tmp_path: pathlib.Path, linear_model: Model, kind: Any, place: str
 ) -> None:
@@ -115,21 +127,13 @@ def test_file_that_cannot_be_written_is_told_before_the_first_round(
     path = tmp_path / place
     takes_model = kind is callbacks.ModelCheckpoint
     callback = kind(path, linear_model) if takes_model else kind(path)
-    seen: list[int] = []
 
-    def evaluate(state: Any) -> dict[str, int]:
-        seen.append(state.round_index)
-        return {}
+    def evaluate(_: Any) -> Any:
+        pytest.fail("a round ran")
 
+    arguments: Any = {"evaluate": evaluate, "callbacks": [callback]}
     with pytest.raises(errors.CallbackError, match=kind.__name__) as told:
-        run(
-            build_tally(),
-            CLIENTS,
-            num_rounds=1,
-            evaluate=evaluate,
-            callbacks=[callback],
-        )
-    assert seen == []
+        run(build_tally(), CLIENTS, num_rounds=1, **arguments)
     assert f"StorageError: Expected to write the file `{path}`" in str(told.value)
     assert re.search(r"\.\.|\.tmp", str(told.value)) is None
 
@@ -207,11 +211,11 @@ def test_mlflow_and_wandb_have_the_rounds_once(tmp_path: pathlib.Path) -> None:
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_model_of_the_best_round_is_kept(
     tmp_path: pathlib.Path,
+    averaging: LearningProcess,
     linear_model: Model,
     make_batches: Callable[..., list[Any]],
 ) -> None:
     clients = [make_batches([3, 2], seed) for seed in range(2)]
-    process = build_fed_avg(linear_model, keras.optimizers.SGD(0.01))
     scores = iter([0.5, 0.9, 0.7])
     seen: list[Any] = []
 
@@ -221,7 +225,7 @@ def test_model_of_the_best_round_is_kept(
 
     path = tmp_path / "best.keras"
     checkpoint = callbacks.ModelCheckpoint(path, linear_model, "accuracy")
-    run(process, clients, num_rounds=3, evaluate=evaluate, callbacks=[checkpoint])
+    run(averaging, clients, num_rounds=3, evaluate=evaluate, callbacks=[checkpoint])
 
     kept: Any = keras.saving.load_model(path)
     np.testing.assert_array_equal(kept.trainable_variables[0].numpy(), seen[1])

@@ -114,30 +114,21 @@ def test_what_clients_keep_is_saved_with_the_state_that_takes_the_place(
     assert loaded.take([1, 2, 3]) == [[1.0], [2.0], [3.0]]
 
 
-def test_failure_is_raised_by_the_next_state(
+def test_failure_is_raised_by_the_next_state_or_at_the_end(
     io: IoThread, storage: GatedStorage
 ) -> None:
     storage.gate.set()
-    storage.failures.append(errors.StorageError("no room"))
-    saver = Checkpoints(storage, io, fetch, spacing_s=None)
+    first = Reached("a", RECORDS[:1])
+    last, each = (Checkpoints(storage, io, fetch, spacing_s=s) for s in (0.0, None))
 
     def add_all() -> None:
         for count in range(1, 9):
-            saver.add(Reached(count, RECORDS[:count]))
+            each.add(Reached(count, RECORDS[:count]))
 
-    with pytest.raises(errors.StorageError, match="no room"):
-        add_all()
-
-
-def test_failure_of_the_last_state_is_raised(
-    io: IoThread, storage: GatedStorage
-) -> None:
-    storage.gate.set()
-    storage.failures.append(errors.StorageError("no room"))
-    saver = Checkpoints(storage, io, fetch, spacing_s=0.0)
-
-    with pytest.raises(errors.StorageError, match="no room"):
-        saver.finish(Reached("a", RECORDS[:1]), no_limit)
+    for fail in (lambda: last.finish(first, no_limit), add_all):
+        storage.failures.append(errors.StorageError("no room"))
+        with pytest.raises(errors.StorageError, match="no room"):
+            fail()
 
 
 def test_last_state_that_takes_too_long_is_told(

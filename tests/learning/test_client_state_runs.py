@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-import keras
+import federated_language as fl
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,6 +16,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 import ray_fed.learning.run_loop as run_loop
 from ray_fed import learning
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import (
     ClientStates,
     History,
@@ -60,6 +61,16 @@ def run(process: Any, clients: Any, num_rounds: int = ROUNDS, **more: Any) -> An
     )
 
 
+@pytest.fixture(scope="module")
+def whole(
+    process: LearningProcess, make_batches: BatchMaker, thread_context: ExecutionContext
+) -> tuple[bytes, bytes, list[Any]]:
+    """The outcome of a run in one go."""
+    clients = [make_batches([4, 2], seed) for seed in range(NUM_CLIENTS)]
+    with fl.framework.get_context_stack().install(thread_context):
+        return outcome(run(process, clients))
+
+
 def test_next_without_client_states_says_what_it_takes(
     process: LearningProcess, clients: list[Any]
 ) -> None:
@@ -70,7 +81,7 @@ def test_next_without_client_states_says_what_it_takes(
 
 
 def test_run_is_the_loop_that_calls_next(
-    process: LearningProcess, clients: list[Any]
+    process: LearningProcess, clients: list[Any], whole: Any
 ) -> None:
     sampler = UniformSampler(SEED)
     state, states = process.initialize(), ClientStates(process.initial_client_state)
@@ -80,25 +91,25 @@ def test_run_is_the_loop_that_calls_next(
         state, kept, _ = process.next(state, states.take(cohort), data)
         states.put(cohort, kept)
 
-    server, kept, _ = outcome(run(process, clients))
+    server, kept, _ = whole
 
     assert server == bits(state)
     assert kept == bits(states.take(range(NUM_CLIENTS)))
     assert len({value[0].tobytes() for value in states.take(range(NUM_CLIENTS))}) > 3
 
 
-@pytest.fixture(params=["folder", "memory"])
+@pytest.fixture(params=["file", "memory", pytest.param("s3", marks=pytest.mark.slow)])
 def storage(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
-    if request.param == "folder":
+    if request.param == "file":
         return str(tmp_path / "run")
-    return f"memory://{uuid.uuid4().hex}"
+    if request.param == "s3":
+        request.getfixturevalue("s3_server")
+    return f"{request.param}://bucket/{uuid.uuid4().hex}"
 
 
 def test_resumed_run_has_the_bits_of_one_in_one_go(
-    process: LearningProcess, clients: list[Any], storage: str
+    process: LearningProcess, clients: list[Any], storage: str, whole: Any
 ) -> None:
-    whole = outcome(run(process, clients))
-
     run(process, clients, 2, storage_path=storage)
     run(process, clients, 3, storage_path=storage)
 
@@ -106,22 +117,9 @@ def test_resumed_run_has_the_bits_of_one_in_one_go(
     assert outcome(run(process, clients, storage_path=storage)) == whole
 
 
-@pytest.mark.slow
-def test_run_in_an_object_store_is_resumed(
-    process: LearningProcess, clients: list[Any], s3_server: str
-) -> None:
-    storage = f"s3://bucket/{uuid.uuid4().hex}"
-    whole = outcome(run(process, clients))
-
-    run(process, clients, 3, storage_path=storage)
-
-    assert outcome(run(process, clients, storage_path=storage)) == whole
-
-
 def test_run_goes_on_from_a_result(
-    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
+    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path, whole: Any
 ) -> None:
-    whole = outcome(run(process, clients))
     first = run(process, clients, 3)
     before = outcome(first)
     given: dict[str, Any] = {
@@ -137,12 +135,10 @@ def test_run_goes_on_from_a_result(
 
 
 def test_little_memory_changes_no_bit(
-    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
+    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path, whole: Any
 ) -> None:
     initial = process.initial_client_state
     row_bytes = sum(array.nbytes for array in initial)
-    whole = outcome(run(process, clients))
-
     for storage in (None, tmp_path / "run"):
         little = ClientStates(
             initial, str(tmp_path / "spilled"), memory_bytes=2 * row_bytes
@@ -170,6 +166,7 @@ def test_round_that_a_signal_left_out_leaves_clients_as_they_were(
     clients: list[Any],
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
+    whole: Any,
 ) -> None:
     monkeypatch.setattr(run_loop, "_FOLLOW_S", 0.1)
 
@@ -184,8 +181,6 @@ def test_round_that_a_signal_left_out_leaves_clients_as_they_were(
         return rounds
 
     two = outcome(run(process, clients, 2))
-    whole = outcome(run(process, clients))
-
     left = run(process, clients, evaluate=evaluate, storage_path=tmp_path)
     monkeypatch.undo()
 
@@ -221,9 +216,8 @@ def test_files_of_a_run_that_was_killed_before_its_first_save_go(
 
 @pytest.mark.slow
 def test_damaged_values_of_clients_end_a_resume_and_the_error_says_what_to_do(
-    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path
+    process: LearningProcess, clients: list[Any], tmp_path: pathlib.Path, whole: Any
 ) -> None:
-    whole = outcome(run(process, clients))
     run(process, clients, 2, storage_path=tmp_path, checkpoint_every=1)
     path = tmp_path / "clients" / "1.zip"
     path.write_bytes(path.read_bytes()[:-1])
@@ -235,54 +229,24 @@ def test_damaged_values_of_clients_end_a_resume_and_the_error_says_what_to_do(
     assert outcome(run(process, clients, storage_path=tmp_path)) == whole
 
 
-def test_clients_go_on_where_the_server_does(
-    process: LearningProcess, clients: list[Any]
+def test_states_that_do_not_go_with_the_run_are_refused(
+    process: LearningProcess, clients: list[Any], averaging: LearningProcess
 ) -> None:
     first = run(process, clients, 1)
+    unknown = ClientStates(process.initial_client_state)
+    unknown.put([0, 77, "x", -1], [process.initial_client_state] * 4)
+    others = (ClientStates(np.zeros(1)), ClientStates({"a": np.zeros(1)}))
+    kept = first.client_states
 
-    with pytest.raises(errors.ConfigError, match="`client_states` beside `state`"):
-        run(process, clients, state=first.state)
-
-
-def test_states_of_clients_that_keep_nothing_are_refused(
-    linear_model: Model, clients: list[Any]
-) -> None:
-    fed_avg = learning.build_fed_avg(linear_model, keras.optimizers.SGD(0.1))
-
-    with pytest.raises(errors.ConfigError, match="no `client_states`"):
-        run(fed_avg, clients, client_states=ClientStates(np.zeros(1)))
-
-
-def test_values_of_clients_without_the_state_of_the_server_are_refused(
-    process: LearningProcess, clients: list[Any]
-) -> None:
-    first = run(process, clients)
-
-    with pytest.raises(errors.ConfigError, match="`state` beside `client_states`"):
-        run(process, clients, client_states=first.client_states)
-
-
-def test_states_are_told_from_other_objects(
-    process: LearningProcess, clients: list[Any]
-) -> None:
-    with pytest.raises(errors.ValueMismatchError, match="found 3"):
-        run(process, clients, client_states=3)
-
-
-def test_states_of_another_process_are_refused_though_they_are_empty(
-    process: LearningProcess, clients: list[Any]
-) -> None:
-    for other in (np.zeros(1), {"a": np.zeros(1)}):
-        with pytest.raises(errors.ValueMismatchError, match="those of another one"):
-            run(process, clients, client_states=ClientStates(other))
-
-
-def test_states_of_clients_that_data_lacks_are_refused(
-    process: LearningProcess, clients: list[Any]
-) -> None:
-    initial = process.initial_client_state
-    states = ClientStates(initial)
-    states.put([0, 77, "x", -1], [initial] * 4)
-
-    with pytest.raises(errors.ValueMismatchError, match="values of 77, 'x', -1: pass"):
-        run(process, clients, client_states=states)
+    for built, given, match in (
+        (process, {"state": first.state}, "`client_states` beside `state`"),
+        (process, {"client_states": kept}, "`state` beside `client_states`"),
+        (averaging, {"client_states": others[0]}, "no `client_states`"),
+        (process, {"client_states": 3}, "found 3"),
+        (process, {"client_states": others[0]}, "those of another one"),
+        (process, {"client_states": others[1]}, "those of another one"),
+        (process, {"client_states": unknown}, "values of 77, 'x', -1: pass"),
+    ):
+        options: dict[str, Any] = {**given}
+        with pytest.raises(errors.UserError, match=match):
+            run(built, clients, **options)

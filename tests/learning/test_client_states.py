@@ -28,11 +28,16 @@ def numbers(states: ClientStates, clients: list[Any]) -> list[int]:
     return [int(number) for _, number in found]
 
 
-def test_client_that_put_nothing_has_the_initial_value() -> None:
-    states = ClientStates(INITIAL)
-
-    assert numbers(states, ["a", 7]) == [0, 0]
-    assert len(states) == 0
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"memory_bytes": 15}, "at least 16"),
+        ({"path": "s3://bucket/states"}, "of this machine"),
+    ],
+)
+def test_places_for_no_value_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ConfigError, match=message):
+        ClientStates(INITIAL, **options)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 50], ids=["one", "some", "all in memory"])
@@ -42,6 +47,8 @@ def test_values_are_those_of_a_dict_whatever_fits(
     generator = np.random.default_rng(0)
     expected: dict[int, int] = {}
     states = ClientStates(INITIAL, str(tmp_path), memory_bytes=rows * ROW)
+    assert numbers(states, ["a", 7]) == [0, 0]
+    assert len(states) == 0
 
     for number in range(1, 60):
         cohort = [int(c) for c in generator.choice(20, 4, replace=False)]
@@ -90,16 +97,12 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("clients", "values", "error"),
     [
-        pytest.param([1, 1], [value(1)] * 2, errors.ValueMismatchError, id="twice"),
-        pytest.param([1, 2], [value(1)], errors.CardinalityError, id="too few"),
-        pytest.param([1], [value(1)[:1]], errors.ValueMismatchError, id="structure"),
-        pytest.param(
-            [1],
-            [(np.zeros(3), np.int32(0))],
-            errors.ValueMismatchError,
-            id="other dtype",
-        ),
+        ([1, 1], [value(1)] * 2, errors.ValueMismatchError),
+        ([1, 2], [value(1)], errors.CardinalityError),
+        ([1], [value(1)[:1]], errors.ValueMismatchError),
+        ([1], [(np.zeros(3), np.int32(0))], errors.ValueMismatchError),
     ],
+    ids=["twice", "too few", "structure", "other dtype"],
 )
 def test_values_of_another_kind_are_refused(
     clients: list[Any], values: list[Any], error: type[Exception]
@@ -109,16 +112,6 @@ def test_values_of_another_kind_are_refused(
     with pytest.raises(error, match="Expected"):
         states.put(clients, values)
     assert len(states) == 0
-
-
-def test_memory_for_no_value_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="at least 16"):
-        ClientStates(INITIAL, memory_bytes=15)
-
-
-def test_folder_of_another_machine_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="of this machine"):
-        ClientStates(INITIAL, "s3://bucket/states")
 
 
 def test_files_have_no_name_and_end_with_the_values(tmp_path: pathlib.Path) -> None:

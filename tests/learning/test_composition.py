@@ -16,13 +16,13 @@ import ray_fed.errors as errors
 from ray_fed import learning
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
-from ray_fed.learning import Model, aggregators, build_fed_avg
+from ray_fed.learning import LearningProcess, Model, aggregators, build_fed_avg
 
 RATE = 0.05
 build_process: Any = learning.build_process
 
 
-def averaging(model: Model) -> dict[str, Any]:
+def as_functions(model: Model) -> dict[str, Any]:
     """Return federated averaging as functions."""
     train = learning.LocalTraining(model, keras.optimizers.SGD(RATE))
 
@@ -63,16 +63,16 @@ OF_A_NUMBER = learning.Part(
 def test_parts_whose_types_do_not_go_together_are_refused(
     linear_model: Model, name: str
 ) -> None:
-    parts = averaging(linear_model) | {name: OF_A_NUMBER}
+    parts = as_functions(linear_model) | {name: OF_A_NUMBER}
 
     with pytest.raises(errors.ValueMismatchError, match=f"Expected `{name}.next` to"):
         build_process(linear_model, **parts)
 
 
 def test_typed_part_does_what_a_function_does(
-    linear_model: Model, make_batches: Any
+    averaging: LearningProcess, linear_model: Model, make_batches: Any
 ) -> None:
-    functions = averaging(linear_model)
+    functions = as_functions(linear_model)
     members: Any = (linear_model.weights_type, fl.to_type(()), np.int32)
     view_type = fl.to_type(learning.ServerView(*members))
     select = rtf.computation(learning.send_weights, view_type)
@@ -86,12 +86,11 @@ def test_typed_part_does_what_a_function_does(
     typed = build_process(
         linear_model, **functions, send=learning.Part(initialize, send)
     )
-    plain = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
     clients = [make_batches([4, 2], 0), make_batches([3], 1)]
 
     found, expected = (
         process.next(process.initialize(), clients)[0].weights
-        for process in (typed, plain)
+        for process in (typed, averaging)
     )
 
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
@@ -100,7 +99,7 @@ def test_typed_part_does_what_a_function_does(
 def test_control_flow_of_users_functions_is_of_tensors(
     linear_model: Model, make_batches: Any, thread_context: ExecutionContext
 ) -> None:
-    functions = averaging(linear_model)
+    functions = as_functions(linear_model)
     inner: Callable[..., Any] = functions["client"]
 
     def client(server: learning.ServerView, batches: Any, own: Any) -> Any:
@@ -159,13 +158,13 @@ def test_functions_that_return_something_else_are_refused(
     linear_model: Model, changed: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(errors.ValueMismatchError, match=match):
-        build_process(linear_model, **averaging(linear_model) | changed)
+        build_process(linear_model, **as_functions(linear_model) | changed)
 
 
 def test_part_that_keeps_something_says_its_beginning(linear_model: Model) -> None:
     members: Any = (linear_model.weights_type, fl.to_type(()), np.int32)
     view_type = fl.to_type(learning.ServerView(*members))
-    client: Any = averaging(linear_model)["client"]
+    client: Any = as_functions(linear_model)["client"]
 
     @rtf.computation(view_type, np.int32, linear_model.data_type.member)
     def work(server: Any, own: Any, batches: Any) -> Any:
@@ -184,7 +183,7 @@ def test_part_that_keeps_something_says_its_beginning(linear_model: Model) -> No
         worked = fl.federated_map(work, (sent, kept, data))
         return state, worked[0], worked[1]
 
-    functions = averaging(linear_model)
+    functions = as_functions(linear_model)
     zero = np.zeros([], np.int32)
     whole = learning.Part(initialize, next_work, initial_client_state=zero)
 

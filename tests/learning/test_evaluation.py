@@ -49,7 +49,6 @@ def cut(x: Any, y: Any, sizes: list[int]) -> list[Any]:
 @pytest.mark.parametrize(
     "clients",
     [
-        pytest.param([[37]], id="one client, one batch"),
         pytest.param([[8, 8, 8, 8, 5]], id="one client, a short last batch"),
         pytest.param([[1, 10], [20], [], [6]], id="four clients, one without examples"),
     ],
@@ -118,24 +117,6 @@ def test_several_models_have_the_metrics_of_each_alone() -> None:
     assert metrics["small"] != metrics["large"]
 
 
-def test_models_of_other_data_are_refused() -> None:
-    _, other = build_model()
-    keras_model = keras.Sequential([keras.Input((9,)), keras.layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    with pytest.raises(errors.ConfigError, match="one `data_type`"):
-        build_fed_eval({"a": other, "b": Model.from_keras(keras_model, loss=loss)})
-
-
-@pytest.mark.parametrize("models", [{}, {"a": None}], ids=["none", "a training"])
-def test_training_beside_several_models_is_refused(models: Any) -> None:
-    model = build_linear(3, 0)[1]
-    training = build_fed_avg(model, keras.optimizers.SGD(0.1)) if models else None
-
-    with pytest.raises(errors.ConfigError, match="one model with `training`"):
-        build_fed_eval(dict.fromkeys(models, model), training)
-
-
 def test_each_client_has_the_metrics_of_keras(thread_context: ExecutionContext) -> None:
     keras_model, model = build_model()
     sizes = [[4, 3], [9], [], [1]]
@@ -157,8 +138,8 @@ def test_each_client_has_the_metrics_of_keras(thread_context: ExecutionContext) 
             np.testing.assert_allclose(own["accuracy"], expected["accuracy"])
 
 
-@pytest.mark.parametrize("epochs", [3])
-def test_fine_tuned_clients_have_the_metrics_of_keras_after_fit(epochs: int) -> None:
+def test_fine_tuned_clients_have_the_metrics_of_keras_after_fit() -> None:
+    epochs = 3
     keras_model, model = build_linear(3, 4)
     start = keras_model.get_weights()
     tuning = [make_examples(size) for size in (8, 16)]
@@ -203,12 +184,23 @@ def test_spread_is_that_of_numpy_over_clients_with_examples() -> None:
     assert spread(vectors)["f1/1"]["median"] == 2.0
 
 
-@pytest.mark.parametrize("share", [0, 1.5, float("nan")])
-def test_share_of_no_or_more_than_all_clients_is_refused(share: float) -> None:
-    with pytest.raises(errors.ConfigError, match="`share` above 0"):
-        spread([{"loss": 1.0, "num_examples": 1}], share=share)
+def test_what_has_no_evaluation_or_spread_is_refused() -> None:
+    model, other = build_linear(3, 0)[1], build_linear(3, 0)[1]
+    keras_model = keras.Sequential([keras.Input((9,)), keras.layers.Dense(3)])
+    wide = Model.from_keras(keras_model, loss="sparse_categorical_crossentropy")
+    training = build_fed_avg(model, keras.optimizers.SGD(0.1))
+    one = {"loss": 1.0, "num_examples": 1}
+    calls: list[tuple[Any, str]] = [
+        (lambda: build_fed_eval({"a": other, "b": wide}), "one `data_type`"),
+        (lambda: build_fed_eval({}), "one model with `training`"),
+        (lambda: build_fed_eval({"a": model}, training), "one model with `training`"),
+        *(
+            (lambda share=share: spread([one], share=share), "`share` above 0")
+            for share in (0, 1.5, float("nan"))
+        ),
+        (lambda: spread([{"loss": np.nan, "num_examples": 0}]), "clients with exampl"),
+    ]
 
-
-def test_spread_over_no_example_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="clients with examples"):
-        spread([{"loss": np.nan, "num_examples": 0}])
+    for call, match in calls:
+        with pytest.raises(errors.ConfigError, match=match):
+            call()

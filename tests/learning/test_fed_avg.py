@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-import ray_fed.errors as errors
 from ray_fed.learning import (
     LearningProcess,
     Model,
@@ -54,20 +53,16 @@ def mean_delta(weights: Any, clients: list[list[Any]]) -> list[Any]:
     "sizes",
     [
         pytest.param([[4, 4], [2], [7, 7, 3]], id="three of different sizes"),
-        pytest.param(
-            [[1], [9, 9, 9, 9]], id="one outweighs the other", marks=pytest.mark.slow
-        ),
-        pytest.param([[3], [], [2, 2]], id="one without examples"),
+        pytest.param([[1], [], [9, 9]], id="one without examples, one outweighs"),
     ],
 )
 def test_round_equals_the_average_by_hand(
-    linear_model: Model, make_batches: BatchMaker, sizes: list[list[int]]
+    averaging: LearningProcess, make_batches: BatchMaker, sizes: list[list[int]]
 ) -> None:
     clients = [make_batches(size, seed) for seed, size in enumerate(sizes)]
-    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
-    before = process.initialize()
+    before = averaging.initialize()
 
-    after, metrics = process.next(before, clients)
+    after, metrics = averaging.next(before, clients)
 
     start = before.weights.trainable
     losses = [train_by_hand(start, batches)[1] for batches in clients]
@@ -82,48 +77,27 @@ def test_round_equals_the_average_by_hand(
     assert list(metrics) == ["loss", "num_examples", "mae"]
 
 
-def test_initial_weights_are_those_of_the_keras_model(linear_model: Model) -> None:
-    state = build_fed_avg(linear_model, keras.optimizers.SGD(RATE)).initialize()
+def test_state_is_a_named_tuple_of_the_models_arrays(
+    averaging: LearningProcess, linear_model: Model
+) -> None:
 
-    np.testing.assert_array_equal(state.weights.trainable[0], [[1.0], [2.0], [3.0]])
-    np.testing.assert_array_equal(state.weights.trainable[1], [0.5])
-    assert state.round_index == 0
+    found = averaging.initialize()
 
-
-def test_types_are_those_of_a_federated_process(linear_model: Model) -> None:
-    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
-
-    state = process.initialize.type_signature.result
+    assert isinstance(found.weights, ModelWeights)
+    kernel, bias = found.weights.trainable
+    assert isinstance(kernel, np.ndarray)
+    np.testing.assert_array_equal(kernel, [[1.0], [2.0], [3.0]])
+    np.testing.assert_array_equal(bias, [0.5])
+    assert found.round_index == 0
+    state = averaging.initialize.type_signature.result
     assert state.placement is fl.SERVER
-    assert str(process.next.type_signature.result[1]) == (
+    assert str(averaging.next.type_signature.result[1]) == (
         "<loss=float32,num_examples=int64,mae=float32>@SERVER"
     )
-    process.next.type_signature.parameter[0].check_assignable_from(state)
-    process.next.type_signature.parameter[1].check_assignable_from(
+    averaging.next.type_signature.parameter[0].check_assignable_from(state)
+    averaging.next.type_signature.parameter[1].check_assignable_from(
         linear_model.data_type
     )
-
-
-def test_server_momentum_lives_in_the_state(
-    linear_model: Model, make_batches: BatchMaker
-) -> None:
-    clients = [make_batches([4, 4], 0), make_batches([3], 1)]
-    process = build_fed_avg(
-        linear_model,
-        keras.optimizers.SGD(RATE),
-        keras.optimizers.SGD(1.0, momentum=0.5),
-    )
-    state = process.initialize()
-    first, _ = process.next(state, clients)
-
-    second, _ = process.next(first, clients)
-
-    start, middle = state.weights.trainable, first.weights.trainable
-    for part, moved in enumerate(mean_delta(middle, clients)):
-        velocity = 0.5 * (middle[part] - start[part]) + moved
-        np.testing.assert_allclose(
-            second.weights.trainable[part], middle[part] + velocity, rtol=1e-5
-        )
 
 
 def test_server_adam_equals_keras_adam(
@@ -156,10 +130,7 @@ def test_client_optimizer_starts_afresh_in_each_round(
 
     again, _ = process.next(state, clients)
 
-    for one, other in zip(
-        first.weights.trainable, again.weights.trainable, strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(first.weights.trainable, again.weights.trainable)
     # The first step of Adam is as long as its rate.
     step = first.weights.trainable[0] - state.weights.trainable[0]
     np.testing.assert_allclose(np.abs(step), 0.1, rtol=1e-3)
@@ -182,20 +153,6 @@ def test_epochs_are_passes_over_the_same_data(
             rtol=2e-6,
         )
     assert metrics["num_examples"] == 3 * 9
-
-
-def test_round_without_examples_moves_nothing(linear_model: Model) -> None:
-    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
-    state = process.initialize()
-
-    after, metrics = process.next(state, [[], []])
-
-    for one, other in zip(
-        state.weights.trainable, after.weights.trainable, strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-    assert metrics["num_examples"] == 0
-    assert np.isnan(metrics["loss"])
 
 
 def build_image_model(*layers: Any) -> Model:
@@ -257,23 +214,3 @@ def test_statistics_of_batch_normalisation_are_averaged(
         0.9 + 0.1 * (6 * variances[0] + 2 * variances[1]) / 8,
         rtol=1e-4,
     )
-
-
-def test_labels_of_another_dtype_are_refused(linear_model: Model) -> None:
-    process = build_fed_avg(linear_model, keras.optimizers.SGD(RATE))
-    batch = {"x": np.zeros((2, 3), np.float32), "y": np.zeros((2, 1), np.int64)}
-
-    with pytest.raises(errors.ValueMismatchError, match="int64"):
-        process.next(process.initialize(), [[batch]])
-
-
-def test_zero_epochs_are_refused(linear_model: Model) -> None:
-    with pytest.raises(errors.ConfigError, match="at least 1, found 0"):
-        build_fed_avg(linear_model, keras.optimizers.SGD(RATE), epochs=0)
-
-
-def test_state_is_a_named_tuple_of_arrays(linear_model: Model) -> None:
-    state = build_fed_avg(linear_model, keras.optimizers.SGD(RATE)).initialize()
-
-    assert isinstance(state.weights, ModelWeights)
-    assert all(isinstance(weight, np.ndarray) for weight in state.weights.trainable)

@@ -145,7 +145,7 @@ def test_constants_of_trained_layers_are_no_part_of_the_state() -> None:
     [
         pytest.param(build_keras_model, BATCH, id="frozen layers"),
         pytest.param(build_counting_model, BATCH, id="a frozen layer that writes"),
-        pytest.param(build_lora_model, TOKENS, id="adapters"),
+        pytest.param(build_lora_model, TOKENS, id="adapters", marks=pytest.mark.slow),
     ],
 )
 def test_training_is_that_of_keras(
@@ -182,7 +182,7 @@ def test_adapters_alone_travel(
     keras_model = enable_lora(keras.Sequential(layers))
     model = build_model(keras_model)
     process = learning.build_fed_avg(model, keras.optimizers.SGD(0.1))
-    context = ray_contexts(workers=1, subrounds=1)
+    context = ray_contexts(workers=2, subrounds=1)
     fl.framework.set_default_context(context)
 
     state = run_rounds(process, [[BATCH], [BATCH]], 2)
@@ -193,7 +193,8 @@ def test_adapters_alone_travel(
     others = sum(v.value.numpy().nbytes for v in keras_model.non_trainable_variables)
     assert others > trained
     assert trained <= report.bytes_broadcast < 1.1 * trained
-    assert trained <= report.bytes_returned < 1.1 * trained
+    # A partial of each worker, and what they come to.
+    assert trained <= report.bytes_returned < 1.1 * 3 * trained
 
 
 def test_another_base_is_another_process() -> None:
@@ -240,8 +241,7 @@ def test_every_part_leaves_the_base_as_it_is(build: Any) -> None:
     found = model.to_keras(result.state)
     base: Any = keras_model.get_layer("base")
     trained: Any = found.get_layer("base")
-    for before, after in zip(base.get_weights(), trained.get_weights(), strict=True):
-        np.testing.assert_array_equal(before, after)
+    np.testing.assert_equal(base.get_weights(), trained.get_weights())
     assert not np.array_equal(
         keras_model.layers[-1].get_weights()[0], found.layers[-1].get_weights()[0]
     )

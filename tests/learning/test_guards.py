@@ -11,6 +11,7 @@ import ray_fed.errors as errors
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.learning import (
     Guards,
+    LearningProcess,
     Model,
     aggregators,
     build_fed_avg,
@@ -31,28 +32,26 @@ def clients(make_batches: BatchMaker) -> list[list[Any]]:
 
 
 def test_client_whose_update_is_not_finite_ends_the_round_by_name(
-    linear_model: Model, clients: list[Any]
+    averaging: LearningProcess, clients: list[Any]
 ) -> None:
-    process = build_fed_avg(linear_model, OPTIMIZER)
 
     with pytest.raises(errors.ComputationError, match="finite update") as caught:
-        process.next(process.initialize(), clients)
+        averaging.next(averaging.initialize(), clients)
     assert caught.value.location is not None
     assert caught.value.location.client_index == 1
 
 
 @pytest.mark.slow
 def test_client_that_may_be_dropped_is_named_in_the_report(
-    linear_model: Model, clients: list[Any]
+    averaging: LearningProcess, clients: list[Any]
 ) -> None:
-    process = build_fed_avg(linear_model, OPTIMIZER)
     config = ray_fed.Config(backend="local", max_dropped_clients=1)
 
     with (
         ray_fed.create_context(config) as context,
         fl.framework.get_context_stack().install(context),
     ):
-        state, metrics = process.next(process.initialize(), clients)
+        state, metrics = averaging.next(averaging.initialize(), clients)
 
     assert context.last_report is not None
     assert list(context.last_report.dropped_clients) == [1]
@@ -96,34 +95,6 @@ def test_client_left_out_keeps_what_it_had(
     assert [bool(np.any(value[0])) for value in new] == [True, False, True]
 
 
-def test_round_without_examples_takes_no_step(
-    linear_model: Model, make_batches: BatchMaker
-) -> None:
-    process = build_fed_avg(
-        linear_model, OPTIMIZER, keras.optimizers.SGD(1.0, momentum=0.9)
-    )
-    state, _ = process.next(process.initialize(), [make_batches([3], 0)])
-
-    after, metrics = process.next(state, [[], []])
-
-    for one, other in zip(
-        (*state.weights.trainable, *state.optimizer),
-        (*after.weights.trainable, *after.optimizer),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(one, other)
-    assert after.round_index == 2
-    assert metrics["num_examples"] == 0
-
-
-def test_round_without_examples_is_an_error_where_asked(linear_model: Model) -> None:
-    guards = Guards(empty_round="error")
-    process = build_fed_avg(linear_model, OPTIMIZER, guards=guards)
-
-    with pytest.raises(errors.ComputationError, match="a round with examples"):
-        process.next(process.initialize(), [[], []])
-
-
 @pytest.mark.parametrize(
     "aggregator",
     [
@@ -134,24 +105,32 @@ def test_round_without_examples_is_an_error_where_asked(linear_model: Model) -> 
         pytest.param(aggregators.clipped(1.0), marks=pytest.mark.slow, id="clipped"),
     ],
 )
-def test_round_without_clients_is_one_without_examples(
+def test_round_without_clients_or_examples_takes_no_step(
     linear_model: Model, make_batches: BatchMaker, aggregator: Any
 ) -> None:
-    skips = build_fed_avg(linear_model, OPTIMIZER, aggregator=aggregator)
-    guards = Guards(empty_round="error")
-    fails = build_fed_avg(linear_model, OPTIMIZER, aggregator=aggregator, guards=guards)
+    server = keras.optimizers.SGD(1.0, momentum=0.9)
+    skips = build_fed_avg(linear_model, OPTIMIZER, server, aggregator=aggregator)
     state, _ = skips.next(skips.initialize(), [make_batches([3], 0)])
 
-    after, metrics = skips.next(state, [])
+    for nothing in ([], [[], []]):
+        after, metrics = skips.next(state, nothing)
 
-    for one, other in zip(
-        state.weights.trainable, after.weights.trainable, strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
-    assert after.round_index == 2
-    assert metrics["num_examples"] == 0
-    with pytest.raises(errors.ComputationError, match="a round with examples"):
-        fails.next(state, [])
+        np.testing.assert_equal(state.weights.trainable, after.weights.trainable)
+        np.testing.assert_equal(state.optimizer, after.optimizer)
+        assert after.round_index == 2
+        assert metrics["num_examples"] == 0
+        assert np.isnan(metrics["loss"])
+
+
+def test_round_without_clients_or_examples_is_an_error_where_asked(
+    linear_model: Model,
+) -> None:
+    guards = Guards(empty_round="error")
+    process = build_fed_avg(linear_model, OPTIMIZER, guards=guards)
+
+    for nothing in ([], [[], []]):
+        with pytest.raises(errors.ComputationError, match="a round with examples"):
+            process.next(process.initialize(), nothing)
 
 
 def test_finite_updates_whose_sum_is_not_end_the_round(linear_model: Model) -> None:

@@ -62,6 +62,7 @@ def test_picture_has_a_panel_a_metric() -> None:
     assert panels["evaluation.accuracy"].tolist() == [[2, 0.25], [4, 0.75]]
     with pytest.raises(errors.ConfigError, match="without any number"):
         History().plot()
+    assert (repr(History()), History().rows()) == ("<history of 0 rounds>", [])
 
 
 def test_notebook_shows_a_table_of_the_last_rounds() -> None:
@@ -204,14 +205,7 @@ def test_early_stopping_knows_better_from_worse(
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {"patience": 0},
-        {"patience": 1.5},
-        {"min_delta": -1.0},
-        {"min_delta": "a"},
-        {"mode": "up"},
-        {"monitor": 3},
-    ],
+    [{"patience": 1.5}, {"min_delta": -1.0}, {"min_delta": "a"}, {"mode": "up"}],
     ids=str,
 )
 def test_early_stopping_refuses_what_cannot_be(arguments: dict[str, object]) -> None:

@@ -120,9 +120,9 @@ def test_storage_that_hangs_as_a_run_begins_is_not_waited_for(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint_every", [None, 1], ids=["some", "each"])
 @pytest.mark.parametrize(
-    ("num_rounds", "reason"), [(90, "interrupted"), (4, "finished")]
+    ("checkpoint_every", "num_rounds", "reason"),
+    [(None, 90, "interrupted"), (1, 90, "interrupted"), (None, 4, "finished")],
 )
 def test_storage_that_hangs_in_a_run_is_not_waited_for(
     hanging: str,

@@ -111,47 +111,19 @@ class Tuned(Schedule):
 
 ARGUMENTS: dict[str, Any] = {
     "learning_rate": keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5),
-    "weight_decay": 0.1,
-    "clipnorm": 0.05,
-    "clipvalue": 0.02,
-    "global_clipnorm": 0.05,
-    "use_ema": True,
-    "ema_momentum": 0.5,
-    "ema_overwrite_frequency": 2,
-    "loss_scale_factor": 8.0,
-    "gradient_accumulation_steps": 2,
-    "momentum": 0.8,
-    "nesterov": True,
-    "rho": 0.7,
-    "epsilon": 0.01,
-    "centered": True,
-    "beta_1": 0.6,
-    "beta_2": 0.7,
-    "beta_2_decay": -0.5,
-    "epsilon_1": 1e-3,
-    "epsilon_2": 1e-2,
-    "clip_threshold": 0.5,
-    "relative_step": False,
-    "amsgrad": True,
-    "initial_accumulator_value": 0.3,
-    "learning_rate_power": -0.7,
-    "l1_regularization_strength": 0.01,
-    "l2_regularization_strength": 0.01,
-    "l2_shrinkage_regularization_strength": 0.01,
-    "beta": 0.1,
-    "adam_beta_1": 0.6,
-    "adam_beta_2": 0.7,
-    "adam_weight_decay": 0.2,
-    "exclude_layers": ["hidden"],
-    "exclude_embeddings": False,
-    "muon_a": 3.0,
-    "muon_b": -4.0,
-    "muon_c": 2.1,
-    "adam_lr_ratio": 0.5,
-    "ns_steps": 2,
-    "rms_rate": 0.4,
-    "warmup_steps": 2,
-}
+    "weight_decay": 0.1, "clipnorm": 0.05, "clipvalue": 0.02, "global_clipnorm": 0.05,
+    "use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2,
+    "loss_scale_factor": 8.0, "gradient_accumulation_steps": 2, "momentum": 0.8,
+    "nesterov": True, "rho": 0.7, "epsilon": 0.01, "centered": True, "beta_1": 0.6,
+    "beta_2": 0.7, "beta_2_decay": -0.5, "epsilon_1": 1e-3, "epsilon_2": 1e-2,
+    "clip_threshold": 0.5, "relative_step": False, "amsgrad": True,
+    "initial_accumulator_value": 0.3, "learning_rate_power": -0.7,
+    "l1_regularization_strength": 0.01, "l2_regularization_strength": 0.01,
+    "l2_shrinkage_regularization_strength": 0.01, "beta": 0.1, "adam_beta_1": 0.6,
+    "adam_beta_2": 0.7, "adam_weight_decay": 0.2, "exclude_layers": ["hidden"],
+    "exclude_embeddings": False, "muon_a": 3.0, "muon_b": -4.0, "muon_c": 2.1,
+    "adam_lr_ratio": 0.5, "ns_steps": 2, "rms_rate": 0.4, "warmup_steps": 2,
+}  # fmt: skip
 NEEDED = {
     "ema_momentum": {"use_ema": True},
     "ema_overwrite_frequency": {"use_ema": True},
@@ -393,77 +365,54 @@ class Remembering(keras.optimizers.SGD):
         ]
 
 
+def averaging(make: Callable[[], Any], **more: Any) -> Callable[[Any], Any]:
+    return lambda model: learning.build_fed_avg(model, make(), **more)
+
+
+def among_several(optimizer: Any) -> Any:
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(optimizer))
+
+
 @pytest.mark.parametrize(
     ("build", "named"),
     [
-        pytest.param(
-            lambda m: learning.build_fed_avg(m, SGD(0.1), SGD(1.0, use_ema=True)),
+        (
+            averaging(lambda: SGD(0.1), server_optimizer=SGD(1.0, use_ema=True)),
             "`use_ema` at the server",
-            id="averages at the server",
         ),
-        pytest.param(
+        (
             lambda m: learning.build_fed_sgd(m, SGD(1.0, use_ema=True)),
             "`use_ema` at the server",
-            id="averages of FedSGD",
         ),
-        pytest.param(
+        (
             lambda m: learning.build_mime_lite(m, SGD(1.0, use_ema=True)),
             "`use_ema` of Mime Lite",
-            id="averages of Mime Lite",
         ),
-        pytest.param(
+        (
             lambda m: learning.build_mime_lite(
                 m, SGD(1.0, gradient_accumulation_steps=2)
             ),
             "`gradient_accumulation_steps` of Mime Lite",
-            id="accumulated gradients of Mime Lite",
         ),
-        pytest.param(
-            lambda m: learning.build_fed_avg(m, Counting()), "`count`", id="variables"
-        ),
-        pytest.param(
-            lambda m: learning.build_fed_avg(m, SGD(Tuned())),
-            "`Tuned` with the variable `rate`",
-            id="schedule with a variable",
-        ),
-        pytest.param(
-            lambda m: learning.build_fed_avg(m, Remembering()),
-            "`Remembering`, whose `build`",
-            id="weights kept",
-        ),
-        pytest.param(
-            lambda m: learning.build_fed_avg(
-                m,
-                keras.optimizers.MultiOptimizer(
-                    keras.optimizers.OptimizerMap(keras.optimizers.ScheduleFreeAdamW())
-                ),
-            ),
+        (averaging(Counting), "`count`"),
+        (averaging(lambda: SGD(Tuned())), "`Tuned` with the variable `rate`"),
+        (averaging(Remembering), "`Remembering`, whose `build`"),
+        (
+            averaging(lambda: among_several(keras.optimizers.ScheduleFreeAdamW())),
             "ScheduleFreeAdamW",
-            id="weights kept by one of several",
         ),
-        pytest.param(
-            lambda m: learning.build_fed_avg(
-                m, keras.optimizers.MultiOptimizer(lambda _: SGD(0.1))
-            ),
+        (
+            averaging(lambda: keras.optimizers.MultiOptimizer(lambda _: SGD(0.1))),
             "OptimizerMap",
-            id="chosen by a function",
         ),
-        pytest.param(
-            lambda m: learning.build_fed_avg(
-                m, keras.optimizers.LossScaleOptimizer(SGD(0.1))
-            ),
+        (
+            averaging(lambda: keras.optimizers.LossScaleOptimizer(SGD(0.1))),
             "LossScaleOptimizer",
-            id="loss scale that changes",
         ),
-        pytest.param(
-            lambda m: learning.build_fed_avg(m, "sdg"), "`sdg`", id="unknown name"
-        ),
-        pytest.param(
-            lambda m: learning.build_fed_avg(
-                m, SGD(Schedule()), client_learning_rate=Schedule()
-            ),
+        (averaging(lambda: "sdg"), "`sdg`"),
+        (
+            averaging(lambda: SGD(Schedule()), client_learning_rate=Schedule()),
             "client_learning_rate",
-            id="two schedules",
         ),
     ],
 )

@@ -1,14 +1,13 @@
 import pathlib
 from typing import Any
 
-import federated_language as fl
 import keras
 import numpy as np
 import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning import Model, build_fed_avg, build_fed_eval
+from ray_fed.learning import Model, build_fed_avg
 
 
 def build_keras_model() -> keras.Model:
@@ -23,12 +22,9 @@ def build_keras_model() -> keras.Model:
     )
 
 
-def build_model(keras_model: keras.Model, metrics: Any = ()) -> Model:
-    return Model.from_keras(
-        keras_model,
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=metrics,
-    )
+def build_model(keras_model: keras.Model) -> Model:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return Model.from_keras(keras_model, loss=loss)
 
 
 def test_types_follow_the_keras_model() -> None:
@@ -41,16 +37,6 @@ def test_types_follow_the_keras_model() -> None:
     )
     assert model.statistics_indices == (0, 1)
     assert model.seed_indices == (2,)
-
-
-def test_label_type_can_be_given() -> None:
-    model = Model.from_keras(
-        build_keras_model(),
-        loss=keras.losses.MeanSquaredError(),
-        label_type=fl.TensorType(np.float32, [None, 3]),
-    )
-
-    assert str(model.batch_type) == "<x=float32[?,4],y=float32[?,3]>"
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -72,46 +58,7 @@ def test_trained_model_is_saved_and_loaded(tmp_path: pathlib.Path) -> None:
     ):
         np.testing.assert_array_equal(variable.numpy(), weight)
     np.testing.assert_array_equal(loaded(x), model.to_keras(state.weights)(x))
-    for weight, before in zip(keras_model.get_weights(), untrained, strict=True):
-        np.testing.assert_array_equal(weight, before)
-
-
-@pytest.mark.parametrize(
-    ("metric", "message"),
-    [
-        pytest.param(3, "such as keras.metrics", id="a number"),
-        pytest.param(
-            keras.metrics.SparseCategoricalAccuracy("loss"),
-            "other names",
-            id="a name taken",
-        ),
-    ],
-)
-def test_metrics_that_cannot_be_are_refused(metric: Any, message: str) -> None:
-    with pytest.raises(errors.ValueMismatchError, match=message):
-        build_model(build_keras_model(), [metric])
-
-
-def test_metrics_that_make_their_variables_late_are_counted() -> None:
-    keras_model = build_keras_model()
-    metric: Any = keras.metrics.F1Score(average="macro", name="f1")
-    model = Model.from_keras(
-        keras_model,
-        loss=keras.losses.MeanSquaredError(),
-        metrics=[metric],
-        label_type=fl.TensorType(np.float32, [None, 3]),
-    )
-    evaluation = build_fed_eval(model)
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(12, 4)).astype(np.float32)
-    y = np.eye(3, dtype=np.float32)[generator.integers(0, 3, 12)]
-    data = [[{"x": x[:5], "y": y[:5]}], [{"x": x[5:], "y": y[5:]}]]
-
-    metrics = evaluation.next(evaluation.initialize(), data)
-
-    metric.update_state(y, keras_model(x))
-    np.testing.assert_allclose(metrics["f1"], metric.result(), rtol=1e-6)
-    assert metrics["f1"] > 0
+    np.testing.assert_equal(keras_model.get_weights(), untrained)
 
 
 def test_model_without_weights_is_refused() -> None:

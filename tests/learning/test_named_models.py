@@ -80,10 +80,15 @@ def test_inputs_have_the_names_of_keys_or_layers(as_dict: bool) -> None:
         ({"loss": "mean_squire"}, "name of a Keras loss"),
         ({"loss": "mse", "metrics": ["acuracy"]}, "name of a Keras metric"),
         ({"loss": "mse", "metrics": "mae"}, "a list of metrics"),
+        ({"loss": "mse", "metrics": [3]}, r"such as keras\.metrics"),
+        (
+            {"loss": "mse", "metrics": [keras.metrics.MeanSquaredError("loss")]},
+            "other names",
+        ),
         ({"loss": 3}, "Expected a Keras Loss"),
     ],
 )
-def test_names_that_keras_lacks_are_refused(
+def test_losses_and_metrics_that_cannot_be_are_refused(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(errors.ValueMismatchError, match=message):

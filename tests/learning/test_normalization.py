@@ -51,8 +51,9 @@ def assert_adapted(moments: Any, pooled: Any, axis: Any) -> None:
     np.testing.assert_allclose(clone(exact), layer(exact), atol=1e-5)  # of float32
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 7, 1000])
-@pytest.mark.parametrize("clients_per_leaf", [1, 3])
+@pytest.mark.parametrize(
+    ("batch_size", "clients_per_leaf"), [(None, 3), (1, 1), (7, 3), (1000, 1)]
+)
 def test_moments_are_those_of_pooled_rows(
     local_contexts: Any, batch_size: int | None, clients_per_leaf: int
 ) -> None:

@@ -4,11 +4,13 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 import ray_fed.errors as errors
-from ray_fed.learning import partition
+from ray_fed.learning import partition, split_by_label
 
 LABELS = np.random.default_rng(0).permutation(np.arange(600) % 6)
 
@@ -16,6 +18,7 @@ BUILDERS: dict[str, Callable[[int], Sequence[Any]]] = {
     "dirichlet": lambda seed: partition.dirichlet(LABELS, 9, 0.5, seed=seed),
     "shards": lambda seed: partition.shards(LABELS, 9, 2, seed=seed),
     "log_normal": lambda seed: partition.log_normal(600, 9, 1.5, seed=seed),
+    "split_by_label": lambda seed: split_by_label(LABELS, 9, 0.5, seed),
 }
 
 
@@ -32,6 +35,27 @@ def test_each_example_goes_to_one_client_by_the_seed(kind: str) -> None:
     assert not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
 
 
+@hypothesis.given(
+    labels=st.lists(st.integers(0, 5), min_size=1, max_size=80),
+    alpha=st.sampled_from([1e-6, 0.1, 1.0, 1e6]),
+    seed=st.integers(0, 2**32),
+    data=st.data(),
+)
+@hypothesis.settings(max_examples=30)
+def test_split_by_label_gives_each_example_to_one_client(
+    labels: list[int], alpha: float, seed: int, data: Any
+) -> None:
+    num_clients = data.draw(st.integers(1, len(labels)))
+
+    parts = split_by_label(np.array(labels), num_clients, alpha, seed)
+
+    sizes = [len(part) for part in parts]
+    assert len(parts) == num_clients
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+
+
 def num_labels(parts: Sequence[Any]) -> float:
     return float(np.mean([len(np.unique(LABELS[part])) for part in parts]))
 
@@ -43,6 +67,8 @@ def test_alpha_says_how_alike_clients_are() -> None:
     assert num_labels(few) < 3.5
     assert num_labels(many) == 6
     assert np.std([len(part) for part in many]) < 5
+    assert num_labels(split_by_label(LABELS, 10, 0.05, 0)) < 4
+    assert num_labels(split_by_label(LABELS, 10, 1e4, 0)) > 5.5  # the last get the rest
 
 
 def test_shards_are_of_few_labels_and_one_size() -> None:
@@ -93,6 +119,9 @@ def test_a_partition_is_drawn(tmp_path: pathlib.Path) -> None:
         (lambda: partition.natural(np.array([1.0, np.nan])), "none missing"),
         (lambda: partition.log_normal(5, 3, -1.0), "`sigma` above 0"),
         (lambda: partition.log_normal(5, 3, 1.0, seed=-1), "`seed`"),
+        (lambda: split_by_label(np.zeros(3), 4, 1.0, 0), "from 1 to 3"),
+        (lambda: split_by_label(np.zeros(3), 0, 1.0, 0), "from 1 to 3"),
+        (lambda: split_by_label(np.zeros(3), 2, 0.0, 0), "`alpha` above 0"),
     ],
 )
 def test_impossible_partitions_are_refused(build: Any, message: str) -> None:

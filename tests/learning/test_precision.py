@@ -10,7 +10,7 @@ import pytest
 from ray_fed import learning
 from ray_fed.learning import LearningProcess, Model
 
-NUM_CLIENTS, ROWS = 2000, 50
+NUM_CLIENTS, ROWS = 200, 500
 """100,000 examples: float16 ends at 65,504."""
 
 ALGORITHMS: dict[str, Callable[[Model], LearningProcess]] = {

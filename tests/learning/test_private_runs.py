@@ -4,15 +4,14 @@ import pathlib
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
-import scipy.stats
 
 import ray_fed.errors as errors
 from ray_fed import learning
 from ray_fed.learning import LearningProcess, Model, aggregators
 from ray_fed.learning.accounting import SampledGaussian, TreeGaussian
 from ray_fed.learning.run_loop import PrivateSampler
+from ray_fed.program import PoissonSampler
 
 NUM_CLIENTS = 12
 
@@ -99,21 +98,13 @@ def test_accountant_says_nothing_of_orders_without_a_bound(
     assert not caplog.records
 
 
-def test_clients_of_a_poisson_sample_take_part_by_themselves() -> None:
+def test_cohorts_are_poisson_samples_of_the_rate_that_noise_is_counted_for() -> None:
     cohorts = PrivateSampler(SampledGaussian(1.0, 1e-5, 0.25), seed=3)
+    plain = PoissonSampler(0.25, seed=3)
 
-    drawn = np.zeros((4000, NUM_CLIENTS), bool)
-    for index, row in enumerate(drawn):
-        row[cohorts.sample(index, NUM_CLIENTS, None)] = True
+    found = [cohorts.sample(index, NUM_CLIENTS, None) for index in range(9)]
 
-    sizes = np.bincount(drawn.sum(axis=1), minlength=NUM_CLIENTS + 1)
-    binomial = scipy.stats.binom.pmf(np.arange(NUM_CLIENTS + 1), NUM_CLIENTS, 0.25)
-    few = slice(7, None)  # too rare, each by itself
-    found = [*sizes[:7], sizes[few].sum()]
-    expected = [*binomial[:7] * 4000, binomial[few].sum() * 4000]
-    assert scipy.stats.chisquare(found, expected).pvalue > 1e-3
-    together = np.corrcoef(drawn.T) - np.eye(NUM_CLIENTS)
-    assert abs(together).max() < 5 / np.sqrt(4000)
+    assert found == [plain.sample(index, NUM_CLIENTS, None) for index in range(9)]
 
 
 def test_each_pass_of_a_tree_has_each_client_once() -> None:

@@ -68,17 +68,16 @@ def test_place_that_may_not_be_written_is_told(read_only: pathlib.Path) -> None:
     assert "Read-only file system" in str(error)
 
 
+def test_file_in_place_of_the_folder_is_told(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    assert "file" in str(fails_before_the_first_round(tmp_path / "file"))
+
+
 def test_disk_that_is_full_is_told(small_disk: pathlib.Path) -> None:
     (small_disk / "others").write_bytes(b"x" * 2**16)
 
     assert "No space left" in str(fails_before_the_first_round(small_disk / "run"))
-
-
-@pytest.mark.slow
-def test_bucket_that_is_not_there_is_told(s3_server: str) -> None:
-    error = fails_before_the_first_round("s3://no-such-bucket/run")
-
-    assert "no-such-bucket" in str(error)
 
 
 @pytest.mark.parametrize("name", ["round_4.zip", "run_0.zip"])

@@ -137,6 +137,7 @@ def run_on_words(context: ExecutionContext, frame: Any) -> Any:
     return [np.asarray(part).tobytes() for part in result.state.weights.trainable]
 
 
+@pytest.mark.slow
 def test_columns_of_strings_train_alike_whatever_their_dtype(
     thread_context: ExecutionContext,
 ) -> None:

@@ -232,40 +232,31 @@ def test_notebook_shows_a_line_and_takes_it_away(cell: Cell) -> None:
     ]
 
 
-def test_elsewhere_each_activity_is_logged_once(
+@pytest.mark.parametrize(
+    ("progress", "terminal", "printed", "logged"),
+    [
+        ("auto", False, "", ["starting [bold]Ray", "joining Ray"]),
+        ("on", False, "ray_fed: starting [bold]Ray\nray_fed: joining Ray\n", []),
+        ("off", True, "", []),
+    ],
+    ids=["logged elsewhere", "printed on demand", "silent where it is off"],
+)
+def test_each_activity_is_told_once_without_a_line(
     caplog: pytest.LogCaptureFixture,
+    progress: Any,
+    terminal: bool,
+    printed: str,
+    logged: list[str],
 ) -> None:
-    console = record(terminal=False)
+    console = record(terminal=terminal)
     caplog.set_level(logging.INFO, "ray_fed")
 
-    with WaitLine.create("auto", console) as line:
-        for activity in ("starting Ray", "starting Ray", "joining Ray"):
+    with WaitLine.create(progress, console) as line:
+        for activity in ("starting [bold]Ray", "starting [bold]Ray", "joining Ray"):
             line.say(activity)
 
-    assert caplog.messages == ["starting Ray", "joining Ray"]
-    assert text_of(console) == ""
-
-
-def test_elsewhere_it_is_printed_on_demand(caplog: pytest.LogCaptureFixture) -> None:
-    console = record(terminal=False)
-    caplog.set_level(logging.INFO, "ray_fed")
-
-    with WaitLine.create("on", console) as line:
-        line.say("starting [bold]Ray")
-
-    assert text_of(console) == "ray_fed: starting [bold]Ray\n"
-    assert caplog.messages == []
-
-
-def test_it_is_silent_where_it_is_off(caplog: pytest.LogCaptureFixture) -> None:
-    console = record(terminal=True)
-    caplog.set_level(logging.INFO, "ray_fed")
-
-    with WaitLine.create("off", console) as line:
-        line.say("starting Ray")
-
-    assert text_of(console) == ""
-    assert caplog.messages == []
+    assert text_of(console) == printed
+    assert caplog.messages == logged
 
 
 @pytest.mark.parametrize(

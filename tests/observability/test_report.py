@@ -2,6 +2,7 @@
 
 import dataclasses
 import xml.etree.ElementTree as ET
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,10 @@ def _report(*subrounds: events.SubroundFinished, seconds: float = 2.0) -> RoundR
     builder.on_event(events.RoundFinished(4, seconds))
     assert builder.last is not None
     return builder.last
+
+
+def html_of(report: Any) -> str:
+    return report._repr_html_()
 
 
 def test_call_aside_is_counted_and_is_not_the_last_one() -> None:
@@ -108,7 +113,7 @@ def test_workers_wait_while_they_have_nothing_to_do() -> None:
 
     assert builder.last is not None
     assert builder.last.waiting == 0.25
-    assert "workers waited 25% of the time" in builder.last._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert "workers waited 25% of the time" in html_of(builder.last)
     assert _report(_subround(0), seconds=0.0).waiting == 0.0
 
 
@@ -123,7 +128,7 @@ def test_report_is_one_line_of_text() -> None:
 def test_html_is_a_table_with_a_row_for_each_subround() -> None:
     report = _report(_subround(0), _subround(1))
 
-    found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    found = ET.fromstring(html_of(report))
 
     rows = found.findall("table/tbody/tr")
     assert found.findtext("table/caption") == str(report)
@@ -137,7 +142,7 @@ def test_html_is_a_table_with_a_row_for_each_subround() -> None:
 def test_html_has_a_bar_for_when_a_subround_ran() -> None:
     report = _report(_subround(0), _subround(2, attempts=2))
 
-    found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    found = ET.fromstring(html_of(report))
 
     bars = [bar.get("style", "") for bar in found.findall(".//td/div/div")]
     assert bars[0].startswith("margin-left:0px;width:20px;")  # 0.25 of 2 s, of 160 px
@@ -153,7 +158,7 @@ def test_html_says_below_what_ran_otherwise_than_asked() -> None:
         }
     )
 
-    found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    found = ET.fromstring(html_of(report))
 
     assert [item.text for item in found.findall("ul/li")] == [
         "read through tf.data: `f`: window",
@@ -164,7 +169,7 @@ def test_html_says_below_what_ran_otherwise_than_asked() -> None:
 def test_html_escapes_what_it_shows() -> None:
     report = _report(_subround(0, worker="<script>alert('&')</script>"))
 
-    text = report._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    text = html_of(report)
 
     assert "<script>" not in text
     assert "&lt;script&gt;alert(&#x27;&amp;&#x27;)&lt;/script&gt;" in text
@@ -210,9 +215,8 @@ def test_html_says_what_moved() -> None:
     builder.on_event(events.RoundFinished(4, 1.0, 2_000_000, 3000))
 
     assert builder.last is not None
-    assert (
-        "2 MB broadcast, 0.003000 MB of clients, 1.500 MB returned"
-        in builder.last._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert "2 MB broadcast, 0.003000 MB of clients, 1.500 MB returned" in html_of(
+        builder.last
     )
 
 
@@ -238,7 +242,7 @@ def test_slower_copy_of_a_straggler_is_told_but_no_retry() -> None:
 def test_html_tells_below_who_had_a_subround_before() -> None:
     report = _report(_with_lost(0, _lost(1, "crash"), attempts=2))
 
-    found = ET.fromstring(report._repr_html_())  # pyright: ignore[reportPrivateUsage]
+    found = ET.fromstring(html_of(report))
 
     (item,) = found.findall("ul/li")
     assert item.text == (

@@ -45,16 +45,12 @@ def test_leaves_cover_the_cohort_in_order(
 
     assert [client for leaf in leaves for client in leaf] == list(range(num_clients))
     assert num_clients == 0 or all(leaves)
+    sizes = [len(leaf) for leaf in leaves]
     if clients_per_leaf is not None:
-        assert all(len(leaf) == clients_per_leaf for leaf in leaves[:-1])
-
-
-@given(st.integers(1, 3000))
-def test_leaves_differ_by_one_client_at_most(num_clients: int) -> None:
-    sizes = {len(leaf) for leaf in merge_tree.cut_leaves(num_clients, None)}
-
-    assert max(sizes) - min(sizes) <= 1
-    assert max(sizes) <= merge_tree.MAX_CLIENTS_PER_LEAF
+        assert all(size == clients_per_leaf for size in sizes[:-1])
+    else:
+        assert max(sizes) - min(sizes) <= 1
+        assert max(sizes) <= merge_tree.MAX_CLIENTS_PER_LEAF
 
 
 @given(st.integers(32, 3000), st.sampled_from([1, 2, 4, 8, 16]))
@@ -68,27 +64,16 @@ def test_each_of_a_power_of_two_of_workers_has_one_subtree(
         assert nodes == [(run.start, run.stop)]
 
 
-def test_empty_cohort_is_one_leaf() -> None:
-    assert merge_tree.cut_leaves(0, None) == [range(0)]
-
-
-@pytest.mark.claim("semantics.70")
+@pytest.mark.claim("semantics.69", "semantics.70")
 @given(st.integers(0, 500), st.integers(1, 60))
-def test_runs_cover_all_items_and_none_is_empty(num_items: int, num_runs: int) -> None:
+def test_runs_take_their_share_of_what_remains_rounded_up(
+    num_items: int, num_runs: int
+) -> None:
     runs = merge_tree.cut_runs(num_items, num_runs)
 
     assert [item for run in runs for item in run] == list(range(num_items))
     assert all(runs)
     assert len(runs) == min(num_items, num_runs)
-
-
-@pytest.mark.claim("semantics.69")
-@given(st.integers(0, 500), st.integers(1, 60))
-def test_run_takes_its_share_of_what_remains_rounded_up(
-    num_items: int, num_runs: int
-) -> None:
-    runs = merge_tree.cut_runs(num_items, num_runs)
-
     for index, run in enumerate(runs):
         remaining = num_items - run.start
         assert len(run) == -(-remaining // (num_runs - index))
@@ -145,28 +130,6 @@ def _nodes(runs: list[range], num_leaves: int) -> list[merge_tree.Subtree]:
     return [n for run in runs for n in merge_tree.subtrees(run.start, run.stop, tree)]
 
 
-@given(_cuts())
-def test_subtrees_of_any_cut_cover_the_leaves_in_order(
-    cut: tuple[int, list[range]],
-) -> None:
-    num_leaves, runs = cut
-
-    nodes = _nodes(runs, num_leaves)
-
-    leaves = [leaf for start, stop in nodes for leaf in range(start, stop)]
-    assert leaves == list(range(num_leaves))
-
-
-@given(_cuts())
-def test_subtrees_are_those_that_their_own_leaves_give(
-    cut: tuple[int, list[range]],
-) -> None:
-    num_leaves, runs = cut
-
-    for node in _nodes(runs, num_leaves):
-        assert merge_tree.subtrees(*node, (0, num_leaves)) == [node]
-
-
 def _fold(partials: list[Any], nodes: list[merge_tree.Subtree]) -> Any:
     """Merge as evaluators do; a merge is written down as a pair."""
     partials = list(partials)
@@ -191,20 +154,12 @@ def test_any_cut_into_runs_gives_the_merge_tree_of_no_cut(
 ) -> None:
     num_leaves, runs = cut
     nodes = _nodes(runs, num_leaves)
+    leaves = [leaf for start, stop in nodes for leaf in range(start, stop)]
+    assert leaves == list(range(num_leaves))
+    assert all(merge_tree.subtrees(*n, (0, num_leaves)) == [n] for n in nodes)
     partials = [_leaves(start, stop) for start, stop in nodes]
 
     merged = _fold(partials, nodes)
-
-    assert merged == _leaves(0, num_leaves)
-
-
-@given(NUM_LEAVES, st.integers(1, 40))
-def test_any_number_of_subrounds_gives_the_merge_tree_of_one(
-    num_leaves: int, num_subrounds: int
-) -> None:
-    nodes = _nodes(merge_tree.cut_runs(num_leaves, num_subrounds), num_leaves)
-
-    merged = _fold([_leaves(start, stop) for start, stop in nodes], nodes)
 
     assert merged == _leaves(0, num_leaves)
 

@@ -18,13 +18,8 @@ def test_same_key_draws_the_same_after_a_trip_to_another_machine() -> None:
     again: random_keys.DrawKey = pickle.loads(pickle.dumps(KEY))
 
     np.testing.assert_array_equal(again.state(b"op"), KEY.state(b"op"))
-
-
-def test_state_has_the_words_of_a_philox_state() -> None:
-    state = KEY.state(b"op")
-
-    assert state.shape == (random_keys.STATE_SIZE,)
-    assert state.dtype == np.int64
+    assert again.state(b"op").shape == (random_keys.STATE_SIZE,)
+    assert again.state(b"op").dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -88,18 +83,14 @@ def test_client_draws_the_same_in_whatever_leaf_it_is() -> None:
     assert states[0] == states[1] == states[2]
 
 
-def test_key_ends_with_its_block() -> None:
+def test_key_ends_with_its_block_also_after_an_error() -> None:
     with random_keys.using(KEY), random_keys.at_local("v1"):
         inside = random_keys.current()
 
     assert inside == random_keys.DrawKey(1, 2, 4, 5, ("v0", "v1"))
     assert random_keys.current() is None
-
-
-def test_key_ends_with_its_block_after_an_error() -> None:
     with pytest.raises(ValueError, match="inside"), random_keys.using(KEY):
         raise ValueError("inside")
-
     assert random_keys.current() is None
 
 

@@ -29,11 +29,7 @@ SEQUENCE = fl.SequenceType(np.int64)
 AT_CLIENTS = fl.FederatedType(SEQUENCE, fl.CLIENTS)
 CLIENT_BYTES = 2**14
 SETTINGS = {"workers": ray_fed.Workers(count=2, client_bytes=CLIENT_BYTES)}
-WAYS = {
-    "local": (),
-    "no kernels": (),
-    "debug": (),
-}
+WAYS = ["local", "no kernels", "debug"]
 
 
 @rtf.computation(SEQUENCE)
@@ -46,12 +42,11 @@ def sum_of_totals(data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(total, data))
 
 
-@pytest.fixture(params=[pytest.param(way, marks=WAYS[way]) for way in WAYS])
-def context(request: pytest.FixtureRequest) -> ExecutionContext:
-    if request.param == "ray":
-        return request.getfixturevalue("ray_contexts")(**SETTINGS)
-    build = request.getfixturevalue("local_contexts")
-    return build(
+@pytest.fixture(params=WAYS)
+def context(
+    request: pytest.FixtureRequest, local_contexts: ContextFactory
+) -> ExecutionContext:
+    return local_contexts(
         **SETTINGS,
         debug=request.param == "debug",
         kernels={"enabled": request.param == "local"},
@@ -127,7 +122,7 @@ EXITS = [
 @pytest.mark.parametrize(
     ("context", "load"),
     [
-        pytest.param(way, load, marks=WAYS[way])
+        (way, load)
         for way in WAYS
         for load in EXITS
         if not (way == "debug" and load is _interrupt)  # on the main thread: Ctrl-C

@@ -157,22 +157,6 @@ def test_parts_of_an_earlier_version_are_read_and_removed() -> None:
     assert names(uri) == []
 
 
-def test_local_version_cut_at_any_hundredth_byte_is_passed_over(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    manager = FileProgramStateManager(f"file://{tmp_path}/states")
-    run(manager.save({**CONTENT, "n": 1}, 1))
-    run(manager.save(CONTENT, 2))
-    path = tmp_path / "states" / "program_state_2.zip"
-    whole = path.read_bytes()
-
-    for length in range(0, len(whole), 100):
-        path.write_bytes(whole[:length])
-        with caplog.at_level(logging.CRITICAL):
-            state, version = run(manager.load_latest(CONTENT))
-        assert (version, state["n"]) == (1, 1)
-
-
 def test_version_with_a_flipped_bit_is_not_loaded() -> None:
     uri = f"memory://flipped/{uuid.uuid4().hex}"
     manager = FileProgramStateManager(uri)

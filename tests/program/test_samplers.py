@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 import ray_fed.errors as errors
 from ray_fed.program import (
@@ -39,36 +40,22 @@ def chi_square(found: Any, expected: Any) -> float:
     return float(((found - expected) ** 2 / expected).sum())
 
 
-def test_poisson_sizes_are_binomial() -> None:
-    sampler, rounds, clients, rate = PoissonSampler(0.3, seed=5), 4000, 12, 0.3
+def test_clients_of_a_poisson_sample_take_part_by_themselves() -> None:
+    rounds, clients, rate = 4000, 12, 0.3
+    sampler = PoissonSampler(rate, seed=5)
 
-    sizes = [len(sampler.sample(index, clients, None)) for index in range(rounds)]
+    drawn = np.zeros((rounds, clients))
+    for index in range(rounds):
+        drawn[index, sampler.sample(index, clients, None)] = 1
 
-    k = np.arange(clients + 1)
-    ways = np.array([1.0] + [0.0] * clients)
-    for _ in range(clients):  # the distribution of one more client
-        ways = np.append(
-            ways[:1] * (1 - rate), ways[1:] * (1 - rate) + ways[:-1] * rate
-        )
-    expected = rounds * ways
-    found = np.bincount(sizes, minlength=clients + 1).astype(float)
-    tail = k >= 8  # cells of at least five
-    found = np.append(found[~tail], found[tail].sum())
-    expected = np.append(expected[~tail], expected[tail].sum())
-    assert expected.min() > 5
+    sizes = np.bincount(drawn.sum(1).astype(int), minlength=clients + 1)
+    binomial = rounds * scipy.stats.binom.pmf(np.arange(clients + 1), clients, rate)
+    found = np.array([*sizes[:8], sizes[8:].sum()])  # each rare one beside others
+    expected = np.array([*binomial[:8], binomial[8:].sum()])
     assert chi_square(found, expected) < 26.1  # 8 degrees of freedom, 0.001
-
-
-def test_poisson_draws_clients_apart() -> None:
-    sampler = PoissonSampler(0.5, seed=1)
-    drawn = np.zeros((2000, 4))
-
-    for index in range(2000):
-        drawn[index, sampler.sample(index, 4, None)] = 1
-
-    together = np.corrcoef(drawn.T) - np.eye(4)
-    assert np.abs(together).max() < 0.08
-    assert np.abs(drawn.mean(0) - 0.5).max() < 0.05
+    together = np.corrcoef(drawn.T) - np.eye(clients)
+    assert np.abs(together).max() < 5 / np.sqrt(rounds)
+    assert np.abs(drawn.mean(0) - rate).max() < 0.05
 
 
 def test_uniform_draws_every_set_alike() -> None:

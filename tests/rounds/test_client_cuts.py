@@ -74,6 +74,12 @@ def test_cohort_must_be_a_sequence(arg: Any) -> None:
         pytest.param((), fl.StructType([]), (), id="empty struct"),
         pytest.param(None, None, None, id="no argument"),
         pytest.param(
+            StoredClients("key", 10, 20),
+            AT_CLIENTS,
+            StoredClients("key", 11, 13),
+            id="stored clients",
+        ),
+        pytest.param(
             ([1, 2, 3, 4], (7, [5, 6, 7, 8])),
             NESTED,
             ([2, 3], (7, [6, 7])),
@@ -91,12 +97,6 @@ def test_slice_takes_the_values_of_some_clients(
     arg: Any, type_spec: fl.Type | None, expected: Any
 ) -> None:
     assert slice_clients(arg, type_spec, range(1, 3)) == expected
-
-
-def test_slice_of_stored_clients_reads_nothing() -> None:
-    sliced = slice_clients(StoredClients("key", 10, 20), AT_CLIENTS, range(2, 5))
-
-    assert sliced == StoredClients("key", 12, 15)
 
 
 @pytest.mark.parametrize(
@@ -236,12 +236,7 @@ def test_subrounds_are_cut_for_the_workers_that_they_may_have(
     assert [len(chunks) for chunks in cut.chunks] == num_chunks
     for run, chunks in zip(cut.runs, cut.chunks, strict=True):
         assert [leaf for chunk in chunks for leaf in chunk] == list(run)
-
-
-def test_subrounds_that_do_not_spread_are_one_chunk() -> None:
-    cut = cut_for(4, 2, spreads=False)
-
-    assert cut.chunks == ((range(4),), (range(4, 8),))
+    assert cut_for(4, 2, spreads=False).chunks == ((range(4),), (range(4, 8),))
 
 
 def test_partials_are_those_of_chunks() -> None:

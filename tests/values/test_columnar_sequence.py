@@ -22,15 +22,12 @@ def test_fixed_shapes_are_stacked_without_splits() -> None:
     assert column.rows.shape == (4, 2, 3)
     assert column.rows.dtype == np.float32
     np.testing.assert_array_equal(column[3], tensors[3])
-
-
-def test_scalars_become_one_vector() -> None:
-    column = columnar_sequence.lay_column(
-        [np.int64(3), np.int64(5)], np.dtype(np.int64), ()
+    assert column.batch_size is None
+    scalars = columnar_sequence.lay_column(
+        [np.int64(3), np.int64(5)], np.dtype("i8"), ()
     )
-
-    assert column.splits is None
-    np.testing.assert_array_equal(column.rows, np.array([3, 5], np.int64))
+    assert scalars.splits is None
+    np.testing.assert_array_equal(scalars.rows, np.array([3, 5], np.int64))
 
 
 def test_unknown_leading_dimension_is_concatenated_with_splits() -> None:
@@ -62,12 +59,8 @@ def test_other_unknown_dimensions_keep_each_tensor(
     assert column.splits is None
     assert column.rows.dtype == object
     assert [column[index].shape for index in range(2)] == [(2, 3), (2, 1)]
-
-
-def test_scalar_of_unknown_rank_keeps_its_dtype() -> None:
-    column = columnar_sequence.lay_column([np.float32(2)], FLOAT32, None)
-
-    assert np.asarray(column[0]).dtype == np.float32
+    scalar = columnar_sequence.lay_column([np.float32(2)], FLOAT32, None)[0]
+    assert np.asarray(scalar).dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -148,10 +141,6 @@ def test_batch_size_is_that_of_all_but_the_last(
     assert column.batch_size == expected
 
 
-def test_batch_size_of_stacked_elements_is_none() -> None:
-    assert columnar_sequence.lay_column([np.float32(1)], FLOAT32, ()).batch_size is None
-
-
 def test_rows_yield_one_tuple_an_element() -> None:
     images = columnar_sequence.lay_column(
         [np.zeros(2, np.float32), np.ones(2, np.float32)], FLOAT32, (2,)
@@ -164,13 +153,7 @@ def test_rows_yield_one_tuple_an_element() -> None:
 
     assert [element[0].tolist() for element in elements] == [[0, 0], [1, 1]]
     assert [element[1] for element in elements] == [7, 8]
-
-
-def test_rows_of_elements_without_tensors_keep_their_length() -> None:
-    laid = columnar_sequence.ColumnarSequence((), 3)
-
-    assert len(laid) == 3
-    assert list(laid) == [(), (), ()]
+    assert list(columnar_sequence.ColumnarSequence((), 3)) == [(), (), ()]
 
 
 def test_num_bytes_counts_rows_and_splits() -> None:

@@ -83,9 +83,8 @@ KINDS = pytest.mark.parametrize("kind", [_iterable, _dataset])
 @CASES
 @pytest.mark.parametrize(
     ("kind", "length"),
-    [(kind, length) for kind in (_iterable, _dataset) for length in (0, 65)]
     # Past the first step of the most elements: 4,096 of an iterable, 64 of a dataset.
-    + [(_iterable, 10_000), (_dataset, 1_000)],
+    [(_iterable, 0), (_iterable, 10_000), (_dataset, 0), (_dataset, 200)],
 )
 def test_every_element_is_read_in_order(kind: Any, case: str, length: int) -> None:
     make, type_spec = ELEMENTS[case]

@@ -261,37 +261,30 @@ def build_normalised(layer: Any) -> Model:
     return Model.from_keras(keras_model, loss="mse")
 
 
-REFUSED = {
-    "sum",
-    "weighted sum",
-    "clipped sum",
-    "secure_mean",
-    "dp_mean",
-    "dp_ftrl_mean",
-}
+REFUSED = ["sum", "weighted sum", "clipped sum", "secure_mean", "dp_mean",
+           "dp_ftrl_mean"]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [*sorted(REFUSED), pytest.param("quantized", marks=pytest.mark.slow)]
-)
-def test_variances_of_batch_normalisation_are_averaged_or_refused(name: str) -> None:
-    made = AGGREGATORS[name]
+def test_variances_of_batch_normalisation_are_no_sums_and_have_no_noise() -> None:
     model = build_normalised(keras.layers.BatchNormalization(momentum=0.5))
 
-    def build(aggregator: Aggregator) -> Any:
-        return build_fed_avg(model, keras.optimizers.SGD(0.1), aggregator=aggregator)
-
-    if name in REFUSED:
+    for name in REFUSED:
         with pytest.raises(
             errors.ValueMismatchError, match="found 2, such as those of BatchNorm"
         ):
-            build(made)
-        return
+            build_fed_avg(model, "sgd", aggregator=AGGREGATORS[name])
+
+
+@pytest.mark.slow
+def test_variances_of_batch_normalisation_are_averaged() -> None:
+    model = build_normalised(keras.layers.BatchNormalization(momentum=0.5))
     # Variances of features: from 1e-4, where that of before is 1, to 1e4.
     scales = np.array([0.01, 1, 100], np.float32)
     x = np.random.default_rng(0).normal(size=(3, 8, 3)).astype(np.float32) * scales
     clients = [[{"x": rows, "y": rows[:, 1]}] for rows in x]
-    process = build(made)
+    process = build_fed_avg(
+        model, keras.optimizers.SGD(0.1), aggregator=AGGREGATORS["quantized"]
+    )
     state = process.initialize()
     variances = np.ones(3)
     for _ in range(8):
@@ -331,13 +324,9 @@ def test_constants_of_layers_are_neither_averaged_nor_refused() -> None:
         (lambda: aggregators.median(max_clients=0), "`max_clients`"),
         (lambda: aggregators.trimmed_mean(0.5, max_clients=2), "`trimmed_share`"),
         (lambda: aggregators.quantized(0), "`bits`"),
-        (lambda: aggregators.quantized(None), "`bits`"),  # pyright: ignore[reportArgumentType]
-        (lambda: aggregators.clipped("a"), "`norm` above 0"),  # pyright: ignore[reportArgumentType]
         (lambda: aggregators.clipped(np.inf), "`norm` above 0 and finite"),
-        (lambda: aggregators.median(max_clients=2.5), "`max_clients`"),  # pyright: ignore[reportArgumentType]
         (lambda: aggregators.secure_mean(bound=np.inf), "`bound`"),
         (lambda: aggregators.sparsified(0), "`share`"),
-        (lambda: aggregators.secure_mean(bound=0), "`bound`"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -1,4 +1,3 @@
-import functools
 from typing import Any
 
 import dp_accounting
@@ -149,60 +148,42 @@ def test_training_with_noise_spends_by_the_rounds_of_its_state(
     assert not np.array_equal(again.weights.trainable[0], state.weights.trainable[0])
 
 
-def _build_dp_mean(*arguments: Any, **options: Any) -> Any:
-    return aggregators.dp_mean(*arguments, **options)
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((np.inf, 1.0, 2, 10, 1e-5), "`clip_norm` above 0 and finite"),
+        ((True, 1.0, 2, 10, 1e-5), "`clip_norm` above 0"),
+        ((1.0, 0.0, 2, 10, 1e-5), "`noise_multiplier` above 0"),
+        ((1.0, np.inf, 2, 10, 1e-5), "`noise_multiplier` above 0 and"),
+        ((1.0, 1.0, 20, 10, 1e-5), "`clients_per_round` as a whole .* from 1 to 10"),
+        ((1.0, 1.0, 2.5, 10, 1e-5), "`clients_per_round` as a whole"),
+        ((1.0, 1.0, 2, np.inf, 1e-5), "`num_clients` as a whole"),
+        ((1.0, 1.0, 2, 10, "a"), "`delta` above 0"),
+        ((1.0, 1.0, 2, 10, 1e-5, 2**31), "`seed` as a whole"),
+        ((1.0, 1.0, 2, 10, 1e-5, None), "`seed` as a whole"),
+    ],
+    ids=str,
+)
+def test_settings_without_a_guarantee_are_refused(arguments: Any, match: str) -> None:
+    *settings, seed = arguments if len(arguments) == 6 else (*arguments, 0)
+
+    with pytest.raises(errors.ConfigError, match=match):
+        aggregators.dp_mean(*settings, seed=seed)
 
 
 @pytest.mark.parametrize(
     ("build", "match"),
     [
-        pytest.param(
-            lambda: aggregators.dp_mean(np.inf, 1.0, 2, 10, 1e-5),
-            "`clip_norm` above 0 and finite",
-            id="no bound",
-        ),
-        pytest.param(
-            lambda: aggregators.dp_mean(1.0, 0.0, 2, 10, 1e-5),
-            "`noise_multiplier` above 0",
-            id="no noise",
-        ),
-        pytest.param(
-            lambda: aggregators.dp_mean(1.0, 1.0, 20, 10, 1e-5),
-            "`clients_per_round` as a whole number from 1 to 10",
-            id="more than all clients",
-        ),
-        *(
-            pytest.param(
-                functools.partial(_build_dp_mean, *arguments, **options),
-                match,
-                id=f"{match} {arguments} {options}",
-            )
-            for arguments, options, match in [
-                ((1.0, np.inf, 2, 10, 1e-5), {}, "`noise_multiplier` above 0 and"),
-                ((1.0, "a", 2, 10, 1e-5), {}, "`noise_multiplier` above 0 and"),
-                ((1.0, 1.0, 2, np.inf, 1e-5), {}, "`num_clients` as a whole"),
-                ((1.0, 1.0, 2.5, 10, 1e-5), {}, "`clients_per_round` as a whole"),
-                ((1.0, 1.0, 2, 10, "a"), {}, "`delta` above 0"),
-                ((True, 1.0, 2, 10, 1e-5), {}, "`clip_norm` above 0"),
-                ((1.0, 1.0, 2, 10, 1e-5), {"seed": -1}, "`seed` as a whole"),
-                ((1.0, 1.0, 2, 10, 1e-5), {"seed": 2**31}, "`seed` as a whole"),
-                ((1.0, 1.0, 2, 10, 1e-5), {"seed": None}, "`seed` as a whole"),
-            ]
-        ),
-        pytest.param(
-            lambda: aggregators.dp_ftrl_mean(1.0, 1.0, 2, 10, 1.0),
-            "`delta`",
-            id="no guarantee",
-        ),
-        pytest.param(
+        (lambda: aggregators.dp_ftrl_mean(1.0, 1.0, 2, 10, 1.0), "`delta`"),
+        (
             lambda: aggregators.clipped(
                 aggregators.AdaptiveNorm(),
                 aggregators.dp_mean(1.0, 1.0, 2, 10, 1e-5),
             ).build(UPDATE_TYPE, WEIGHT_TYPE),
             "fixed bound",
-            id="a bound that adapts without noise",
         ),
     ],
+    ids=["no guarantee", "a bound that adapts without noise"],
 )
 def test_what_breaks_the_guarantee_is_refused(build: Any, match: str) -> None:
     with pytest.raises(errors.ConfigError, match=match):
