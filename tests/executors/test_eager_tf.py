@@ -80,7 +80,7 @@ def executor() -> Iterator[EagerTFExecutor]:
     executor.close()
 
 
-def embed(executor: EagerTFExecutor, value: Any, type_spec: Any = None) -> EagerValue:
+def embed(executor: flf.Executor, value: Any, type_spec: Any = None) -> Any:
     return asyncio.run(executor.create_value(value, type_spec))
 
 
