@@ -936,8 +936,8 @@ A_FEW = (
 )
 """One case of each family of intrinsics, and of the verbs of an executor.
 
-`direct`, three leaves, Ray and `create_context` run every case. A way that is made of
-the same parts, differently set, runs these: they reach each of its parts.
+Three leaves and `create_context` run every case. A way that is made of the same parts,
+differently set, runs these: they reach each of its parts.
 """
 
 

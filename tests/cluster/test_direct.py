@@ -207,11 +207,11 @@ class TestAWorkerThatIsKilled:
         assert bits(asyncio.run(placed.compute())) == bits(before)
 
     def test_more_often_than_its_budget_fails_the_work(self) -> None:
-        config = ray_fed.Config(workers=TWO_WORKERS, retry=ray_fed.Retry(crash=0))
+        config = ray_fed.Config(workers=1, retry=ray_fed.Retry(crash=0))
         with RayExecutorFactory(config) as factory:
             executor = factory.create_executor({fl.CLIENTS: NUM_CLIENTS})
             placed, _ = asyncio.run(evaluate(executor, draw))
-            os.kill(pid_of(factory, 1), 9)
+            os.kill(pid_of(factory, 0), 9)
 
             with pytest.raises(
                 errors.RetryBudgetError, match="most 0 failures of crash"

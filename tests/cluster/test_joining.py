@@ -117,10 +117,10 @@ def test_nothing_that_listens_is_no_ray(use: Use, address: str) -> None:
     "address",
     ["ray://", "ray:// ", "ray://:10001", "ray://localhost", "ray://h:port", " ", ":1"],
 )
-@pytest.mark.parametrize("use", [inventory.read_inventory, join_as_init])
-def test_address_without_a_host_or_port_is_refused(use: Use, address: str) -> None:
-    with pytest.raises(errors.ClusterError, match="Expected the host and the port"):
-        use(address)
+def test_address_without_a_host_or_port_is_refused(address: str) -> None:
+    for use in (inventory.read_inventory, join_as_init):
+        with pytest.raises(errors.ClusterError, match="Expected the host and the port"):
+            use(address)
 
 
 @pytest.mark.parametrize("address", [None, "auto"])

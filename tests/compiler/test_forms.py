@@ -516,7 +516,7 @@ def contexts() -> Iterator[list[ExecutionContext]]:
                 kept_bytes=kept_bytes,
             )
         )
-        for count, kept_bytes in [(1, some), (2, 0), (3, 40), (3, some), (7, some)]
+        for count, kept_bytes in [(1, some), (2, 0), (3, 40), (7, some)]
     ]
     yield built
     for context in built:

@@ -5,8 +5,7 @@ Stacks of executors run the same cases in `executors/test_contract`.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import federated_language as fl
@@ -23,33 +22,23 @@ ContextFactory = Callable[..., ExecutionContext]
 ContextFor = Callable[[str, int], ExecutionContext]
 
 IN_SUBROUNDS = {"workers": 2, "subrounds": 3}
-AT_ONCE = {"workers": 1, "clients_per_leaf": 4}
-INTERPRETED = {"kernels": {"enabled": False}}
 
 WAYS: Mapping[str, Mapping[str, Any]] = {
     "kernels in subrounds": IN_SUBROUNDS,
-    "vectorised kernels": AT_ONCE | {"kernels": {"vectorised_clients": 2}},
-    "compiled kernels": AT_ONCE | {"kernels": {"jit": "on"}},
-    "interpreter in subrounds": IN_SUBROUNDS | INTERPRETED,
-    "debugging": {"debug": True},
+    "vectorised kernels": {
+        "workers": 1,
+        "clients_per_leaf": 4,
+        "kernels": {"vectorised_clients": 2},
+    },
+    "interpreter in subrounds": IN_SUBROUNDS | {"kernels": {"enabled": False}},
 }
+"""`worker/test_shaped_leaves` has more of what is vectorised, and what is compiled."""
 
-IN_FULL = {("kernels in subrounds", 4)}
+IN_FULL = ("kernels in subrounds", 4)
 """The way and number of clients that run every case; the others run `A_FEW`.
 
-It is what users have. `worker/test_shaped_leaves` has what is vectorised and compiled;
-the other ways are made of parts that the stacks of executors have too.
+It is what users have. Other ways are made of parts that stacks of executors have too.
 """
-
-BY_DEFAULT = {
-    ("kernels in subrounds", 0),
-    ("kernels in subrounds", 4),
-    ("interpreter in subrounds", 4),
-}
-"""Ways and numbers of clients on threads; the slow tests have the others."""
-
-BY_DEFAULT_ON_RAY = {("kernels in subrounds", 4), ("kernels in subrounds", 0)}
-"""The same on Ray, which runs `A_FEW`: workers run the code of threads."""
 
 INTERPRETED_FOR = {
     "`ray_fed_check_maximum` at clients",
@@ -74,24 +63,12 @@ def local_context_for() -> Iterator[ContextFor]:
         yield build
 
 
-def cases(
-    ways: Iterable[str],
-    by_default: AbstractSet[tuple[str, int]],
-    in_full: AbstractSet[tuple[str, int]],
-) -> list[Any]:
-    return [
-        pytest.param(
-            way,
-            name,
-            num_clients,
-            id=f"{way}-{name}-{num_clients} clients",
-            marks=[pytest.mark.slow] * ((way, num_clients) not in by_default),
-        )
-        for way in ways
-        for num_clients in (0, 4)
-        for name in (CASES if (way, num_clients) in in_full else A_FEW)
-        if num_clients or not CASES[name].needs_clients
-    ]
+def cases() -> Iterator[Any]:
+    for way, num_clients in [("kernels in subrounds", 0), *((way, 4) for way in WAYS)]:
+        for name in CASES if (way, num_clients) == IN_FULL else A_FEW:
+            if num_clients or not CASES[name].needs_clients:
+                given = f"{way}-{name}-{num_clients} clients"
+                yield pytest.param(way, name, num_clients, id=given)
 
 
 def check(context: ExecutionContext, name: str, num_clients: int) -> None:
@@ -110,9 +87,7 @@ def check(context: ExecutionContext, name: str, num_clients: int) -> None:
     assert told <= {None, *INTERPRETED_FOR}
 
 
-@pytest.mark.parametrize(
-    ("way", "name", "num_clients"), cases(WAYS, BY_DEFAULT, IN_FULL)
-)
+@pytest.mark.parametrize(("way", "name", "num_clients"), [*cases()])
 def test_computes_what_numpy_says(
     local_context_for: ContextFor, way: str, name: str, num_clients: int
 ) -> None:
@@ -124,16 +99,14 @@ def test_computes_what_numpy_says(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("way", "name", "num_clients"),
-    cases(["kernels in subrounds"], BY_DEFAULT_ON_RAY, set()),
-)
+@pytest.mark.parametrize("name", A_FEW)
 def test_computes_what_numpy_says_on_ray(
-    ray_contexts: ContextFactory, way: str, name: str, num_clients: int
+    ray_contexts: ContextFactory, name: str
 ) -> None:
-    context = ray_contexts(default_num_clients=num_clients, **WAYS[way])
+    """Workers run the code of threads."""
+    context = ray_contexts(default_num_clients=4, **IN_SUBROUNDS)
 
-    check(context, name, num_clients)
+    check(context, name, 4)
 
 
 @pytest.fixture(scope="module")
@@ -154,12 +127,7 @@ def documented_context() -> Iterator[framework.MergeableCompExecutionContext]:
 
 @pytest.mark.parametrize(
     ("name", "num_clients"),
-    [
-        (name, n)
-        for name in A_FEW
-        for n in (0, 1, 4)
-        if n or not CASES[name].needs_clients
-    ],
+    [(name, n) for name in A_FEW for n in (0, 4) if n or not CASES[name].needs_clients],
 )
 def test_computes_what_numpy_says_in_the_documented_context(
     documented_context: Any, name: str, num_clients: int

@@ -288,12 +288,8 @@ CASES: dict[str, Case] = {
     "secure select": Case(selected_by(fl.federated_secure_select), by_client=2),
 }
 EACH_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-BACKENDS = [
-    ("local", True),
-    ("local", False),
-]
-"""Where work runs, and whether in kernels."""
-IDS = ["kernels", "builder"]
+ON_RAY = ("aggregate, all but zero", "two stages", "sequences at clients", "select")
+"""Of each kind of evaluation one: workers run the code of threads."""
 
 
 def draws(context: Any, case: Case) -> list[float]:
@@ -304,36 +300,22 @@ def draws(context: Any, case: Case) -> list[float]:
     return [float(number) for number in np.concatenate(leaves) if number]
 
 
-def check_distinct(context: Any, case: Case, num_leaves: int) -> None:
+def check_distinct(context: Any, case: Case, num_leaves: int) -> list[list[float]]:
+    """Return what two calls drew, all of it distinct."""
     calls = [draws(context, case) for _ in range(2)]
 
     count = case.count(num_leaves)
     assert [len(found) for found in calls] == [count, count]
     assert len({*calls[0], *calls[1]}) == 2 * count
-
-
-@pytest.fixture(params=BACKENDS, ids=IDS)
-def context(request: pytest.FixtureRequest) -> ExecutionContext:
-    backend, kernels = request.param
-    build: ContextFactory = request.getfixturevalue(f"{backend}_contexts")
-    return build(
-        workers=2, subrounds=3, clients_per_leaf=LEAF, kernels={"enabled": kernels}
-    )
+    return calls
 
 
 @EACH_CASE
-def test_each_evaluation_draws_another_number(
-    context: ExecutionContext, case: Case
-) -> None:
-    check_distinct(context, case, NUM_CLIENTS // LEAF)
-
-
-@EACH_CASE
-def test_draws_depend_on_neither_workers_subrounds_nor_kernels(
+def test_each_evaluation_draws_another_number_whatever_runs_it(
     local_contexts: ContextFactory, case: Case
 ) -> None:
     found = [
-        draws(
+        check_distinct(
             local_contexts(
                 workers=workers,
                 subrounds=subrounds,
@@ -341,6 +323,7 @@ def test_draws_depend_on_neither_workers_subrounds_nor_kernels(
                 kernels={"enabled": kernels},
             ),
             case,
+            NUM_CLIENTS // LEAF,
         )
         for workers, subrounds, kernels in ((1, 1, True), (3, 4, False))
     ]
@@ -356,10 +339,10 @@ def test_draws_on_ray_are_those_of_one_process(
     local = local_contexts(workers=1, clients_per_leaf=LEAF)
     context = ray_contexts(workers=2, subrounds=4, clients_per_leaf=LEAF)
 
-    for index, case in enumerate(CASES.values()):
+    for index, name in enumerate(ON_RAY):
         for other in (context, local):
             other.resume_at(index)
-        assert draws(context, case) == draws(local, case)
+        assert draws(context, CASES[name]) == draws(local, CASES[name])
 
 
 class Killer:

@@ -15,16 +15,11 @@ LEAST = 1e-3
 independent. The seed is fixed: what passes once, always passes."""
 
 
-NUM_CLIENTS = {"interpreter": 1000}
-"""Where that is not the default: the interpreter takes ten times as long a client."""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("way", ["kernels", "vectorised"])
-def test_draws_of_many_clients_are_independent(way: str) -> None:
-    num_clients = NUM_CLIENTS.get(way, draw_statistics.NUM_CLIENTS)
-    table = draw_statistics.statistics(draw_statistics.sample(way, num_clients))
+def test_draws_of_many_clients_are_independent() -> None:
+    sampled = draw_statistics.sample("kernels", draw_statistics.NUM_CLIENTS)
+    table = draw_statistics.statistics(sampled)
 
     assert {row.statistic: row.least for row in table if row.least < LEAST} == {}
 

@@ -104,10 +104,9 @@ def test_bits_do_not_depend_on_the_cut_locally(
 def test_bits_on_ray_equal_local_ones(
     ray_contexts: ContextFactory,
     expected_bits: dict[str, bytes],
-    num_workers: int,
     subrounds: int,
 ) -> None:
-    context = ray_contexts(workers=num_workers, subrounds=subrounds)
+    context = ray_contexts(workers=2, subrounds=subrounds)
 
     result = context.invoke(one_round, [client_data(), MODEL])
 
@@ -200,11 +199,13 @@ def test_mean_over_no_clients_is_a_clear_error(context: ExecutionContext) -> Non
     ],
 )
 def test_bad_argument_is_refused_and_leaves_the_context_usable(
-    context: ExecutionContext,
+    local_contexts: ContextFactory,
     argument: Any,
     error: type[Exception],
     message: str,
 ) -> None:
+    context = local_contexts(workers=2, subrounds=4)
+
     with pytest.raises(error, match=message):
         context.invoke(one_round, argument)
 
@@ -213,8 +214,10 @@ def test_bad_argument_is_refused_and_leaves_the_context_usable(
 
 @pytest.mark.claim("semantics.64")
 def test_client_arguments_of_different_lengths_are_refused(
-    context: ExecutionContext,
+    local_contexts: ContextFactory,
 ) -> None:
+    context = local_contexts(workers=2, subrounds=4)
+
     @fl.federated_computation(AT_CLIENTS, AT_CLIENTS)
     def sums(left: Any, right: Any) -> Any:
         return fl.federated_sum(left), fl.federated_sum(right)

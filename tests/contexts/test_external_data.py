@@ -223,7 +223,8 @@ def test_protocols_are_opened_where_they_are_named(
     data = rtf.data(f"simplecache::file://{write(3)[2]}", NUMBERS)
 
     def invoke(**named: Any) -> Any:
-        context = contexts(workers=2, subrounds=2, **settings, **named)
+        workers = 1 if named else 2  # a pool of its own, or that of other tests
+        context = contexts(workers=workers, subrounds=2, **settings, **named)
         try:
             return context.invoke(both_totals, ([data, [np.float32(4)]], data))
         finally:

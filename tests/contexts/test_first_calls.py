@@ -167,7 +167,7 @@ def test_context_tells_of_the_first_call_alone(
 def test_first_call_on_ray_tells_of_workers(
     recorder: Recorder, ray_contexts: Any
 ) -> None:
-    own_pool = ray_fed.Workers(count=2, client_bytes=2**27)
+    own_pool = ray_fed.Workers(count=1, client_bytes=2**27)
     context = ray_contexts(workers=own_pool)
     context.subscribe(recorder)
 
@@ -178,5 +178,5 @@ def test_first_call_on_ray_tells_of_workers(
     result = context.invoke(total, [2.0, 4.0])
 
     assert result == 3.0
-    assert "starting 2 workers: TensorFlow" in recorder.activities
+    assert "starting 1 worker: TensorFlow" in recorder.activities
     assert recorder.activities[-1] == ""

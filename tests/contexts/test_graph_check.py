@@ -118,12 +118,11 @@ def test_this_process_runs_its_own(local_contexts: ContextFactory, work: Any) ->
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("work", [_numpy, _in_dataset], ids=["numpy", "dataset"])
-def test_workers_run_none(ray_contexts: ContextFactory, work: Any) -> None:
+def test_workers_run_none(ray_contexts: ContextFactory) -> None:
     context = ray_contexts(workers=2)
     data = ClientData.from_function(range(4), _load, SEQUENCE)
     loaded = context.invoke(_totals, data)  # a Python function in each worker's table
-    comp = _sum_of(rtf.computation(work, np.int32))
+    comp = _sum_of(rtf.computation(_in_dataset, np.int32))
 
     with pytest.raises(errors.UnsupportedError, match="Python functions"):
         context.invoke(comp, [0, 0])

@@ -95,7 +95,7 @@ def test_no_step_of_preparing_a_graph_grows_faster_than_the_graph() -> None:
     run_round(2)  # what is done once
 
     small, middle, large = (
-        count_calls(lambda size=size: run_round(size)) for size in (10, 20, 40)
+        count_calls(lambda size=size: run_round(size)) for size in (6, 12, 24)
     )
 
     assert 1.8 < (large - middle) / (middle - small) < 2.2

@@ -1,4 +1,4 @@
-"""Selection and secure sums through compiled forms, on every backend."""
+"""Selection and secure sums through compiled forms, and on the debugging stack."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -47,18 +47,17 @@ def sum_of_four_bits(values: Any) -> Any:
     return fl.federated_secure_sum_bitwidth(values, 4)
 
 
-@pytest.fixture(
-    params=["local", "debugging", pytest.param("ray", marks=pytest.mark.ray)]
-)
-def invoke(request: pytest.FixtureRequest) -> Iterator[Invoke]:
+@pytest.fixture(params=["local", "debugging"])
+def invoke(
+    request: pytest.FixtureRequest, local_contexts: ContextFactory
+) -> Iterator[Invoke]:
     if request.param == "debugging":
         factory = thread_debugging_executor_factory()
         yield fl.framework.SyncExecutionContext(factory).invoke
         for number in range(4):
             factory.clean_up_executor({fl.CLIENTS: number})
         return
-    contexts: ContextFactory = request.getfixturevalue(f"{request.param}_contexts")
-    yield contexts(workers=2, subrounds=3).invoke
+    yield local_contexts(workers=2, subrounds=3).invoke
 
 
 @pytest.mark.claim("semantics.56", "semantics.57")

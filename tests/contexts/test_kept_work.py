@@ -113,8 +113,15 @@ def build(request: pytest.FixtureRequest) -> ContextFactory:
     return make
 
 
-@EACH_BACKEND
-@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
+@pytest.mark.parametrize(
+    ("build", "enabled"),
+    [
+        ("local", True),
+        ("local", False),
+        pytest.param("ray", True, marks=pytest.mark.ray),
+    ],
+    indirect=["build"],
+)
 def test_each_client_does_its_work_once(
     build: ContextFactory, tmp_path: pathlib.Path, enabled: bool
 ) -> None:

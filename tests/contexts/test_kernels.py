@@ -382,13 +382,8 @@ def test_each_case_has_an_oracle() -> None:
     assert BY_NUMPY.keys() | WITH_DRAWS.keys() == CASES.keys() - {"shuffled sequence"}
 
 
-@pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreter"])
-def test_results_are_those_of_numpy(
-    local_contexts: ContextFactory, enabled: bool
-) -> None:
-    context = local_contexts(
-        workers=1, clients_per_leaf=3, kernels={"enabled": enabled}
-    )
+def test_results_are_those_of_numpy(local_contexts: ContextFactory) -> None:
+    context = local_contexts(workers=1, clients_per_leaf=3)
 
     for case, expected in BY_NUMPY.items():
         comp, args = CASES[case]
@@ -496,18 +491,6 @@ def test_kernel_on_ray_has_the_bits_of_the_local_one(
     local = local_contexts(workers=1, clients_per_leaf=2)
     assert found == [call(local, comp, args) for _ in range(2)]
     assert kernel_leaves(context) == 4
-
-
-@pytest.mark.ray
-def test_client_that_raises_on_ray_is_named(ray_contexts: ContextFactory) -> None:
-    data = vectors()
-    data[3] = data[3] + 100.0
-    context = ray_contexts(workers=2, subrounds=2, clients_per_leaf=2)
-
-    with pytest.raises(errors.ComputationError) as raised:
-        context.invoke(summed(checked), data)
-
-    assert raised.value.location.client_index == 3
 
 
 @rtf.computation(VECTOR)
@@ -651,19 +634,6 @@ def test_rule_depends_on_the_cohort_and_not_on_a_short_last_leaf(
 
     assert context.last_report is not None
     assert [found.jit for found in context.last_report.jit_decisions] == [True]
-
-
-def test_work_that_raises_under_the_rule_names_its_client(
-    local_contexts: ContextFactory,
-) -> None:
-    data = vectors()
-    data[2] = data[2] + 100.0
-    context = local_contexts(workers=1, kernels={"jit": "auto"})
-
-    with pytest.raises(errors.ComputationError, match="too large") as raised:
-        context.invoke(summed(checked), data)
-
-    assert raised.value.location.client_index == 2
 
 
 def test_empty_cohort_decides_nothing_of_xla(local_contexts: ContextFactory) -> None:

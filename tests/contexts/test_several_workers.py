@@ -101,58 +101,52 @@ def pid_data() -> ClientData:
     return ClientData.from_function(ids_of(), own_pid, fl.TensorType(np.int64))
 
 
-@pytest.fixture(scope="session", params=[2])
-def num_workers(request: pytest.FixtureRequest) -> int:
-    return request.param
-
-
+NUM_WORKERS = 2
 INDICES = [np.int64(index) for index in range(NUM_CLIENTS)]
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "interpreter"])
 def test_all_workers_run_clients_of_one_subround(
     ray_contexts: ContextFactory,
-    num_workers: int,
     kernels: bool,
 ) -> None:
     context = ray_contexts(
-        workers=num_workers, subrounds=1, kernels={"enabled": kernels}
+        workers=NUM_WORKERS, subrounds=1, kernels={"enabled": kernels}
     )
-    _await_all(context, num_workers)
+    _await_all(context)
 
     pids = context.invoke(pid_of_each, (INDICES, pid_data()))
 
-    assert len(set(pids)) == num_workers
+    assert len(set(pids)) == NUM_WORKERS
     assert list(pids) == [
-        pid for pid in dict.fromkeys(pids) for _ in range(NUM_CLIENTS // num_workers)
+        pid for pid in dict.fromkeys(pids) for _ in range(NUM_CLIENTS // NUM_WORKERS)
     ]
     report = context.last_report
     assert report is not None
-    assert [s.num_workers for s in report.subrounds] == [num_workers, 1]
+    assert [s.num_workers for s in report.subrounds] == [NUM_WORKERS, 1]
     assert report.kernel_leaves == (NUM_CLIENTS if kernels else 0)
 
 
 def test_all_workers_run_clients_of_what_is_not_cut(
     ray_contexts: ContextFactory,
-    num_workers: int,
 ) -> None:
-    context = ray_contexts(workers=num_workers, subrounds=1)
-    _await_all(context, num_workers)
+    context = ray_contexts(workers=NUM_WORKERS, subrounds=1)
+    _await_all(context)
 
     total, pids = context.invoke(without_form, (np.int64(5), pid_data()))
 
-    assert len(set(pids)) == num_workers
+    assert len(set(pids)) == NUM_WORKERS
     assert total == sum(pids) + 5 * (NUM_CLIENTS - 1)
     report = context.last_report
     assert report is not None
-    assert [s.num_workers for s in report.subrounds] == [num_workers]
+    assert [s.num_workers for s in report.subrounds] == [NUM_WORKERS]
 
 
 def test_bits_are_those_of_threads(
-    ray_contexts: ContextFactory, num_workers: int, local_contexts: ContextFactory
+    ray_contexts: ContextFactory, local_contexts: ContextFactory
 ) -> None:
-    context = ray_contexts(workers=num_workers, subrounds=1, seed=7)
-    _await_all(context, num_workers)
+    context = ray_contexts(workers=NUM_WORKERS, subrounds=1, seed=7)
+    _await_all(context)
     calls = [two_stages, at_clients, two_stages]
 
     found = [context.invoke(comp, VALUES) for comp in calls]
@@ -176,10 +170,10 @@ def die_once(name: str) -> Any:
 
 @pytest.mark.slow
 def test_lost_worker_costs_its_subround_once(
-    ray_contexts: ContextFactory, num_workers: int, tmp_path: pathlib.Path
+    ray_contexts: ContextFactory, tmp_path: pathlib.Path
 ) -> None:
-    context = ray_contexts(workers=num_workers, subrounds=1, seed=3)
-    _await_all(context, num_workers)
+    context = ray_contexts(workers=NUM_WORKERS, subrounds=1, seed=3)
+    _await_all(context)
     data = ClientData.from_function(
         ids_of(tmp_path), die_once, fl.TensorType(np.float32)
     )
@@ -194,13 +188,13 @@ def test_lost_worker_costs_its_subround_once(
     assert _bytes_of([context.invoke(two_stages, data)]) == _bytes_of([found])
 
 
-def _await_all(context: ExecutionContext, num_workers: int) -> None:
+def _await_all(context: ExecutionContext) -> None:
     """Return once all workers are ready and idle."""
     for _ in range(100):
         context.invoke(pids_at_clients, pid_data())
         report = context.last_report
         assert report is not None
-        if max(s.num_workers for s in report.subrounds) == num_workers:
+        if max(s.num_workers for s in report.subrounds) == NUM_WORKERS:
             return
     raise AssertionError("some workers never got ready")
 

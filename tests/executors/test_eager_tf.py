@@ -4,9 +4,12 @@
 
 import asyncio
 import collections
+import inspect
 import json
+import pathlib
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,16 +17,19 @@ import federated_language as fl
 import numpy as np
 import pytest
 import tensorflow as tf
+from google.protobuf import any_pb2, wrappers_pb2
 from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.executors.eager_tf as eager_tf
 import ray_fed.tensorflow.tensors.datasets as datasets
+import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor, EagerValue
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.language import blocks, structs
 from ray_fed.tensorflow import normal_forms
+from ray_fed.tensorflow.normal_forms import Executable
 
 flf = fl.framework
 INT = fl.TensorType(np.int32)
@@ -74,7 +80,7 @@ def executor() -> Iterator[EagerTFExecutor]:
     executor.close()
 
 
-def embed(executor: EagerTFExecutor, value: Any, type_spec: Any = None) -> EagerValue:
+def embed(executor: flf.Executor, value: Any, type_spec: Any = None) -> Any:
     return asyncio.run(executor.create_value(value, type_spec))
 
 
@@ -315,6 +321,7 @@ class TestCreateValue:
         with pytest.raises(ValueError, match=r"Expected a type for .*pass `type_spec`"):
             embed(executor, value)
 
+    @pytest.mark.claim("eager_tf.44")
     def test_takes_the_type_of_a_typed_object(self, executor: EagerTFExecutor) -> None:
         with pytest.raises(TypeError, match="to be of type `int32`, found"):
             embed(executor, Typed())
@@ -380,6 +387,7 @@ class TestCreateValue:
 
         assert computed(result) == 6
 
+    @pytest.mark.claim("eager_tf.44")
     def test_takes_its_own_values_again(self, executor: EagerTFExecutor) -> None:
         value = embed(executor, (1, 2.0), [np.int32, np.float32])
 
@@ -639,7 +647,9 @@ def is_same(left: Any, right: Any) -> bool:
     return all(n == m and is_same(x, y) for (n, x), (m, y) in pairs)
 
 
-@pytest.mark.claim("eager_tf.27", "eager_tf.28", "eager_tf.42", "semantics.34")
+@pytest.mark.claim(
+    "eager_tf.26", "eager_tf.27", "eager_tf.28", "eager_tf.42", "semantics.34"
+)
 @pytest.mark.parametrize(
     "make",
     [
@@ -681,6 +691,7 @@ def test_normalising_an_embedded_value_changes_nothing(
 ) -> None:
     value = make(executor)
 
+    assert type(value) is EagerValue
     assert is_fixed_point(value)
 
 
@@ -802,6 +813,165 @@ class TestGraphMode:
             pytest.raises(RuntimeError, match="Expected TensorFlow to execute eagerly"),
         ):
             make(executor)
+
+
+FLOATS = fl.TensorType(np.float32, (2,))
+WITH_VECTOR = fl.StructType([("z", np.int32), ("a", FLOATS)])
+
+
+def call_embedded(executor: flf.Executor, comp: Any, arg: Any = None) -> Any:
+    return asyncio.run(executor.create_call(comp, arg))
+
+
+@pytest.mark.claim("eager_tf.04", "eager_tf.34", "eager_tf.41", "eager_tf.42")
+@pytest.mark.parametrize(
+    ("verb", "expected"),
+    [
+        ("__init__", {"device": None}),
+        ("create_value", {"value": inspect.Parameter.empty, "type_spec": None}),
+        ("create_call", {"comp": inspect.Parameter.empty, "arg": None}),
+        ("create_struct", {"elements": inspect.Parameter.empty}),
+    ],
+)
+def test_verbs_have_the_documented_arguments(
+    verb: str, expected: dict[str, Any]
+) -> None:
+    parameters = inspect.signature(getattr(EagerTFExecutor, verb)).parameters
+
+    found = {name: p.default for name, p in parameters.items() if name != "self"}
+    assert found == expected
+
+
+@pytest.mark.claim("eager_tf.15", "eager_tf.16")
+@pytest.mark.parametrize(
+    ("make", "type_spec"),
+    [
+        pytest.param(lambda: tf.constant(5), INT, id="tensor"),
+        pytest.param(
+            lambda: tf.data.Dataset.range(3, output_type=tf.int32), INTS, id="dataset"
+        ),
+    ],
+)
+def test_eager_values_are_embedded_as_they_are(
+    executor: EagerTFExecutor, make: Callable[[], Any], type_spec: fl.Type
+) -> None:
+    value = make()
+
+    alone = embed(executor, value, type_spec)
+    inside = embed(executor, {"a": value, "z": 1}, [("z", INT), ("a", type_spec)])
+
+    assert alone.reference is value
+    assert inside.reference.a is value
+
+
+@pytest.mark.claim("eager_tf.21")
+@pytest.mark.parametrize(
+    ("make", "type_spec"),
+    [
+        pytest.param(lambda: tf.constant(5), INT, id="tensor"),
+        pytest.param(
+            lambda: tf.data.Dataset.range(2**62, output_type=tf.int64),
+            fl.SequenceType(np.int64),
+            id="endless dataset",
+        ),
+        pytest.param(
+            lambda: structs.Struct([("z", tf.constant(1)), ("a", tf.ones([2]))]),
+            WITH_VECTOR,
+            id="struct",
+        ),
+    ],
+)
+def test_functions_see_the_very_values_that_others_returned(
+    executor: EagerTFExecutor, make: Callable[[], Any], type_spec: fl.Type
+) -> None:
+    made, taken = make(), list[Any]()
+    produce = EagerValue(Executable(lambda: made), fl.FunctionType(None, type_spec))
+
+    def keep(arg: Any) -> Any:
+        taken.append(arg)
+        return arg
+
+    consume = EagerValue(Executable(keep), fl.FunctionType(type_spec, type_spec))
+    first = call_embedded(executor, produce)
+    second = call_embedded(executor, consume, first)
+    call_embedded(executor, consume, second)
+
+    assert first.reference is made
+    assert taken[0] is taken[1] is made
+
+
+@pytest.mark.claim("eager_tf.22", "eager_tf.02")
+def test_everything_happens_on_the_thread_of_the_caller() -> None:
+    before, seen = set(threading.enumerate()), list[threading.Thread]()
+
+    def note(x: Any) -> Any:
+        seen.append(threading.current_thread())
+        return x
+
+    executor = EagerTFExecutor()
+    watched = EagerValue(Executable(note), fl.FunctionType(INT, INT))
+    call_embedded(executor, embed(executor, increment), embed(executor, 1, INT))
+    call_embedded(executor, watched, embed(executor, 1, INT))
+
+    assert seen == [threading.current_thread()]
+    assert set(threading.enumerate()) == before
+    executor.close()
+
+
+def data(path: Any, type_spec: Any) -> flf.Data:
+    content = any_pb2.Any()
+    content.Pack(wrappers_pb2.StringValue(value=str(path)))
+    return flf.Data(content, type_spec)
+
+
+@pytest.mark.claim("eager_tf.11", "eager_tf.17")
+class TestExternalData:
+    @pytest.mark.parametrize("form", ["block", "message"])
+    def test_is_a_tensor(
+        self, executor: EagerTFExecutor, tmp_path: pathlib.Path, form: str
+    ) -> None:
+        np.save(tmp_path / "x.npy", np.array([1.5, 2.5], np.float32))
+        block = data(tmp_path / "x.npy", FLOATS)
+
+        value = embed(executor, block if form == "block" else block.to_proto())
+
+        assert value.type_signature == FLOATS
+        assert isinstance(value.reference, tf.Tensor)
+        assert computed(value).tolist() == [1.5, 2.5]
+
+    def test_is_a_sequence_that_is_read_by_calls(
+        self, executor: EagerTFExecutor, tmp_path: pathlib.Path
+    ) -> None:
+        np.save(tmp_path / "x.npy", np.arange(4, dtype=np.int32))
+        sequence = embed(executor, data(tmp_path / "x.npy", INTS))
+
+        result = call_embedded(executor, embed(executor, doubled), sequence)
+
+        assert isinstance(sequence.reference.dataset, tf.data.Dataset)
+        assert computed(result) == [0, 2, 4, 6]
+
+    @pytest.mark.parametrize(
+        "type_spec", [INT, WITH_VECTOR, INTS], ids=["tensor", "struct", "sequence"]
+    )
+    def test_must_be_there(
+        self, executor: EagerTFExecutor, tmp_path: pathlib.Path, type_spec: Any
+    ) -> None:
+        with pytest.raises(FileNotFoundError, match=r"Expected the file .*missing"):
+            embed(executor, data(tmp_path / "missing.npz", type_spec))
+
+    @pytest.mark.claim("semantics.38")
+    def test_is_read_by_a_stack_when_it_is_needed(self, tmp_path: pathlib.Path) -> None:
+        leaf = stacks.device_stack()
+        executor = stacks.local_stack(0, [], leaf)
+        value = embed(executor, data(tmp_path / "x.npz", WITH_VECTOR))
+
+        np.savez(tmp_path / "x.npz", z=np.int32(3), a=np.zeros(2, np.float32))
+        selected = asyncio.run(executor.create_selection(value, name="z"))
+        result = call_embedded(executor, embed(executor, increment), selected)
+
+        assert computed(value).a.tolist() == [0, 0]
+        assert computed(result) == 4
+        executor.close()
 
 
 class TestDevice:

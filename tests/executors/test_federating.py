@@ -17,6 +17,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.federating import FederatingExecutor
+from ray_fed.executors.interpretation import FederatedValue
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
 from ray_fed.language import blocks, type_checks
@@ -230,7 +231,7 @@ class TestCreateValue:
         assert value.type_signature == AT_SERVER
         assert computed(value) == 5
 
-    @pytest.mark.claim("federating.35")
+    @pytest.mark.claim("federating.35", "federating.36", "federating.38")
     @pytest.mark.parametrize(
         ("value", "type_spec", "expected"),
         [
@@ -243,8 +244,11 @@ class TestCreateValue:
     def test_of_an_unplaced_value(
         self, executor: FederatingExecutor, value: Any, type_spec: Any, expected: Any
     ) -> None:
-        result = computed(embed(executor, value, type_spec))
+        embedded = embed(executor, value, type_spec)
+        result = computed(embedded)
 
+        assert isinstance(embedded, FederatedValue)
+        assert embedded.type_signature == fl.to_type(type_spec)
         assert (result if np.isscalar(expected) else list(result)) == expected
 
     def test_of_a_structure_of_placed_and_unplaced_values(
@@ -694,7 +698,7 @@ class TestStructs:
         ):
             asyncio.run(executor.create_struct(elements))
 
-    @pytest.mark.claim("federating.20", "federating.21")
+    @pytest.mark.claim("federating.20", "federating.21", "federating.22")
     @pytest.mark.parametrize("source", ["created", "embedded", "unplaced"])
     @pytest.mark.parametrize(
         ("how", "expected"),
@@ -712,6 +716,8 @@ class TestStructs:
     ) -> None:
         selected = asyncio.run(executor.create_selection(pair(executor, source), **how))
 
+        assert isinstance(selected, FederatedValue)
+        assert selected.type_signature == (INT if source == "unplaced" else AT_SERVER)
         assert computed(selected) == expected
 
     @pytest.mark.claim("federating.25")

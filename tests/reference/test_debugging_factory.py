@@ -4,7 +4,6 @@
 
 import asyncio
 import inspect
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -88,18 +87,16 @@ def part(owner: object, name: str) -> Any:
 
 @pytest.mark.claim("debugging.08", "debugging.09", "debugging.10", "debugging.17")
 @pytest.mark.parametrize(
-    ("num_clients", "clients_per_thread", "num_leaves"),
-    [(0, 1, 0), (1, 1, 1), (5, 1, 5), (5, 2, 3), (4, 9, 1)],
+    ("number", "num_clients", "clients_per_thread", "num_leaves"),
+    [(None, 0, 1, 0), (5, 5, 1, 5), (None, 5, 2, 3), (4, 4, 9, 1)],
 )
-@pytest.mark.parametrize("is_fixed", [False, True], ids=["inferred", "fixed"])
 def test_every_stack_has_the_documented_structure(
     build: Build,
+    number: int | None,
     num_clients: int,
     clients_per_thread: int,
     num_leaves: int,
-    is_fixed: bool,
 ) -> None:
-    number = num_clients if is_fixed and num_clients else None
     factory = build(number, clients_per_thread)
 
     targets = targets_of(factory.create_executor({fl.CLIENTS: num_clients}))
@@ -150,27 +147,6 @@ def test_nothing_below_the_top_resolves_references(build: Build) -> None:
             with pytest.raises(ValueError, match="a ReferenceResolvingExecutor above"):
                 asyncio.run(target.create_value(block))
     assert asyncio.run(asyncio.run(top.create_value(references[1])).compute()) == 1.0
-
-
-@pytest.mark.claim("debugging.03")
-def test_everything_runs_in_this_process(build: Build) -> None:
-    pids: list[int] = []
-
-    def note(x: Any) -> Any:
-        pids.append(os.getpid())
-        return x
-
-    @rtf.computation(np.float32)
-    def watched(x: Any) -> Any:
-        return tf.ensure_shape(tf.numpy_function(note, [x], tf.float32), [])
-
-    @federated_computation(AT_CLIENTS, AT_SERVER)
-    def both(clients: Any, server: Any) -> Any:
-        return fl.federated_map(watched, clients), fl.federated_map(watched, server)
-
-    invoke(build(), both, [1.0, 2.0], 3.0)
-
-    assert pids == [os.getpid()] * 3
 
 
 @pytest.mark.claim("debugging.12")

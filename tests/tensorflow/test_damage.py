@@ -65,7 +65,6 @@ WRITERS: Mapping[str, Callable[[Any], Any]] = {
     "npz": _write_npz,
     "parquet": _write_parquet,
     "arrow": _write_arrow,
-    "feather": _write_arrow,
     "npy": _write_npy,
 }
 FORMATS = pytest.mark.parametrize("suffix", WRITERS)
@@ -135,17 +134,14 @@ def test_whole_file_has_what_was_written(
 @pytest.mark.parametrize(
     "place", [0, 9, 20, -1], ids=["length", "its checksum", "data", "data's checksum"]
 )
-@pytest.mark.parametrize("record", [0, 39])
 def test_every_part_of_a_record_is_verified(
     content: bytes,
     read: Callable[..., Any],
     scheme: str,
     place: int,
-    record: int,
 ) -> None:
-    ends = _record_ends(content)
-    start = ([0, *ends])[record]
-    position = start + place if place >= 0 else ends[record] + place
+    *_, start, end = _record_ends(content)
+    position = start + place if place >= 0 else end + place
     changed = bytearray(content)
     changed[position] ^= 4
 
@@ -169,7 +165,7 @@ def _record_ends(content: bytes) -> list[int]:
 
 @SCHEMES
 @pytest.mark.parametrize("suffix", ["tfrecord"])
-@pytest.mark.parametrize("missing", [1, 3, 4, 5, 40, 50])
+@pytest.mark.parametrize("missing", [3, 4, 5, 50])
 def test_short_records_are_refused(
     content: bytes, read: Callable[..., Any], scheme: str, missing: int
 ) -> None:
@@ -203,17 +199,17 @@ def _outcomes(
     return counts
 
 
-STEPS = pytest.mark.parametrize("step", [307])
+STEP = 307
+"""Bytes from one damaged place to the next."""
 
 
 @FORMATS
-@STEPS
 def test_changed_bit_is_an_error_or_cannot_be_told(
-    content: bytes, read: Callable[..., Any], suffix: str, step: int
+    content: bytes, read: Callable[..., Any], suffix: str
 ) -> None:
-    counts = _outcomes(_flips(content, step), read, suffix)
+    counts = _outcomes(_flips(content, STEP), read, suffix)
 
-    assert counts.total() == -(-len(content) // step)
+    assert counts.total() == -(-len(content) // STEP)
     assert not counts["error without a name"]
     assert counts["error"]
     assert not (suffix in CHECKED and counts["other"])
@@ -221,12 +217,11 @@ def test_changed_bit_is_an_error_or_cannot_be_told(
 
 
 @FORMATS
-@STEPS
 def test_short_file_is_an_error(
-    content: bytes, read: Callable[..., Any], suffix: str, step: int
+    content: bytes, read: Callable[..., Any], suffix: str
 ) -> None:
     whole = {0, *_record_ends(content)} if suffix == "tfrecord" else set[int]()
-    lengths = [n for n in range(0, len(content), step) if n not in whole]
+    lengths = [n for n in range(0, len(content), STEP) if n not in whole]
 
     counts = _outcomes((content[:n] for n in lengths), read, suffix)
 

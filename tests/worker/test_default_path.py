@@ -38,7 +38,9 @@ environment = None
 if backend == "ray":
     hook = "tests.graph_calls.in_ray_process"
     environment = {"worker_process_setup_hook": hook}
-config = ray_fed.Config(backend=backend, workers=2, runtime_env=environment)
+config = ray_fed.Config(
+    backend=backend, workers=1, subrounds=2, runtime_env=environment
+)
 with ray_fed.init("local" if backend == "ray" else None, config=config) as context:
     results = [float(mean_of_halves(list(map(float, range(40))))) for _ in range(2)]
     report = context.last_report

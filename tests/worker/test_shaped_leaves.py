@@ -298,19 +298,17 @@ def test_bits_do_not_depend_on_the_leaves_beside(leaf: DeviceStack, way: str) ->
     np.testing.assert_array_equal(found, alone)
 
 
-@pytest.mark.parametrize("way", WAYS)
 def test_leaf_of_clients_that_differ_runs_as_others_do(
-    leaf: DeviceStack, shaped: Shapes, way: str
+    leaf: DeviceStack, shaped: Shapes
 ) -> None:
     data = [*batches(2), *batches(2, [4, 4, 4])]
 
-    found = run(leaf, prepare(train, 4, 4, **WAYS[way]), data)
+    found = run(leaf, prepare(train, 4, 4, **WAYS["both"]), data)
 
     assert found.tobytes() == run(leaf, prepare(train, 4, 4), data).tobytes()
     assert shaped == []
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("work", "data", "reason"),
     [
@@ -320,9 +318,9 @@ def test_leaf_of_clients_that_differ_runs_as_others_do(
     ids=["an assertion", "draws"],
 )
 def test_work_with_state_or_effects_runs_as_without(
-    leaf: DeviceStack, work: Any, data: Any, reason: str, way: str
+    leaf: DeviceStack, work: Any, data: Any, reason: str
 ) -> None:
-    prepared = prepare(work, 4, 4, **WAYS[way])
+    prepared = prepare(work, 4, 4, **WAYS["both"])
 
     found = run(leaf, prepared, data)
 
@@ -353,12 +351,9 @@ def test_work_that_cannot_be_is_refused_with_the_reason(
     assert noted == {diagnostics.WorkUnshaped(told)}
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_leaf_of_clients_of_several_shapes_is_told_of(
-    leaf: DeviceStack, way: str
-) -> None:
+def test_leaf_of_clients_of_several_shapes_is_told_of(leaf: DeviceStack) -> None:
     with diagnostics.noting() as noted:
-        run(leaf, prepare(total_of_rows, 4, 4, **WAYS[way]), [*rows(2), *rows(2, 7)])
+        run(leaf, prepare(total_of_rows, 4, 4, **WAYS["both"]), [*rows(2), *rows(2, 7)])
 
     assert noted == {
         diagnostics.WorkUnshaped("clients of a leaf have data of several shapes")

@@ -186,16 +186,14 @@ class TestCardinality:
             same(1.0)
 
     @pytest.mark.claim("debugging.18")
-    @pytest.mark.parametrize("number", [0, -1, 0.5, np.int64(0), -np.inf])
+    @pytest.mark.parametrize("number", [0, 0.5, -np.inf])
     @pytest.mark.parametrize("name", ["num_clients", "clients_per_thread"])
     def test_below_one_is_a_value_error(self, name: str, number: Any) -> None:
         with pytest.raises(ValueError, match=f"{name}={number}"):
             stacks.thread_debugging_executor_factory(**{name: number})
 
     @pytest.mark.claim("debugging.18")
-    @pytest.mark.parametrize(
-        "number", [1.5, 2.0, np.nan, np.inf, "2", True, [1], np.float32(2)], ids=repr
-    )
+    @pytest.mark.parametrize("number", [1.5, np.nan, "2", True], ids=repr)
     @pytest.mark.parametrize("name", ["num_clients", "clients_per_thread"])
     def test_that_is_no_whole_number_is_a_type_error(
         self, name: str, number: Any

@@ -53,9 +53,16 @@ def run(graph_def: Any, feeds: list[str], fetches: Any, *arguments: Any) -> list
     return [each.numpy() for each in found]
 
 
-@pytest.mark.parametrize("dtype", [tf.float16, tf.float32, tf.float64, tf.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "place"),
+    [
+        (tf.float16, "graph"),
+        (tf.float32, "function"),
+        (tf.float64, "loop"),
+        (tf.bfloat16, "graph"),
+    ],
+)
 @pytest.mark.parametrize("op", [SPARSE, DENSE])
-@pytest.mark.parametrize("place", ["graph", "function", "loop"])
 def test_loss_and_gradient_are_those_of_the_op(
     op: str, dtype: tf.DType, place: str
 ) -> None:

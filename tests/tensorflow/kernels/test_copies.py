@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from ray_fed.tensorflow.kernels.graph_functions import as_tensor, concatenate, stack
 
-SHAPES = [(), (0, 2), (5, 7)]
 DTYPES = [
     *(tf.bool, tf.int32, tf.uint8, tf.float32, tf.float64, tf.complex64, tf.bfloat16),
 ]
@@ -29,17 +28,14 @@ def address_of(tensor: Any) -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_an_array_becomes_a_tensor_of_the_same(
-    dtype: tf.DType, shape: tuple[int, ...]
-) -> None:
-    array = numbers(shape, dtype)
+def test_an_array_becomes_a_tensor_of_the_same(dtype: tf.DType) -> None:
+    for shape in [(), (0, 2), (5, 7)]:
+        array = numbers(shape, dtype)
 
-    found = as_tensor(array, dtype)
+        found = as_tensor(array, dtype)
 
-    assert found.dtype == dtype
-    assert found.shape == shape
-    assert found.numpy().tobytes() == array.tobytes()
+        assert (found.dtype, found.shape) == (dtype, shape)
+        assert found.numpy().tobytes() == array.tobytes()
 
 
 def test_scalars_and_strings_become_tensors() -> None:
