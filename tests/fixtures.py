@@ -155,15 +155,6 @@ def _count(config: ray_fed.Config) -> int:
     return count
 
 
-@pytest.fixture(
-    scope="session",
-    params=[2, pytest.param(3, marks=pytest.mark.slow)],
-)
-def num_workers(request: pytest.FixtureRequest) -> int:
-    """Sizes of pools; pytest runs the tests of one size together, over one pool."""
-    return request.param
-
-
 @pytest.fixture(scope="session")
 def ray_executors(ray_cluster: None) -> Iterator[RayExecutorFactory]:
     """Stacks without subrounds on two workers, small enough beside any other pool."""
