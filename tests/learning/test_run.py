@@ -264,7 +264,7 @@ def test_release_managers_are_callbacks() -> None:
         ("num_to_keep", 0),
         ("on_error", "ignore"),
         ("callbacks", [3]),
-        ("callbacks", Told()),
+        pytest.param("callbacks", Told(), id="no list"),
         ("callbacks", None),
         ("cohort_size", 0),
         ("cohort_size", 7),
