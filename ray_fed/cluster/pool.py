@@ -561,8 +561,14 @@ class Pool:
         """All workers."""
         return self._members
 
-    def close(self) -> None:
-        """End all workers."""
+    def close(self, *, ray_ends: bool = False) -> None:
+        """End all workers.
+
+        Args:
+            ray_ends: whether Ray ends right after, with all processes that it has. A
+                worker that is killed before under work is one of which Ray still says
+                that it was lost, and how often the work will be tried again.
+        """
         self._is_closed = True
         self._refuse_all(
             errors.RetryBudgetError("The subround was cancelled.", "fatal")
@@ -577,10 +583,11 @@ class Pool:
                 if member.described is not None
             ]
             concurrent.futures.wait(ending, timeout=_LEAVE_S)
-            for member in self._members:
-                ray.kill(member.handle, no_restart=True)
-            if self._own_group is not None:
-                ray.util.remove_placement_group(self._own_group)
+            if not ray_ends:
+                for member in self._members:
+                    ray.kill(member.handle, no_restart=True)
+                if self._own_group is not None:
+                    ray.util.remove_placement_group(self._own_group)
             metrics.workers_ready().set(0)
         self._thread.close()
 

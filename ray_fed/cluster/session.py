@@ -533,7 +533,7 @@ class Session:
         """End the workers, then the Ray that was started here, if it was."""
         atexit.unregister(self.close)
         try:
-            self._pool.close()
+            self._pool.close(ray_ends=self._owns_ray)
         except ray.exceptions.RayError:
             _logger.debug("Ray was gone before the pool was closed.", exc_info=True)
         if self._owns_ray and self._job.is_current:
