@@ -192,6 +192,7 @@ def test_ops_without_a_key_are_told_by_workers(ray_contexts: ContextFactory) -> 
     check_notes(ray_contexts(workers=2, subrounds=3))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_draws_on_ray_equal_local_ones_after_a_killed_worker(
     ray_contexts: ContextFactory, local_contexts: ContextFactory

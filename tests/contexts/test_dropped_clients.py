@@ -185,6 +185,7 @@ def test_client_whose_data_cannot_be_read_is_dropped(
     assert "no such shard" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_work_that_raised_holds_nothing(
     ray_contexts: ContextFactory, ray_memory: Any
@@ -210,6 +211,7 @@ def test_work_that_raised_holds_nothing(
     assert ray_memory.settle(ray_memory.num_references, 0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_subrounds_that_were_ended_leave_their_workers_at_work(
     ray_contexts: ContextFactory, ray_memory: Any

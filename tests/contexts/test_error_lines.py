@@ -78,6 +78,7 @@ def test_an_error_is_short(
         check(name, LAST[name], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("name", ON_RAY)
 def test_an_error_on_ray_is_short(

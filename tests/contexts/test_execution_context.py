@@ -429,6 +429,7 @@ def free_cpus() -> float:
     return ray.available_resources().get("CPU", 0.0)  # no entry where none is free
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_closed_context_leaves_ray_and_no_actor(ray_contexts: ContextFactory) -> None:
     ray_contexts(workers=2, subrounds=4).invoke(sum_of_clients, [1.0])

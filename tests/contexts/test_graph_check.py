@@ -108,6 +108,7 @@ def _totals(data: Any) -> Any:
     return fl.federated_sum(fl.federated_map(_total, data))
 
 
+@pytest.mark.slow
 @KINDS
 def test_this_process_runs_its_own(local_contexts: ContextFactory, work: Any) -> None:
     comp = _sum_of(rtf.computation(work, np.int32))
@@ -117,6 +118,7 @@ def test_this_process_runs_its_own(local_contexts: ContextFactory, work: Any) ->
     assert result == 6 + 3 * 5
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_workers_run_none(ray_contexts: ContextFactory) -> None:
     context = ray_contexts(workers=2)
@@ -206,6 +208,7 @@ def test_simulation_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     assert ["in the clear" in record.message for record in caplog.records] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_worker_refuses_what_it_did_not_trace(
     ray_executors: RayExecutorFactory,

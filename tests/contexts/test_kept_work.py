@@ -182,6 +182,7 @@ def test_results_of_clients_come_from_the_stage_that_did_the_work(
     assert len({vector.tobytes() for vector in own}) == NUM_CLIENTS  # each drew its own
 
 
+@pytest.mark.slow
 @EACH_BACKEND
 def test_results_of_clients_are_those_of_work_that_is_done_again(
     build: ContextFactory, tmp_path: pathlib.Path

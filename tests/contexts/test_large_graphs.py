@@ -76,6 +76,7 @@ def test_large_constants_travel_once(
     assert context.last_report.kernel_leaves == len(VALUES)
 
 
+@pytest.mark.slow
 def test_store_is_empty_once_nobody_has_the_kernel(
     ray_contexts: ContextFactory, ray_memory: Any
 ) -> None:
@@ -92,6 +93,7 @@ def test_store_is_empty_once_nobody_has_the_kernel(
     assert ray_memory.settle(ray_memory.stored_bytes, before) <= before
 
 
+@pytest.mark.slow
 def test_bits_are_those_of_threads_and_of_a_new_worker(
     ray_contexts: ContextFactory, local_contexts: ContextFactory
 ) -> None:

@@ -242,6 +242,7 @@ def graphs_of_python() -> dict[int, Any]:
     return {id(each): each for each in gc.get_objects() if isinstance(each, tf.Graph)}
 
 
+@pytest.mark.slow
 def test_graphs_of_a_process_leave_no_python_objects_of_their_nodes(
     local_contexts: ContextFactory,
 ) -> None:

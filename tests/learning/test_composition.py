@@ -247,6 +247,7 @@ def test_aggregator_of_two_functions_composes_with_others(
     assert thread_context.last_report.no_kernel == ()
 
 
+@pytest.mark.slow
 def test_own_aggregator_composes_with_others(
     linear_model: Model, make_batches: Any
 ) -> None:

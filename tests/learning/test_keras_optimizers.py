@@ -215,6 +215,7 @@ def test_optimizer_trains_as_keras_fits(cls: Any, where: str, first: str) -> Non
     expect_as_fit(lambda _: cls(0.1), where, first=first, dtype=dtype_of(cls))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", find_classes(), ids=lambda cls: cls.__name__)
 def test_arguments_do_what_they_do_in_keras(cls: Any) -> None:
     # Not by rounds: as many arguments would be as many compiled processes.

@@ -380,6 +380,7 @@ def test_fine_tuning_drops_other_units_at_each_client(
     assert correlation[1] > LEAST
 
 
+@pytest.mark.slow
 def test_evaluation_draws_for_each_client_where_layers_draw_in_it(
     thread_context: ExecutionContext,
 ) -> None:
