@@ -10,7 +10,6 @@ Cells become numpy arrays, without a copy where that can be.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, Union, cast
 
@@ -256,8 +255,7 @@ def check_columns(names: Sequence[str], found: Sequence[str], table: str) -> Non
 
 def missing_column(name: str, found: Sequence[str], table: str) -> errors.ConfigError:
     """Return the error that a table has no column of a name."""
-    near = difflib.get_close_matches(str(name), found, 1)
-    hint = f" Did you mean `{near[0]}`?" if near else ""
+    hint = errors.suggest(name, found)
     return errors.ConfigError(
         f"Expected a column `{name}` in {table}, found {list(found)}.{hint}"
     )

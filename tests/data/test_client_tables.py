@@ -288,6 +288,7 @@ def test_missing_labels_never_reach_the_weights(
     ("options", "message"),
     [
         ({"x": "aa"}, "a column `aa` in .* Did you mean `a`"),
+        ({"client": "who_is_it"}, "Did you mean `who`"),
         ({"client": "whom"}, "a column `whom`"),
         ({"x": ["a", "n"]}, "one dtype to stack.*`a` float32.*`n` int64"),
         ({"x": None}, "a list of columns or a dictionary of them .*, found None"),
