@@ -92,6 +92,32 @@ def test_metrics_that_cannot_be_are_refused(metric: Any, message: str) -> None:
         build_model(build_keras_model(), [metric])
 
 
+def _raise(labels: Any, predictions: Any) -> Any:
+    raise KeyError("my own mistake")
+
+
+def _to_numpy(labels: Any, predictions: Any) -> Any:
+    return np.mean((labels - predictions) ** 2)
+
+
+@pytest.mark.parametrize("function", [_raise, _to_numpy])
+def test_a_loss_of_the_users_that_raises_is_told_by_its_line(function: Any) -> None:
+    model = Model.from_keras(build_keras_model(), loss=function)
+    line = function.__code__.co_firstlineno + 1
+
+    with pytest.raises(errors.ValueMismatchError) as caught:
+        build_fed_avg(model, "sgd")
+
+    message = str(caught.value)
+    assert f"At test_models.py:{line}, in `{function.__name__}`. Mend" in message
+    assert "label_type" not in message
+
+
+def test_a_metric_of_the_users_that_raises_is_told_by_its_line() -> None:
+    with pytest.raises(errors.ValueMismatchError, match=r"At test_models\.py:\d+, in"):
+        build_model(build_keras_model(), [_raise])
+
+
 def test_metrics_that_make_their_variables_late_are_counted() -> None:
     keras_model = build_keras_model()
     metric: Any = keras.metrics.F1Score(average="macro", name="f1")
