@@ -387,7 +387,8 @@ def _to_loss(loss: object, output: Any, label_type: fl.TensorType) -> keras.loss
         raise _unknown("loss", "mse", loss, error) from error
     if not isinstance(found, keras.losses.Loss):
         name = loss if isinstance(loss, str) else _name_of(found)
-        return _FunctionLoss(found, name=name)
+        # Keras opens a scope of this name, which may not begin with an underscore.
+        return _FunctionLoss(found, name=name.lstrip("_") or "loss")
     if found.reduction in (None, "none"):
         raise _many_values(found)
     return found

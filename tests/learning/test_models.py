@@ -110,6 +110,7 @@ def test_a_loss_of_the_users_that_raises_is_told_by_its_line(function: Any) -> N
 
     message = str(caught.value)
     assert f"At test_models.py:{line}, in `{function.__name__}`. Mend" in message
+    assert f"that `{function.__name__[1:]}` raises" in message
     assert "label_type" not in message
 
 
