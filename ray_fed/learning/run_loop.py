@@ -934,9 +934,11 @@ def run(
             asked for that the process does not have, the process is for another number
             of clients, rounds of `state` had other noise, or what is saved is of
             another run.
-        ValueMismatchError: inputs and labels of a batch, in a list, have different
-            numbers of rows; a metric is of a kind that a history does not keep; or
-            `client_states` are of another process or of clients that `data` lacks.
+        ValueMismatchError: clients of `data`, by reference, have values of another type
+            than the process takes; inputs and labels of a batch, in a list, have
+            different numbers of rows; a metric is of a kind that a history does not
+            keep; or `client_states` are of another process or of clients that `data`
+            lacks.
         StorageError: `storage_path` cannot be read or written, or does not answer in
             time as a signal ends the run.
         StateFormatError: another version of ray_fed wrote what is saved.
@@ -962,6 +964,7 @@ def run(
             "progress": progress,
         }
     )
+    caster.check(data)
     seed = read_whole("seed", seed, 0)
     check_number(
         "checkpoint_spacing_s", checkpoint_spacing_s, lambda s: s >= 0, "at least 0"
