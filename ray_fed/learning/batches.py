@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
-from ray_fed.program import ClientReference
-from ray_fed.values.client_references import ClientRun, as_run
+from ray_fed.program import ClientData, ClientReference
 
 _logger = logging.getLogger("ray_fed.learning.run_loop")
 
@@ -50,8 +49,8 @@ class BatchCaster:
                 f" `{type(data).__name__}`: pass `ClientData.from_table(data, client=,"
                 " x=, y=, batch_size=32)`."
             )
-        if isinstance(data, ClientRun) and self._member is not None:
-            as_run(data, self._member)
+        if isinstance(data, ClientData) and self._member is not None:
+            data.check_type(self._member)
 
     def __call__(self, batches: Any) -> Any:
         """Return batches; those that stay, such as a reference, as the same object."""
