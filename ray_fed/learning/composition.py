@@ -27,7 +27,7 @@ import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.aggregators.sums import inner_or_mean
+from ray_fed.learning.aggregators.sums import expect_aggregator, inner_or_mean
 from ray_fed.learning.checks import expect_kind
 from ray_fed.learning.guards import (
     Guards,
@@ -217,7 +217,7 @@ def build_process(
     guards = Guards() if guards is None else guards
     expect_kind("guards", guards, Guards)
     if aggregator is not None:
-        expect_kind("aggregator", aggregator, Part, Aggregator)
+        expect_aggregator(aggregator, Part)
     if isinstance(server, str | keras.optimizers.Optimizer | OptimizerSpec):
         server, server_state = server_step(model, OptimizerSpec.of(server))
     send = (lambda view: view) if send is None else send
@@ -361,7 +361,8 @@ def _server_part(
     def step(*given: Any) -> tuple[Any, Any]:
         returned = run(*given)
         is_pair = isinstance(returned, tuple | list) and len(returned) == 2  # noqa: PLR2004
-        if not is_pair or isinstance(returned, ModelWeights):
+        is_pair = is_pair and not isinstance(returned, ModelWeights)
+        if not is_pair or returned[1] is None:
             raise errors.ValueMismatchError(
                 "Expected the function of the server to return weights and its state,"
                 f" `()` where it has none, found {errors.describe(returned)}."
@@ -369,6 +370,13 @@ def _server_part(
         return returned[1], returned[0]
 
     update = _trace(server, "server(weights, state, update)", types, step)
+    state_after = update.type_signature.result[0]
+    if not state_type.is_assignable_from(state_after):
+        raise errors.ValueMismatchError(
+            "Expected the function of the server to return its state second, as"
+            f" `server_state` begins it, `{state_type}`, found `{state_after}`: pass a"
+            " `server_state` of this kind, or return one of that."
+        )
 
     @fl.federated_computation(*map(at_server, types.values()))
     def finalize(state: Any, weights: Any, merged: Any) -> Any:
@@ -401,9 +409,11 @@ def _trace(
     except TypeError:
         names = []
     if len(names) != len(types):
+        keeps = len(types) == 2 and len(signature.parameters) == 3  # noqa: PLR2004
+        then = ": pass what clients begin with as `client_state`" if keeps else ""
         raise errors.ValueMismatchError(
             f"Expected a function that is called as `{wanted}`, found one of"
-            f" `{signature}`."
+            f" `{signature}`{then}."
         )
     places = list(types)
 

@@ -555,6 +555,11 @@ class Model:
     @tf.autograph.experimental.do_not_convert
     def move_statistics(self, weights: ModelWeights, delta: Delta) -> tuple[Any, ...]:
         """Return the weights that are not trained, moved as averages say."""
+        if isinstance(delta, ModelWeights):
+            raise errors.ValueMismatchError(
+                "Expected how far weights moved, found weights: have the function of a"
+                " client return `model.delta(server.weights, weights)` first."
+            )
         non_trainable = list(weights.non_trainable)
         for index, drift in zip(self.statistics_indices, delta.statistics, strict=True):
             before = non_trainable[index]

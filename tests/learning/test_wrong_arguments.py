@@ -228,9 +228,9 @@ def test_schedules_of_ones_own_are_traced_or_refused(linear_model: Model) -> Non
 def test_parts_of_another_kind_are_told_in_words(linear_model: Model) -> None:
     part: Any = object()
 
-    with pytest.raises(errors.ValueMismatchError, match="Part or Aggregator as"):
+    with pytest.raises(errors.ValueMismatchError, match="Expected an aggregator"):
         learning.build_process(linear_model, client=part, server="sgd", aggregator=part)
-    with pytest.raises(errors.ValueMismatchError, match="Aggregator as `aggregator`"):
+    with pytest.raises(errors.ValueMismatchError, match="Expected an aggregator"):
         learning.build_fed_avg(linear_model, sgd(), aggregator=part)
     with pytest.raises(errors.ValueMismatchError, match="of Guards as `guards`"):
         learning.build_fed_avg(linear_model, sgd(), guards=part)

@@ -104,7 +104,15 @@ class Summed(Aggregator):
         has_metrics = True
 
         def finish(sums: Any, state: Any) -> tuple[Any, Any, Any]:
-            aggregate, new, metrics = server(sums, state)
+            returned = server(sums, state)
+            is_whole = isinstance(returned, tuple | list) and len(returned) == 3  # noqa: PLR2004
+            if not is_whole or not isinstance(returned[2] or {}, Mapping):
+                raise errors.ValueMismatchError(
+                    f"Expected `{type(self).__name__}.server` to return the aggregate,"
+                    " its state, and metrics by name, `{}` where there are none, found"
+                    f" {errors.describe(returned)}."
+                )
+            aggregate, new, metrics = returned
             if _is_alike(aggregate, like):
                 aggregate = self.restore(aggregate, like)
             nonlocal has_metrics
