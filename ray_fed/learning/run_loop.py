@@ -1021,10 +1021,19 @@ def run(
                 spec.num_rounds,
             )
             reason = loop.run()
+            if reason == "interrupted":
+                _say_interrupted(loop.num_rounds, storage_path)
             loop.put_back()
             return TrainingResult(loop.history, loop.read_state(), reason, clients)
         finally:
             calls.close(loop.num_rounds)
+
+
+def _say_interrupted(num_rounds: int, where: object) -> None:
+    saved = "not saved, as it has no `storage_path`"
+    if where is not None:
+        saved = f"saved in `{where}`: the same call resumes it"
+    _logger.warning("The run was interrupted after round %d, %s.", num_rounds, saved)
 
 
 def _wait_for(
