@@ -530,13 +530,13 @@ def _contained(found: Any, like: Any) -> Any:
         return found
     pairs = list(found.items())
     others = list(like.items()) if isinstance(like, fl.StructType) else []
+    is_alike = [name for name, _ in pairs] == [name for name, _ in others]
     if len(others) != len(pairs):
         others = pairs
     members = [
         (name, _contained(member, other))
         for (name, member), (_, other) in zip(pairs, others, strict=True)
     ]
-    is_alike = [name for name, _ in pairs] == [name for name, _ in others]
     is_named = any(name is not None for name, _ in pairs)
     container = getattr(like if is_alike else found, "python_container", None)
     return fl.StructWithPythonType(members, container or (dict if is_named else tuple))

@@ -63,13 +63,21 @@ OF_A_NUMBER = learning.Part(
 class Two(aggregators.Summed):
     """Its server returns no metrics."""
 
+    def __init__(self, *more: Any, state: Any = ()) -> None:
+        self._more, self._state = more, state
+
+    @override
+    def initial_state(self) -> Any:
+        return self._state
+
     @override
     def client(self, update: Any, weight: Any, state: Any) -> Any:
         return update
 
     @override
     def server(self, sums: Any, state: Any) -> Any:
-        return sums, state
+        after = state if isinstance(self._state, tuple) else (state, state)
+        return sums, after, *self._more
 
 
 @pytest.mark.parametrize("server", ["sgd", "moves"])
@@ -190,6 +198,14 @@ def test_control_flow_of_users_functions_is_of_tensors(
         pytest.param({"aggregator": "median"}, r"an object, .*median\(\)`", id="name"),
         pytest.param({"aggregator": Two}, "pass an object, such", id="class"),
         pytest.param({"aggregator": Two()}, "`Two.server` to return the", id="two"),
+        pytest.param(
+            {"aggregator": Two(3)}, "metrics by name, .* none, found", id="no metrics"
+        ),
+        pytest.param(
+            {"aggregator": Two({}, state=np.int32(0))},
+            "`initial_state` begins it, `int32`, found `<int32,int32>`",
+            id="another state of an aggregator",
+        ),
         pytest.param({"client": 3}, "function of TensorFlow or a Part", id="a number"),
     ],
 )  # fmt: skip
