@@ -309,8 +309,8 @@ def test_a_dictionary_may_have_a_null() -> None:
     ],
 )
 def test_columns_that_do_not_stack_say_what_to_type(x: Any, message: str) -> None:
-    table = {"who": WHO, "a": X, "n": [1, 2, 3, 4], "u": np.ones(4, np.uint8)}
-    table["f"] = np.ones(4)
+    table: dict[str, Any] = {"who": WHO, "a": X, "n": [1, 2, 3, 4], "f": np.ones(4)}
+    table["u"] = np.ones(4, np.uint8)
 
     with pytest.raises(errors.ValueMismatchError, match=message):
         ClientData.from_table(table, client="who", x=x)
