@@ -35,9 +35,11 @@ survives pickling, because most of them are born on another machine.
 
 import copy
 import dataclasses
+import difflib
+import itertools
 import reprlib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from typing_extensions import override
@@ -61,6 +63,20 @@ def describe(value: object) -> str:
     except Exception as error:  # noqa: BLE001 (ints of 5,000 digits, any class at all)
         text = f"<no text of it: {type(error).__name__}>"
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+
+
+_MAX_COMPARED = 10_000
+
+
+def suggest(name: object, known: Iterable[object]) -> str:
+    """Return a sentence on the known name that is nearest to one; "" if none is."""
+    text, texts = str(name), list(map(str, itertools.islice(known, _MAX_COMPARED)))
+    near = difflib.get_close_matches(text, texts, 1) or [
+        each
+        for each in texts
+        if len(each) > 1 and (text.startswith(each) or each.startswith(text))
+    ]
+    return f" Did you mean `{near[0]}`?" if text and near else ""
 
 
 class RayFedError(Exception):

@@ -194,6 +194,7 @@ class ClientData(ClientRun):
         return cls(source, member, positions, of_clients, tuple(ids), table)
 
     @override
+    @tracebacks.shorten
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.pick(range(len(self))[index])
@@ -224,6 +225,7 @@ class ClientData(ClientRun):
         if unknown:
             raise errors.ConfigError(
                 f"Expected ids of these {len(self)} clients, found {unknown[:5]}."
+                f"{errors.suggest(unknown[0], self.ids)}"
             )
         return [self._indices[client] for client in ids]
 

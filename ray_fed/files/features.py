@@ -10,7 +10,6 @@ Cells become numpy arrays, without a copy where that can be.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, Union, cast
 
@@ -102,15 +101,16 @@ class Features:
         if cast("object", x) is None:
             raise _no_columns(x)
         casts = _read_dtypes(dtypes)
+        unused = sorted(casts.keys() - {*columns_of(x), *columns_of(y)})
+        if unused:
+            raise errors.ConfigError(
+                f"Expected `dtypes` for columns of `x` and `y`, found"
+                f" {unused}{_name_columns(unused[0], x, y)}."
+            )
         found = _Columns(schema, casts, table)
         leaves: list[Leaf] = []
         named = [("x", x)] if y is None else [("x", x), ("y", y)]
         members = [(name, found.type_of(names, leaves)) for name, names in named]
-        unused = set(casts) - {name for leaf in leaves for name in leaf.columns}
-        if unused:
-            raise errors.ConfigError(
-                f"Expected `dtypes` for columns of `x` and `y`, found {sorted(unused)}."
-            )
         element = fl.StructWithPythonType(members, dict)
         return cls(element, tuple(leaves), missing, table)
 
@@ -118,6 +118,15 @@ class Features:
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
         return list(dict.fromkeys(n for leaf in self.leaves for n in leaf.columns))
+
+
+def _name_columns(name: str, x: ColumnNames, y: ColumnNames | None) -> str:
+    """Return what to say of the name of an input that stands for a column."""
+    groups: dict[str, Any] = {"x": x, "y": y}
+    for named in (x, y):
+        groups |= named if isinstance(named, Mapping) else {}
+    columns = list(columns_of(groups.get(name)))
+    return f": name the columns of `{name}`, {columns}" if columns else ""
 
 
 def _read_dtypes(given: object) -> dict[str, np.dtype[Any]]:
@@ -195,7 +204,8 @@ class _Columns:
                 f' such as `frame["{texts[0]}"].astype("category").cat.codes`.'
             )
         elif cells and not any(shape for _, shape in cells.values()):
-            wanted = max(floats or dtypes.values(), key=lambda dtype: dtype.itemsize)
+            widest = max(dtypes.values(), key=lambda dtype: dtype.itemsize)
+            wanted = np.dtype(np.float32) if floats else widest  # as models take it
             casts = {n: wanted.name for n, dtype in dtypes.items() if dtype != wanted}
             then = f"pass `dtypes={casts}`, or {then}"
         return errors.ValueMismatchError(
@@ -256,8 +266,7 @@ def check_columns(names: Sequence[str], found: Sequence[str], table: str) -> Non
 
 def missing_column(name: str, found: Sequence[str], table: str) -> errors.ConfigError:
     """Return the error that a table has no column of a name."""
-    near = difflib.get_close_matches(str(name), found, 1)
-    hint = f" Did you mean `{near[0]}`?" if near else ""
+    hint = errors.suggest(name, found)
     return errors.ConfigError(
         f"Expected a column `{name}` in {table}, found {list(found)}.{hint}"
     )

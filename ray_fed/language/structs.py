@@ -67,9 +67,11 @@ def struct_elements(
     if isinstance(value, Mapping) and set(found_names) != set(names):
         raise _names_error(label, names, found_names)
     if len(elements) != len(names):
+        is_state = "weights" in found_names and "weights" not in names
+        then = ": pass its `weights`, such as `state.weights`" if is_state else ""
         raise errors.ValueMismatchError(
             f"Expected {label} to have {len(names)} elements as in `{type_spec}`,"
-            f" found {len(elements)}."
+            f" found {len(elements)}{then}."
         )
     if isinstance(value, Mapping):
         by_name = dict(zip(found_names, elements, strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
-from ray_fed.program import ClientReference
+from ray_fed.program import ClientData, ClientReference
 
 _logger = logging.getLogger("ray_fed.learning.run_loop")
 
@@ -32,8 +32,25 @@ class BatchCaster:
         parameter = getattr(signature, "parameter", None)
         *_, data = getattr(parameter, "items", lambda: [("", None)])()
         element = getattr(getattr(data[1], "member", None), "element", None)
+        self._member: Any = getattr(data[1], "member", None)
         self._type: Any = element if cast is not False else None
         self._is_silent = bool(cast)
+
+    def check(self, data: object) -> None:
+        """Raise unless data is of clients, those by reference as the process takes it.
+
+        Raises:
+            ConfigError: it is a table.
+            ValueMismatchError: clients have values of another type.
+        """
+        if hasattr(data, "columns") and hasattr(data, "iloc"):
+            raise errors.ConfigError(
+                "Expected the batches of each client as `data`, found a table of"
+                f" `{type(data).__name__}`: pass `ClientData.from_table(data, client=,"
+                " x=, y=, batch_size=32)`."
+            )
+        if isinstance(data, ClientData) and self._member is not None:
+            data.check_type(self._member)
 
     def __call__(self, batches: Any) -> Any:
         """Return batches; those that stay, such as a reference, as the same object."""

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.files.opening import expand_home
 from ray_fed.learning.checks import read_whole
 from ray_fed.program.checkpoint_store import Versions, telling_storage
@@ -298,6 +299,7 @@ class ClientStates:
                 f"Expected a folder of this machine as `path`, found `{path}`: values"
                 " that memory has no room for are read in every round."
             )
+        self._places: dict[Any, int] | None = None
         self._rows: OrderedDict[ClientId, bytes] = OrderedDict()
         self._spilled = (
             None if path is None else _SpillFile(expand_home(path), self._row_bytes)
@@ -322,19 +324,42 @@ class ClientStates:
         """The bytes of values that are in memory now."""
         return len(self._rows) * self._row_bytes
 
+    @tracebacks.shorten
     def take(self, client_ids: Iterable[ClientId]) -> list[Any]:
         """Return the values of clients, in the order of their ids.
 
         Args:
             client_ids: any; a client that put no value, such as one whose id is new,
-                has the initial value. `ids` says who put one.
+                has the initial value. `ids` says who put one. In those of a run:
+                indices in its `data`, or ids of clients there that are no numbers.
 
         Raises:
+            ConfigError: a run had no such client.
             StorageError: values in the file cannot be read.
             SavedStateError: these are damaged.
         """
-        rows = [self._find(client) for client in client_ids]
+        rows = [self._find(self._place(client)) for client in client_ids]
         return [self._initial if row is None else self._unpack(row) for row in rows]
+
+    def limit_to(self, clients: Sequence[Any]) -> None:
+        """Have values of some clients alone, by index, or by id where that is text."""
+        self._places = {client: index for index, client in enumerate(clients)}
+
+    def _place(self, client: Any) -> ClientId:
+        places = self._places
+        if places is None:
+            return client
+        if isinstance(client, int | np.integer):  # an index, as in `ClientData`
+            if 0 <= client < len(places):
+                return int(client)
+        elif client in places:
+            return places[client]
+        names = [each for each in places if isinstance(each, str)]
+        raise errors.ConfigError(
+            "Expected an index in `data` of the run, from 0 to"
+            f" {len(places) - 1}, or the id of a client there, found"
+            f" {errors.describe(client)}.{errors.suggest(client, names)}"
+        )
 
     def _find(self, client: ClientId) -> bytes | None:
         if client in self._rows:
@@ -346,10 +371,11 @@ class ClientStates:
         """Keep new values of clients.
 
         Args:
-            client_ids: each once.
+            client_ids: each once; see `take`.
             values: one for each, of the initial value's structure, dtypes and shapes.
 
         Raises:
+            ConfigError: a run had no such client.
             ValueMismatchError: a value is of another kind, or an id comes twice.
             CardinalityError: there is another number of values.
             StorageError: values that memory has no room for cannot be written.
@@ -359,13 +385,14 @@ class ClientStates:
                 f"Expected a value for each of {len(client_ids)} clients, found"
                 f" {len(values)}."
             )
-        if len(set(client_ids)) != len(client_ids):
+        places = list(map(self._place, client_ids))
+        if len(set(places)) != len(places):
             raise errors.ValueMismatchError(
                 "Expected each client once, found an id that comes twice: one of its"
                 " values would be lost."
             )
         rows = [self._pack(value) for value in values]  # all are checked first
-        self.put_rows(dict(zip(client_ids, rows, strict=True)))
+        self.put_rows(dict(zip(places, rows, strict=True)))
 
     def put_rows(self, rows: Rows) -> None:
         """Keep values that are rows of bytes; the oldest ones leave memory for them."""

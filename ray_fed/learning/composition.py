@@ -27,7 +27,7 @@ import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.aggregators.sums import inner_or_mean
+from ray_fed.learning.aggregators.sums import expect_aggregator, inner_or_mean
 from ray_fed.learning.checks import expect_kind
 from ray_fed.learning.guards import (
     Guards,
@@ -169,7 +169,8 @@ def build_process(
 
     `server` of a client is what `send` returns, `batches` a `tf.data.Dataset` of the
     model's `batch_type`. An update is any structure of tensors, such as `model.delta`;
-    a weight is a number, 0 leaves the client out; totals are those of `LocalTraining`,
+    a weight is a number, 0 leaves the client out, and a float below 0 ends the round
+    with an error that names the client; totals are those of `LocalTraining`,
     `model.evaluate`, or of `model.forward` over the batches. With `client_state`,
     clients keep something between rounds: the function takes and returns it last.
 
@@ -217,7 +218,7 @@ def build_process(
     guards = Guards() if guards is None else guards
     expect_kind("guards", guards, Guards)
     if aggregator is not None:
-        expect_kind("aggregator", aggregator, Part, Aggregator)
+        expect_aggregator(aggregator, Part)
     if isinstance(server, str | keras.optimizers.Optimizer | OptimizerSpec):
         server, server_state = server_step(model, OptimizerSpec.of(server))
     send = (lambda view: view) if send is None else send
@@ -348,6 +349,14 @@ def _read_result(returned: Any, *, keeps: bool) -> tuple[ClientResult, Any]:
             " a `client_state`."
         )
     update, weight, totals, *kept = found
+    weight = tf.convert_to_tensor(weight)
+    if weight.dtype.is_floating:  # not a count, such as of examples
+        (weight,) = require(
+            tf.logical_not(weight < 0),  # of NaN the guard decides
+            "Expected a weight of at least 0 from the function of a client, found one"
+            " below 0: weigh by what is none, such as the number of examples",
+            weight,
+        )
     result = ClientResult(update, tf.cast(weight, tf.float32), Measured(totals, ()))
     return result, kept[0] if keeps else None
 
@@ -361,7 +370,8 @@ def _server_part(
     def step(*given: Any) -> tuple[Any, Any]:
         returned = run(*given)
         is_pair = isinstance(returned, tuple | list) and len(returned) == 2  # noqa: PLR2004
-        if not is_pair or isinstance(returned, ModelWeights):
+        is_pair = is_pair and not isinstance(returned, ModelWeights)
+        if not is_pair or returned[1] is None:
             raise errors.ValueMismatchError(
                 "Expected the function of the server to return weights and its state,"
                 f" `()` where it has none, found {errors.describe(returned)}."
@@ -369,6 +379,13 @@ def _server_part(
         return returned[1], returned[0]
 
     update = _trace(server, "server(weights, state, update)", types, step)
+    state_after = update.type_signature.result[0]
+    if not state_type.is_assignable_from(state_after):
+        raise errors.ValueMismatchError(
+            "Expected the function of the server to return its state second, as"
+            f" `server_state` begins it, `{state_type}`, found `{state_after}`: pass a"
+            " `server_state` of this kind, or return one of that."
+        )
 
     @fl.federated_computation(*map(at_server, types.values()))
     def finalize(state: Any, weights: Any, merged: Any) -> Any:
@@ -401,9 +418,11 @@ def _trace(
     except TypeError:
         names = []
     if len(names) != len(types):
+        keeps = len(types) == 2 and len(signature.parameters) == 3  # noqa: PLR2004
+        then = ": pass what clients begin with as `client_state`" if keeps else ""
         raise errors.ValueMismatchError(
             f"Expected a function that is called as `{wanted}`, found one of"
-            f" `{signature}`."
+            f" `{signature}`{then}."
         )
     places = list(types)
 
@@ -511,13 +530,13 @@ def _contained(found: Any, like: Any) -> Any:
         return found
     pairs = list(found.items())
     others = list(like.items()) if isinstance(like, fl.StructType) else []
+    is_alike = [name for name, _ in pairs] == [name for name, _ in others]
     if len(others) != len(pairs):
         others = pairs
     members = [
         (name, _contained(member, other))
         for (name, member), (_, other) in zip(pairs, others, strict=True)
     ]
-    is_alike = [name for name, _ in pairs] == [name for name, _ in others]
     is_named = any(name is not None for name, _ in pairs)
     container = getattr(like if is_alike else found, "python_container", None)
     return fl.StructWithPythonType(members, container or (dict if is_named else tuple))

@@ -234,6 +234,18 @@ class Delta(NamedTuple):
     statistics: tuple[Any, ...]
 
 
+def expect_delta(value: object) -> None:
+    """Raise ValueMismatchError unless a value is built as a delta is."""
+    if not (hasattr(value, "trainable") and hasattr(value, "statistics")):
+        is_weights = isinstance(value, ModelWeights)
+        raise errors.ValueMismatchError(
+            "Expected how far weights moved, a `Delta`, found"
+            f" {'weights' if is_weights else errors.describe(value)}: have the function"
+            " of a client return `model.delta(server.weights, weights)` first, and an"
+            " aggregator a value that is built as this."
+        )
+
+
 class FullGradient(NamedTuple):
     """What a pass over a client's data comes to.
 
@@ -548,6 +560,7 @@ class Model:
     @tf.autograph.experimental.do_not_convert
     def move(self, weights: ModelWeights, delta: Delta) -> ModelWeights:
         """Return weights moved by a delta."""
+        expect_delta(delta)
         pairs = zip(weights.trainable, delta.trainable, strict=True)
         moved = tuple(w + d for w, d in pairs)
         return ModelWeights(moved, self.move_statistics(weights, delta))

@@ -30,7 +30,9 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.checks import expect_kind, expect_object
 
 Reshape: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
@@ -206,10 +208,14 @@ def refusal(
 ) -> errors.ValueMismatchError:
     """Return the error for a loss or a metric that raises on labels and predictions."""
     text = str(error).strip() or type(error).__name__
+    place = tracebacks.find_place(error_texts.traceback_of(error))
+    then = ": say what labels are by `label_type`"
+    if place:  # in a function of the user's
+        then = f". {place} Mend it there"
     return errors.ValueMismatchError(
         f"Expected a {kind} that takes {rows}, found that `{name}` raises"
-        f" {type(error).__name__}: {text[: errors.MAX_SHOWN]}: say what labels are by"
-        f" `label_type`, or choose another {kind}."
+        f" {type(error).__name__}: {text[: errors.MAX_SHOWN].rstrip('.')}{then}, or"
+        f" choose another {kind}."
     )
 
 
@@ -381,7 +387,8 @@ def _to_loss(loss: object, output: Any, label_type: fl.TensorType) -> keras.loss
         raise _unknown("loss", "mse", loss, error) from error
     if not isinstance(found, keras.losses.Loss):
         name = loss if isinstance(loss, str) else _name_of(found)
-        return _FunctionLoss(found, name=name)
+        # Keras opens a scope of this name, which may not begin with an underscore.
+        return _FunctionLoss(found, name=name.lstrip("_") or "loss")
     if found.reduction in (None, "none"):
         raise _many_values(found)
     return found

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object
-from ray_fed.learning.models import Delta, Model, ModelWeights
+from ray_fed.learning.models import Delta, Model, ModelWeights, expect_delta
 
 OptimizerLike: TypeAlias = keras.optimizers.Optimizer | str
 """An optimizer of Keras, or its name, such as "sgd"."""
@@ -223,6 +223,7 @@ def server_step(model: Model, optimizer: OptimizerSpec) -> tuple[Any, Any]:
     )
 
     def move(weights: ModelWeights, variables: Any, delta: Delta) -> Any:
+        expect_delta(delta)
         stamped = optimizer.stamp(model)
 
         @tf.function(autograph=False)

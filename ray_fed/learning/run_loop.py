@@ -429,7 +429,7 @@ def choose_sampler(
 
 def begin_clients(
     process: LearningProcess,
-    num_clients: int,
+    data: Sequence[Any],
     storage_path: str | os.PathLike[str] | None,
     given: ClientStates | None,
     state: Any,
@@ -454,7 +454,7 @@ def begin_clients(
             " process go on from what they kept, as the server does."
         )
     if given is not None:
-        check_client_states(given, initial, num_clients)
+        check_client_states(given, initial, len(data))
         if state is None and len(given.ids):
             raise errors.ConfigError(
                 "Expected `state` beside `client_states`, found none: what clients kept"
@@ -462,11 +462,11 @@ def begin_clients(
                 " `state=result.state`, too."
             )
     empty = ClientStates(initial) if given is None else given.emptied(initial)
-    if storage_path is None:
-        return empty
-    return SavedClientStates(
-        initial, os.fspath(storage_path), memory_bytes=empty.max_memory_bytes
-    )
+    if storage_path is not None:
+        path, memory_bytes = os.fspath(storage_path), empty.max_memory_bytes
+        empty = SavedClientStates(initial, path, memory_bytes=memory_bytes)
+    empty.limit_to(getattr(data, "ids", range(len(data))))
+    return empty
 
 
 _MOST_NUMBERS, _MOST_OF_EACH = 3, 2
@@ -831,9 +831,9 @@ class TrainingResult:
         history: what its rounds were and did, those before a resume included.
         state: of the server, after the last of them, as plain values.
         reason: why it ended: "finished", "stopped early" or "interrupted".
-        client_states: what clients kept, by their index in `data`; None where they keep
-            nothing. With a `storage_path`, what memory has no room for is in a file of
-            this machine, without a name.
+        client_states: what clients kept, by their index in `data`, or by id there; None
+            where they keep nothing. With a `storage_path`, what memory has no room for
+            is in a file of this machine, without a name.
     """
 
     history: History
@@ -934,9 +934,11 @@ def run(
             asked for that the process does not have, the process is for another number
             of clients, rounds of `state` had other noise, or what is saved is of
             another run.
-        ValueMismatchError: inputs and labels of a batch, in a list, have different
-            numbers of rows; a metric is of a kind that a history does not keep; or
-            `client_states` are of another process or of clients that `data` lacks.
+        ValueMismatchError: clients of `data`, by reference, have values of another type
+            than the process takes; inputs and labels of a batch, in a list, have
+            different numbers of rows; a metric is of a kind that a history does not
+            keep; or `client_states` are of another process or of clients that `data`
+            lacks.
         StorageError: `storage_path` cannot be read or written, or does not answer in
             time as a signal ends the run.
         StateFormatError: another version of ray_fed wrote what is saved.
@@ -962,6 +964,7 @@ def run(
             "progress": progress,
         }
     )
+    caster.check(data)
     seed = read_whole("seed", seed, 0)
     check_number(
         "checkpoint_spacing_s", checkpoint_spacing_s, lambda s: s >= 0, "at least 0"
@@ -983,7 +986,7 @@ def run(
         shows_progress=progress,
     )
     told = Callbacks(callbacks, logs=on_error == "log")
-    clients = begin_clients(process, len(data), storage_path, client_states, state)
+    clients = begin_clients(process, data, storage_path, client_states, state)
     saved_clients = clients if isinstance(clients, SavedClientStates) else None
     storage = (
         None
@@ -1018,10 +1021,19 @@ def run(
                 spec.num_rounds,
             )
             reason = loop.run()
+            if reason == "interrupted":
+                _say_interrupted(loop.num_rounds, storage_path)
             loop.put_back()
             return TrainingResult(loop.history, loop.read_state(), reason, clients)
         finally:
             calls.close(loop.num_rounds)
+
+
+def _say_interrupted(num_rounds: int, where: object) -> None:
+    saved = "not saved, as it has no `storage_path`"
+    if where is not None:
+        saved = f"saved in `{where}`: the same call resumes it"
+    _logger.warning("The run was interrupted after round %d, %s.", num_rounds, saved)
 
 
 def _wait_for(

@@ -20,7 +20,7 @@ else does what the original does.
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import federated_language as fl
@@ -484,7 +484,7 @@ class RowMap:
         types = tensor_structures.flatten_type(self._row)
         with tf.device("/device:CPU:0"):
             if self._traced is None:
-                self._traced = tf.function(self._map, autograph=False)
+                self._traced = self._trace(types)
             tensors = [
                 tf.constant(column.rows, specs.to_tf_dtype(tensor))
                 for column, tensor in zip(rows.columns, types, strict=True)
@@ -494,6 +494,15 @@ class RowMap:
         plain = plain_values.to_plain(stacked, batched, label)
         columns = tuple(map(Column, tensor_structures.flatten(plain)))
         return ColumnarSequence(columns, rows.length)
+
+    def _trace(self, types: Sequence[fl.TensorType]) -> Any:
+        """Return one graph for any number of rows."""
+        rows = [
+            tf.TensorSpec([None, *(tensor.shape or ())], specs.to_tf_dtype(tensor))
+            for tensor in types
+        ]
+        mapped = tf.function(self._map, autograph=False)
+        return mapped.get_concrete_function(rows, tf.TensorSpec([], tf.int32))
 
     def _call(self, tensors: list[tf.Tensor]) -> Any:
         row = datasets.build(tensors, self._row)

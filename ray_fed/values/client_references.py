@@ -253,6 +253,14 @@ class ClientRun(ClientSequence):
         positions = np.delete(self.positions, dropped)
         return ClientRun(self.source, self.type_signature, positions, weights)
 
+    def check_type(self, type_spec: fl.Type) -> None:
+        """Raise ValueMismatchError unless clients have values of a type."""
+        if not type_spec.is_assignable_from(self.type_signature):
+            raise errors.ValueMismatchError(
+                f"Expected what a client has of type `{type_spec}`, found"
+                f" `{self.type_signature}`{_advise(type_spec, self.type_signature)}."
+            )
+
     @property
     def key(self) -> tuple[str, bytes]:
         """What runs with equal values have in common."""
@@ -272,11 +280,7 @@ def as_run(value: object, type_spec: fl.Type) -> ClientRun | None:
     run = value if isinstance(value, ClientRun) else _gather(value)
     if run is None:
         return None
-    if not type_spec.is_assignable_from(run.type_signature):
-        raise errors.ValueMismatchError(
-            f"Expected what a client has of type `{type_spec}`, found"
-            f" `{run.type_signature}`{_advise(type_spec, run.type_signature)}."
-        )
+    run.check_type(type_spec)
     return ClientRun(run.source, run.type_signature, run.positions, run.weights)
 
 

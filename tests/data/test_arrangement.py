@@ -285,6 +285,23 @@ def test_workers_of_ray_map_rows_by_a_traced_function(
     assert found == [sum(row * 3 if row > 100 else row for row in rows)] * 2
 
 
+def test_rows_are_mapped_by_one_graph_whatever_their_number() -> None:
+    traced: list[Any] = []
+
+    def note(row: Any) -> Any:
+        traced.append(row)
+        return row + 1
+
+    data = of_sizes(*range(8)).map(note)
+    first = rows_of(data[1:2])
+    num_traced = len(traced)
+
+    rest = rows_of(data[2:])
+
+    assert first + rest == [[100 * i + k + 1 for k in range(i)] for i in range(1, 8)]
+    assert len(traced) == num_traced
+
+
 def add_noise(row: Any) -> Any:
     return row + tf.random.uniform([])
 

@@ -8,6 +8,7 @@ import os
 import pathlib
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -647,6 +648,14 @@ def test_one_client_goes_by_its_id_and_a_number_is_a_place() -> None:
     assert data[np.int64(2)].id == "c"
     with pytest.raises(errors.ConfigError, match=r"ids of these 3 clients, .*'d'"):
         data["d"]
+
+
+def test_an_unknown_id_names_the_nearest_one() -> None:
+    data = ClientData.from_table({"who": ["st-010"], "x": [1.0]}, client="who", x="x")
+
+    with pytest.raises(errors.ConfigError, match="Did you mean `st-010`") as caught:
+        data["st-100"]
+    assert len(traceback.extract_tb(caught.value.__traceback__)) == 1
 
 
 def test_filter_leaves_clients_with_so_many_rows() -> None:

@@ -268,6 +268,7 @@ def test_missing_labels_never_reach_the_weights(
     ("options", "message"),
     [
         ({"x": "aa"}, "a column `aa` in .* Did you mean `a`"),
+        ({"client": "who_is_it"}, "Did you mean `who`"),
         ({"client": "whom"}, "a column `whom`"),
         ({"x": ["a", "n"]}, "one dtype to stack.*`a` float32.*`n` int64"),
         ({"x": None}, "a list of columns or a dictionary of them .*, found None"),
@@ -276,6 +277,10 @@ def test_missing_labels_never_reach_the_weights(
         ({"client": "a"}, "whole numbers or strings.*`a`.*found `float"),
         ({"missing": "ignore"}, "`missing` to be one of"),
         ({"dtypes": {"q": np.int8}}, r"for columns of `x` and `y`, found \['q'\]"),
+        (
+            {"x": {"num": ["a", "n"]}, "dtypes": {"num": "float32"}},
+            r"found \['num'\]: name the columns of `num`, \['a', 'n'\]\.",
+        ),
         ({"batch_size": 0}, "`batch_size` to be a whole number of at least 1"),
         ({"x": "t"}, "column `t` of .*found `timestamp"),
     ],

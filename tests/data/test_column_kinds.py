@@ -327,12 +327,15 @@ def test_a_dictionary_may_have_a_null() -> None:
     ("x", "message"),
     [
         (["a", "n"], r"pass `dtypes=\{'n': 'float32'\}`, or name"),
+        (["f", "f", "a"], r"pass `dtypes=\{'f': 'float32'\}`, or name"),
+        (["f", "n"], r"pass `dtypes=\{'f': 'float32', 'n': 'float32'\}`, or name"),
         (["n", "u"], r"pass `dtypes=\{'u': 'int64'\}`, or name"),
         (["a", "who"], r"`who` str\[\].*`\{'who': 'who', \.\.\.\}`.*StringLookup"),
     ],
 )
 def test_columns_that_do_not_stack_say_what_to_type(x: Any, message: str) -> None:
-    table = {"who": WHO, "a": X, "n": [1, 2, 3, 4], "u": np.ones(4, np.uint8)}
+    table: dict[str, Any] = {"who": WHO, "a": X, "n": [1, 2, 3, 4], "f": np.ones(4)}
+    table["u"] = np.ones(4, np.uint8)
 
     with pytest.raises(errors.ValueMismatchError, match=message):
         ClientData.from_table(table, client="who", x=x)

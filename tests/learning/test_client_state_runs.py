@@ -250,3 +250,20 @@ def test_states_that_do_not_go_with_the_run_are_refused(
         options: dict[str, Any] = {**given}
         with pytest.raises(errors.UserError, match=match):
             run(built, clients, **options)
+
+
+def test_values_go_by_index_or_id_and_no_other_client_has_one(
+    process: LearningProcess, clients: list[Any]
+) -> None:
+    named = {f"c{index}": batches for index, batches in enumerate(clients)}
+    states = run(process, named, 1).client_states
+    last = max(states.ids)
+
+    by_id, by_index = states.take([f"c{last}", last])
+
+    assert bits(by_id) == bits(by_index)
+    for client in ("nonsense", 99, -1, "c"):
+        with pytest.raises(errors.ConfigError, match="from 0 to 6, or the id"):
+            states.take([client])
+    with pytest.raises(errors.ConfigError, match=r"found 'c3'\.$"):
+        run(process, clients, 1).client_states.take(["c3"])

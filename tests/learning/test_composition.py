@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import learning
@@ -57,6 +58,39 @@ OF_A_NUMBER = learning.Part(
         advance, fl.FederatedType((), fl.SERVER), fl.FederatedType(np.int32, fl.SERVER)
     ),
 )
+
+
+class Two(aggregators.Summed):
+    """Its server returns no metrics."""
+
+    def __init__(self, *more: Any, state: Any = ()) -> None:
+        self._more, self._state = more, state
+
+    @override
+    def initial_state(self) -> Any:
+        return self._state
+
+    @override
+    def client(self, update: Any, weight: Any, state: Any) -> Any:
+        return update
+
+    @override
+    def server(self, sums: Any, state: Any) -> Any:
+        after = state if isinstance(self._state, tuple) else (state, state)
+        return sums, after, *self._more
+
+
+@pytest.mark.parametrize("server", ["sgd", "moves"])
+def test_weights_in_place_of_a_delta_are_told(linear_model: Model, server: str) -> None:
+    def client(server: learning.ServerView, batches: Any) -> Any:
+        totals = linear_model.evaluate(server.weights, batches)
+        return server.weights, 1.0, totals
+
+    moves = as_functions(linear_model)["server"]
+    with pytest.raises(errors.ValueMismatchError, match=r"return `model\.delta\("):
+        build_process(
+            linear_model, client=client, server="sgd" if server == "sgd" else moves
+        )
 
 
 @pytest.mark.parametrize("name", ["send", "client", "aggregator", "server"])
@@ -150,6 +184,26 @@ def test_control_flow_of_users_functions_is_of_tensors(
             {"server": lambda weights, state, _: (weights.trainable, state)},
             "Expected `server` to return weights of type",
             id="no weights",
+        ),
+        pytest.param(
+            {"client": lambda a, b, own: (a, b, own)}, "begin with as `client_state`",
+            id="nothing to begin with",
+        ),
+        pytest.param(
+            {"server": lambda weights, state, _: (weights, (state, 1))},
+            r"as `server_state` begins it, `<>`, found `<<>,int32>`",
+            id="another state",
+        ),
+        pytest.param({"aggregator": "median"}, r"an object, .*median\(\)`", id="name"),
+        pytest.param({"aggregator": Two}, "pass an object, such", id="class"),
+        pytest.param({"aggregator": Two()}, "`Two.server` to return the", id="two"),
+        pytest.param(
+            {"aggregator": Two(3)}, "metrics by name, .* none, found", id="no metrics"
+        ),
+        pytest.param(
+            {"aggregator": Two({}, state=np.int32(0))},
+            "`initial_state` begins it, `int32`, found `<int32,int32>`",
+            id="another state of an aggregator",
         ),
         pytest.param({"client": 3}, "function of TensorFlow or a Part", id="a number"),
     ],

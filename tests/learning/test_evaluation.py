@@ -85,6 +85,13 @@ def test_evaluation_takes_the_state_of_a_training() -> None:
     np.testing.assert_allclose(of_state["loss"], loss(y, trained(x)), rtol=1e-5)
 
 
+def test_a_state_in_place_of_its_weights_is_told(linear_model: Model) -> None:
+    state = build_fed_avg(linear_model, "sgd").initialize()
+
+    with pytest.raises(errors.ValueMismatchError, match=r"4: pass its `weights`, such"):
+        build_fed_eval(linear_model).next(state, [[]])
+
+
 def test_evaluation_over_no_examples_has_no_loss() -> None:
     _, model = build_model()
     evaluation = build_fed_eval(model)

@@ -26,7 +26,9 @@ def send(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_ends_a_run_saved(tmp_path: Any, number: signal.Signals) -> None:
+def test_signal_ends_a_run_saved(
+    tmp_path: Any, number: signal.Signals, caplog: pytest.LogCaptureFixture
+) -> None:
     former = signal.getsignal(number)
     tally = build_tally()
 
@@ -48,6 +50,7 @@ def test_signal_ends_a_run_saved(tmp_path: Any, number: signal.Signals) -> None:
     assert result.state.round_index == len(result.history) == 3
     assert seconds < 10
     assert signal.getsignal(number) is former
+    assert f"after round 3, saved in `{tmp_path}`: the same call" in caplog.text
     rest = run(tally, CLIENTS, num_rounds=9, cohort_size=2, storage_path=tmp_path)
     whole = run(tally, CLIENTS, num_rounds=9, cohort_size=2)
     assert rest.state == whole.state

@@ -22,9 +22,9 @@ def build_keras_model() -> keras.Model:
     )
 
 
-def build_model(keras_model: keras.Model) -> Model:
+def build_model(keras_model: keras.Model, metrics: Any = ()) -> Model:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return Model.from_keras(keras_model, loss=loss)
+    return Model.from_keras(keras_model, loss=loss, metrics=metrics)
 
 
 def test_types_follow_the_keras_model() -> None:
@@ -59,6 +59,33 @@ def test_trained_model_is_saved_and_loaded(tmp_path: pathlib.Path) -> None:
         np.testing.assert_array_equal(variable.numpy(), weight)
     np.testing.assert_array_equal(loaded(x), model.to_keras(state.weights)(x))
     np.testing.assert_equal(keras_model.get_weights(), untrained)
+
+
+def _raise(labels: Any, predictions: Any) -> Any:
+    raise KeyError("my own mistake")
+
+
+def _to_numpy(labels: Any, predictions: Any) -> Any:
+    return np.mean((labels - predictions) ** 2)
+
+
+@pytest.mark.parametrize("function", [_raise, _to_numpy])
+def test_a_loss_of_the_users_that_raises_is_told_by_its_line(function: Any) -> None:
+    model = Model.from_keras(build_keras_model(), loss=function)
+    line = function.__code__.co_firstlineno + 1
+
+    with pytest.raises(errors.ValueMismatchError) as caught:
+        build_fed_avg(model, "sgd")
+
+    message = str(caught.value)
+    assert f"At test_models.py:{line}, in `{function.__name__}`. Mend" in message
+    assert f"that `{function.__name__[1:]}` raises" in message
+    assert "label_type" not in message
+
+
+def test_a_metric_of_the_users_that_raises_is_told_by_its_line() -> None:
+    with pytest.raises(errors.ValueMismatchError, match=r"At test_models\.py:\d+, in"):
+        build_model(build_keras_model(), [_raise])
 
 
 def test_model_without_weights_is_refused() -> None:

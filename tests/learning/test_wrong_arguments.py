@@ -2,16 +2,19 @@
 
 # pyright: reportUnknownLambdaType=false
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import learning
+from ray_fed.data import ClientData
 from ray_fed.learning import Model
 
 
@@ -59,14 +62,27 @@ def test_rates_are_numbers_of_any_kind(linear_model: Model) -> None:
     [
         ({1, 2}, "a sequence or a dictionary"),
         ({}, "Expected clients in `data`, found none"),
+        (pd.DataFrame({"x": [1.0]}), r"`DataFrame`: pass `ClientData\.from_table"),
     ],
-    ids=["set", "none"],
+    ids=["set", "none", "table"],
 )
 def test_a_run_takes_clients_by_index_or_id(
     averaging: Any, data: Any, text: str
 ) -> None:
     with pytest.raises(errors.ConfigError, match=text):
         learning.run(averaging, data, num_rounds=1)
+
+
+def test_clients_of_another_type_are_refused_before_a_folder_is_made(
+    linear_model: Model, tmp_path: pathlib.Path
+) -> None:
+    process = learning.build_fed_avg(linear_model, sgd())
+    table = {"who": ["a"], "x": [1.0], "y": [1.0]}
+    data = ClientData.from_table(table, client="who", x=["x"] * 3, y=["y"]).batch(1)
+
+    with pytest.raises(errors.ValueMismatchError, match="`x` to float32, `y` to flo"):
+        learning.run(process, data, num_rounds=1, storage_path=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def _given(inner: Any) -> Any:
@@ -206,9 +222,9 @@ def test_schedules_of_ones_own_are_traced_or_refused(linear_model: Model) -> Non
 def test_parts_of_another_kind_are_told_in_words(linear_model: Model) -> None:
     part: Any = object()
 
-    with pytest.raises(errors.ValueMismatchError, match="Part or Aggregator as"):
+    with pytest.raises(errors.ValueMismatchError, match="Expected an aggregator"):
         learning.build_process(linear_model, client=part, server="sgd", aggregator=part)
-    with pytest.raises(errors.ValueMismatchError, match="Aggregator as `aggregator`"):
+    with pytest.raises(errors.ValueMismatchError, match="Expected an aggregator"):
         learning.build_fed_avg(linear_model, sgd(), aggregator=part)
     with pytest.raises(errors.ValueMismatchError, match="of Guards as `guards`"):
         learning.build_fed_avg(linear_model, sgd(), guards=part)

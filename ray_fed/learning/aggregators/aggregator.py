@@ -104,7 +104,15 @@ class Summed(Aggregator):
         has_metrics = True
 
         def finish(sums: Any, state: Any) -> tuple[Any, Any, Any]:
-            aggregate, new, metrics = server(sums, state)
+            returned = server(sums, state)
+            is_whole = isinstance(returned, tuple | list) and len(returned) == 3  # noqa: PLR2004
+            if not is_whole or not isinstance(returned[2], Mapping):
+                raise errors.ValueMismatchError(
+                    f"Expected `{type(self).__name__}.server` to return the aggregate,"
+                    " its state, and metrics by name, `{}` where there are none, found"
+                    f" {errors.describe(returned)}."
+                )
+            aggregate, new, metrics = returned
             if _is_alike(aggregate, like):
                 aggregate = self.restore(aggregate, like)
             nonlocal has_metrics
@@ -127,6 +135,13 @@ class Summed(Aggregator):
                 state_type.member,
                 add.type_signature.result,
             )
+            state_after = end.type_signature.result[0]
+            if not state_type.member.is_assignable_from(state_after):
+                raise errors.ValueMismatchError(
+                    f"Expected `{type(self).__name__}.server` to return its state"
+                    f" second, as `initial_state` begins it, `{state_type.member}`,"
+                    f" found `{state_after}`."
+                )
 
             @fl.federated_computation(state_type, *placed)
             def merge(state: Any, update: Any, weight: Any) -> Any:

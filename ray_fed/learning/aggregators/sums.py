@@ -9,13 +9,13 @@ import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.errors as errors
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
     Summed,
     refuse_statistics,
     scaled,
 )
-from ray_fed.learning.checks import expect_kind
 from ray_fed.learning.processes import Part
 from ray_fed.learning.totals import narrowed
 
@@ -104,8 +104,18 @@ def inner_or_mean(inner: Aggregator | None) -> Aggregator:
         ValueMismatchError: it is no aggregator.
     """
     inner = Mean() if inner is None else inner
-    expect_kind("aggregator", inner, Aggregator)
+    expect_aggregator(inner)
     return inner
+
+
+def expect_aggregator(value: object, *others: type) -> None:
+    """Raise ValueMismatchError unless a value is an aggregator, or of other classes."""
+    if not isinstance(value, (Aggregator, *others)):
+        raise errors.ValueMismatchError(
+            "Expected an aggregator, found"
+            f" {errors.describe(value)}: pass an object, such as"
+            " `learning.aggregators.median()`."
+        )
 
 
 def mean(*, weighted: bool = True) -> Aggregator:
