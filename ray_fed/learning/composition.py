@@ -169,8 +169,7 @@ def build_process(
 
     `server` of a client is what `send` returns, `batches` a `tf.data.Dataset` of the
     model's `batch_type`. An update is any structure of tensors, such as `model.delta`;
-    a weight is a number, 0 leaves the client out, and a float below 0 ends the round
-    with an error that names the client; totals are those of `LocalTraining`,
+    a weight is a number, 0 leaves the client out; totals are those of `LocalTraining`,
     `model.evaluate`, or of `model.forward` over the batches. With `client_state`,
     clients keep something between rounds: the function takes and returns it last.
 
@@ -349,14 +348,6 @@ def _read_result(returned: Any, *, keeps: bool) -> tuple[ClientResult, Any]:
             " a `client_state`."
         )
     update, weight, totals, *kept = found
-    weight = tf.convert_to_tensor(weight)
-    if weight.dtype.is_floating:  # not a count, such as of examples
-        (weight,) = require(
-            tf.logical_not(weight < 0),  # of NaN the guard decides
-            "Expected a weight of at least 0 from the function of a client, found one"
-            " below 0: weigh by what is none, such as the number of examples",
-            weight,
-        )
     result = ClientResult(update, tf.cast(weight, tf.float32), Measured(totals, ()))
     return result, kept[0] if keeps else None
 
