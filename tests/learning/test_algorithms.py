@@ -31,7 +31,7 @@ from tests.learning import references
 BatchMaker = Callable[..., list[Any]]
 
 RATE = 0.05
-ROUNDS = 8
+ROUNDS = 20
 SIZES = [[4, 4, 1], [2], [7, 7, 3]]
 
 

@@ -182,7 +182,7 @@ def test_adapters_alone_travel(
     keras_model = enable_lora(keras.Sequential(layers))
     model = build_model(keras_model)
     process = learning.build_fed_avg(model, keras.optimizers.SGD(0.1))
-    context = ray_contexts(workers=2, subrounds=1)
+    context = ray_contexts(workers=1, subrounds=1)
     fl.framework.set_default_context(context)
 
     state = run_rounds(process, [[BATCH], [BATCH]], 2)
@@ -193,8 +193,7 @@ def test_adapters_alone_travel(
     others = sum(v.value.numpy().nbytes for v in keras_model.non_trainable_variables)
     assert others > trained
     assert trained <= report.bytes_broadcast < 1.1 * trained
-    # A partial of each worker, and what they come to.
-    assert trained <= report.bytes_returned < 1.1 * 3 * trained
+    assert trained <= report.bytes_returned < 1.1 * trained
 
 
 def test_another_base_is_another_process() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 _SCRIPT = pathlib.Path(__file__).parent / "run_script.py"
 NUM_ROUNDS = 20
+PAUSE_S = 60
 KILLS_VARIABLE = "PROOF_KILLS"
 """Kills of program, Ray and folder in a run; 10 for the whole proof."""
 
@@ -124,3 +125,17 @@ def test_signal_saves_and_leaves(
     saved = list((tmp_path / "told" / "states").glob("round_*.zip"))
     assert f"round_{rounds}.zip" in [path.name for path in saved]
     assert finish("local", tmp_path / "told") == whole[0]
+
+
+@pytest.mark.slow
+def test_second_signal_leaves_at_once(tmp_path: pathlib.Path) -> None:
+    with start("local", tmp_path / "told", pause_s=PAUSE_S) as script:
+        wait_for(script, "round 0\n")
+        script.send_signal(signal.SIGINT)
+        time.sleep(0.5)  # the first one is seen
+        since = time.monotonic()
+        script.send_signal(signal.SIGTERM)
+        script.wait()
+
+    assert script.returncode == -signal.SIGTERM
+    assert time.monotonic() - since < PAUSE_S / 2
