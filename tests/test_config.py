@@ -187,8 +187,9 @@ def test_numbers_of_a_range_are_taken_as_they_are_and_no_others(name: str) -> No
 
 
 def test_less_than_ray_gives_is_refused() -> None:
+    told = r"0\.0001, the least that Ray gives"
     for name in ("num_cpus", "num_gpus", "resources.tpu"):
-        with pytest.raises(errors.ConfigError, match=r"0\.0001, the least that Ray g"):
+        with pytest.raises(errors.ConfigError, match=told):
             Config(**_setting(f"workers.{name}", 1e-5))
 
 
@@ -350,6 +351,15 @@ def test_later_sources_win(
     assert config.retry == Retry(crash=1, memory=2, preemption=3)
     monkeypatch.setenv("RAY_FED_BACKEND", "ray")
     assert Config.load(path, backend="local").backend == "local"
+
+
+def test_unknown_variable_is_refused_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_FED_RETRY__CRAHS", "5")
+
+    with pytest.raises(errors.ConfigError, match=r"did you mean `retry\.crash`"):
+        Config.load()
 
 
 def test_count_of_one_source_keeps_the_rest_of_another(

@@ -185,6 +185,8 @@ def test_value_that_would_need_pickle_is_refused(
         run(manager.save({"inside": [1, value]}, 1))
     with pytest.raises(TypeError, match="the whole state"):
         run(manager.save(value, 1))
+    with pytest.raises(TypeError, match="found the whole state of Python type `obj"):
+        run(manager.save(object(), 1))
 
     assert run(manager.get_versions()) is None
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
