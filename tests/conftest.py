@@ -5,6 +5,7 @@ import gc
 import pathlib
 import re
 import signal
+import subprocess
 from typing import Any
 
 import hypothesis
@@ -63,6 +64,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Any:
+    """Show what a process wrote to its standard error before it failed."""
+    report = yield
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, subprocess.CalledProcessError):
+        report.sections.append(("stderr of the process", str(error.stderr)))
+    return report
 
 
 def pytest_terminal_summary(

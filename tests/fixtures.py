@@ -55,7 +55,25 @@ def ray_cluster() -> Iterator[None]:
 
 
 class RayMemory:
-    """What Ray holds for this process."""
+    """What Ray holds for this process, and held as the test began."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Take what is held now for what is held as the test began."""
+        gc.collect()
+        self._references = self.rest(self.num_references)
+        self._stored = self.rest(self.stored_bytes)
+
+    def left(self) -> tuple[int, int]:
+        """Return how many objects and bytes came, once none did, or after a while.
+
+        What tests before left, the store of a dataset of Ray Data say, does not count.
+        """
+        references = self.settle(self.num_references, self._references)
+        stored = self.settle(self.stored_bytes, self._stored)
+        return max(0, references - self._references), max(0, stored - self._stored)
 
     def num_references(self) -> int:
         """Return how many objects this process has a share in, as lineage too.
@@ -106,7 +124,6 @@ def ray_memory(ray_cluster: None) -> RayMemory:
 
     What a test measures itself is to be freed without the collector.
     """
-    gc.collect()
     return RayMemory()
 
 

@@ -208,7 +208,7 @@ def test_work_that_raised_holds_nothing(
     time.sleep(2 * worker_actor.LEFT_S)  # other processes are done with it
     context.invoke(add_up, [1, 2])  # workers are told what is gone
 
-    assert ray_memory.settle(ray_memory.num_references, 0) == 0
+    assert ray_memory.left() == (0, 0)
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_subrounds_that_were_ended_leave_their_workers_at_work(
         lost = [a for s in context.last_report.subrounds for a in s.lost]  # pyright: ignore[reportOptionalMemberAccess]
         assert not lost
 
-    assert ray_memory.settle(ray_memory.num_references, 0) == 0
+    assert ray_memory.left() == (0, 0)
 
 
 class Seen(list[events.Event]):

@@ -281,5 +281,4 @@ def test_nothing_stays_in_the_store(
     context.invoke(clipped_mean(tmp_path), CLIENTS)
     context.invoke(own_results(tmp_path), [CLIENTS, 2.0])
 
-    assert ray_memory.settle(ray_memory.num_references, 0) == 0
-    assert ray_memory.settle(ray_memory.stored_bytes, 0) == 0
+    assert ray_memory.left() == (0, 0)
