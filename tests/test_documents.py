@@ -196,6 +196,7 @@ def test_code_runs_and_prints_what_it_says(
 
 
 @_MODELS_SAVED
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster", "_shut_down")
 @pytest.mark.parametrize("name", ON_RAY)

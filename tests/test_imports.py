@@ -216,6 +216,7 @@ def test_public_names_are_imported_as_they_are_used(package: types.ModuleType) -
         package.nix  # noqa: B018
 
 
+@pytest.mark.slow
 def test_front_end_is_imported_before_tensorflow_and_all_without_a_word() -> None:
     done = run(
         "-c",

@@ -287,9 +287,21 @@ CASES: dict[str, Case] = {
     "select": Case(selected_by(fl.federated_select), by_client=2),
     "secure select": Case(selected_by(fl.federated_secure_select), by_client=2),
 }
-EACH_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-ON_RAY = ("aggregate, all but zero", "two stages", "sequences at clients", "select")
-"""Of each kind of evaluation one: workers run the code of threads."""
+OF_EACH_KIND = (
+    "aggregate, all but zero",
+    "two stages",
+    "sequences at clients",
+    "select",
+)
+EACH_CASE = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, id=name, marks=[pytest.mark.slow] * (name not in OF_EACH_KIND)
+        )
+        for name, case in CASES.items()
+    ],
+)
 
 
 def draws(context: Any, case: Case) -> list[float]:
@@ -339,7 +351,7 @@ def test_draws_on_ray_are_those_of_one_process(
     local = local_contexts(workers=1, clients_per_leaf=LEAF)
     context = ray_contexts(workers=2, subrounds=4, clients_per_leaf=LEAF)
 
-    for index, name in enumerate(ON_RAY):
+    for index, name in enumerate(OF_EACH_KIND):
         for other in (context, local):
             other.resume_at(index)
         assert draws(context, CASES[name]) == draws(local, CASES[name])

@@ -68,9 +68,13 @@ LAST: dict[str, list[str]] = {
     "an unknown column": ["`dosis`", "Did you mean `dose`?"],
 }
 ON_RAY = ["a loader", "a layer"]
+QUICK = ["a cell that is NaN", *ON_RAY, "an unknown column"]
 
 
-@pytest.mark.parametrize("name", LAST)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in QUICK)) for n in LAST],
+)
 def test_an_error_is_short(
     name: str, local_contexts: Any, tmp_path: pathlib.Path
 ) -> None:

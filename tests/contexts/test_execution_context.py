@@ -268,6 +268,7 @@ def test_report_counts_the_seconds_that_an_argument_takes_to_read(
     assert report.clients_per_second <= 2 / 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_worker_that_dies_between_rounds_costs_no_bit(
     ray_contexts: ContextFactory,

@@ -142,8 +142,10 @@ EACH_BACKEND = pytest.mark.parametrize(
 
 @pytest.fixture
 def build(request: pytest.FixtureRequest) -> ContextFactory:
-    backend = getattr(request, "param", "local")
-    contexts = request.getfixturevalue(f"{backend}_contexts")
+    is_on_ray = getattr(request, "param", "local") == "ray"
+    contexts = request.getfixturevalue(
+        "ray_contexts" if is_on_ray else "local_contexts"
+    )
 
     def make(**settings: Any) -> ExecutionContext:
         return contexts(workers=2, subrounds=3, clients_per_leaf=2, **settings)

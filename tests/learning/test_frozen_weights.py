@@ -174,6 +174,7 @@ def test_training_is_that_of_keras(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_adapters_alone_travel(
     ray_contexts: Callable[..., ExecutionContext],

@@ -251,7 +251,7 @@ RANDOM_GROUPS: dict[str, tuple[Any, dict[str, Callable[[], Any]]]] = {
     "volumes": (VOLUMES, RANDOM_VOLUMES),
     "images": (IMAGES, RANDOM_IMAGES),
 }
-QUICK = ["numbers", "words"]
+QUICK = ["words"]
 
 
 def test_table_has_every_layer() -> None:
@@ -427,7 +427,14 @@ def build_called() -> keras.Model:
     return keras_model
 
 
-@pytest.mark.parametrize("build", [build_counting, build_shifting, build_called])
+@pytest.mark.parametrize(
+    "build",
+    [
+        build_counting,
+        pytest.param(build_shifting, marks=pytest.mark.slow),
+        pytest.param(build_called, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_of_other_kinds_are_those_of_fit(build: Any) -> None:
     reference = fit(build())
 

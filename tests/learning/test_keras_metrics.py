@@ -215,13 +215,14 @@ def judge_metrics(layout: Layout, cells: dict[str, Any]) -> Counter[str]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("rows of one value", (63, 11, 2)),
-        pytest.param("classes", (8, 68, 0), marks=pytest.mark.slow),
-        pytest.param("column of classes", (47, 29, 0), marks=pytest.mark.slow),
-        pytest.param("one-hot", (61, 15, 0), marks=pytest.mark.slow),
+        ("classes", (8, 68, 0)),
+        ("column of classes", (47, 29, 0)),
+        ("one-hot", (61, 15, 0)),
     ],
 )
 def test_metrics_have_the_numbers_of_keras_or_are_refused(
@@ -347,6 +348,7 @@ def metrics_of_all_kinds() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_clients_and_training_have_the_metrics_of_keras() -> None:
     layout = make_layout("rows of one value")
     metrics = [*metrics_of_all_kinds(), OwnSqueeze()]

@@ -207,7 +207,12 @@ def expect_as_fit(
     ("cls", "where", "first"),
     [
         (keras.optimizers.Muon, "client", "sparse"),
-        (keras.optimizers.ScheduleFreeAdamW, "client", "sparse"),
+        pytest.param(
+            keras.optimizers.ScheduleFreeAdamW,
+            "client",
+            "sparse",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(keras.optimizers.Adam, "server", "dense", marks=pytest.mark.slow),
     ],
 )
@@ -315,7 +320,11 @@ def used_before(_: keras.Model) -> Any:
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(excluding(var_names=["^net/hidden"]), id="excluded paths"),
+        pytest.param(
+            excluding(var_names=["^net/hidden"]),
+            id="excluded paths",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(excluding_variables, id="excluded variables"),
         pytest.param(several, id="several", marks=pytest.mark.slow),
         pytest.param(lambda _: "rmsprop", id="by name", marks=pytest.mark.slow),
@@ -326,7 +335,9 @@ def used_before(_: keras.Model) -> Any:
             lambda _: SGD(lambda: 0.05), id="function", marks=pytest.mark.slow
         ),
         pytest.param(lambda _: Scaled(5.0, learning_rate=0.01), id="own class"),
-        pytest.param(lambda _: Tripled(0.1), id="own gradients"),
+        pytest.param(
+            lambda _: Tripled(0.1), id="own gradients", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_no_config_has_is_as_in_keras(make: Any) -> None:

@@ -80,6 +80,7 @@ def draw_batch(random: np.random.Generator, num_rows: int) -> Any:
     }
 
 
+@pytest.mark.slow
 def test_round_and_evaluation_are_those_of_keras(
     thread_context: ExecutionContext,
 ) -> None:

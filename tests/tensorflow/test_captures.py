@@ -119,6 +119,7 @@ print(devices.set_threads(1))
 """
 
 
+@pytest.mark.slow
 def test_tracing_leaves_threads_to_be_set(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "trace.py"
     script.write_text(TRACE)

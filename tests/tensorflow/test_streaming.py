@@ -110,6 +110,7 @@ SECOND_FORMS = {
     "npz by columns",
     "parquet of zeros",
     "arrow",
+    "parquet",
 }
 
 

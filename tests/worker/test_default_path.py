@@ -48,9 +48,9 @@ with ray_fed.init("local" if backend == "ray" else None, config=config) as conte
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "backend",
-    ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])],
+    "backend", ["local", pytest.param("ray", marks=pytest.mark.ray)]
 )
 def test_eager_executors_run_every_graph_and_strategies_every_subround(
     backend: str, tmp_path: pathlib.Path

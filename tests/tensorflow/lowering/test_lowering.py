@@ -682,16 +682,20 @@ def written(request: pytest.FixtureRequest) -> Written:
     return Written(comp, arg, run_written(comp, arg))
 
 
-def test_results_are_the_same_bit_for_bit(
+def test_results_are_the_same_bit_for_bit(written: Written) -> None:
+    found = run_lowered(written.comp, written.arg)
+
+    for value, wanted in zip(found, written.results, strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.slow
+def test_functions_that_are_called_give_the_same_bits(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = run_lowered(written.comp, written.arg)
     monkeypatch.setattr(inlining, "LARGE", 1)
-    called = run_lowered(written.comp, written.arg)
 
-    for found in (copied, called):
-        for value, wanted in zip(found, written.results, strict=True):
-            np.testing.assert_array_equal(value, wanted)
+    test_results_are_the_same_bit_for_bit(written)
 
 
 def _reduced_by(add: Any, ds: Any) -> Any:

@@ -152,11 +152,12 @@ print(json.dumps([found, started >= 3 * NUM_THREADS, given == dict(os.environ)])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "places", "has_own_threads"),
     [
         ("in time", [0, 1, 2], True),
-        pytest.param("by the user", [0, 1, 0], False, marks=pytest.mark.slow),
+        ("by the user", [0, 1, 0], False),
     ],
 )
 def test_executors_that_share_a_process_have_a_cpu_device_each(
