@@ -315,17 +315,28 @@ def pack_result(
     evaluated: Evaluated, noted: Sequence[Note], by: WorkerDescription
 ) -> list[Any]:
     """Return what a plan came to, to travel: a list, which Ray takes apart itself."""
-    head = dataclasses.replace(evaluated, values=[])
-    return [pickle.dumps((head, noted, by)), *map(encode, evaluated.values)]
+    encoded = list(map(encode, evaluated.values))
+    head = dataclasses.replace(evaluated, values=list(map(stored.count_bytes, encoded)))
+    return [pickle.dumps((head, noted, by)), *encoded]
 
 
 def unpack_result(
     packed: Sequence[Any],
 ) -> tuple[Evaluated, Sequence[Note], WorkerDescription]:
-    """Return what `pack_result` packed; values stay encoded."""
-    head, *encoded = packed
+    """Return what `pack_result` packed.
+
+    Args:
+        packed: the list; or its first element, and references to the others.
+
+    Returns:
+        What the plan came to, whose values stay encoded, or are `Stored`; then what was
+        noted, and the worker.
+    """
+    head, *values = packed
     evaluated, noted, by = pickle.loads(head)
-    return dataclasses.replace(evaluated, values=encoded), noted, by
+    if values and isinstance(values[0], ray.ObjectRef):
+        values = list(map(Stored, values, evaluated.values))
+    return dataclasses.replace(evaluated, values=values), noted, by
 
 
 def store(value: Any) -> tuple[Any, int]:

@@ -17,7 +17,7 @@ import asyncio
 import collections
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import federated_language as fl
@@ -115,9 +115,15 @@ class Worker:
             ContextStateError: this process has left the Ray that it is on.
             Exception: what the method raised.
         """
+        with self.reached():
+            return await getattr(self.handle, method).remote(self.scope, *args)
+
+    @contextlib.contextmanager
+    def reached(self) -> Generator[None]:
+        """Raise what an answer, or what the worker holds, raised inside: see `call`."""
         try:
             with self._watched():
-                return await getattr(self.handle, method).remote(self.scope, *args)
+                yield
         except ray.exceptions.RayError as error:
             # The argument of a call may have been lost, not the worker.
             is_task = isinstance(error, ray.exceptions.RayTaskError)
@@ -127,12 +133,22 @@ class Worker:
             self.found_no_memory = isinstance(cause, errors.WorkerMemoryError)
             raise cause from None
 
-    async def evaluate(self, work: "WorkerWork") -> Evaluated:
+    async def evaluate(self, work: "WorkerWork", num_stored: int = 0) -> Evaluated:
         """Evaluate all of a plan in one call; values are encoded.
 
         The call ends between clients where nobody waits for it.
+
+        Args:
+            work: the plan.
+            num_stored: how many values are left in the object store, `Stored`; 0: none.
         """
-        answer = await self.call("evaluate", *work.for_worker())
+        if num_stored:
+            evaluate = self.handle.evaluate.options(num_returns=1 + num_stored)
+            with self.reached():
+                head, *references = evaluate.remote(self.scope, *work.for_worker())
+                answer = [await head, *references]
+        else:
+            answer = await self.call("evaluate", *work.for_worker())
         evaluated, noted, self.described = object_store.unpack_result(answer)
         diagnostics.note(noted)
         return evaluated

@@ -23,7 +23,6 @@ import ray
 import ray.exceptions
 from ray._private import state as ray_state  # no public name for jobs
 from ray.util.placement_group import get_current_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -49,9 +48,6 @@ _NAMED_CALLS = 100
 
 _LOOK_S = 0.5
 """How often to see whether a subround that takes long is a straggler."""
-
-_RETURNED_BYTES = 64 * 1024
-"""Smaller values come back in the answer of a task, and are in this process then."""
 
 
 def _say_nothing(activity: str) -> None:
@@ -152,13 +148,12 @@ class _Submitted:
 
 
 class RayRunner(fl.framework.AsyncContext):
-    """Runs one plan at a time: a subround, and what keeps its result, as a Ray task.
+    """Runs one plan at a time: a subround as a Ray task, a finish as a worker's call.
 
     Ray repeats a task whose worker died (`WorkerLost`), and one whose own process or
-    node died, within the budgets that its attempts count. A finish whose result is
-    wanted here is one call of a worker, attempted from here in the same way. A subround
-    that takes far longer than its siblings is submitted once more, to an idle worker:
-    the first result counts.
+    node died, within the budgets that its attempts count. A finish is attempted from
+    here in the same way. A subround that takes far longer than its siblings is
+    submitted once more, to an idle worker: the first result counts.
 
     Args:
         workers: the pool; not owned.
@@ -179,46 +174,46 @@ class RayRunner(fl.framework.AsyncContext):
     @override
     async def invoke(self, comp: Any, arg: Any) -> outcomes.Outcome:
         with self.pool.job.watched():
-            is_subround = isinstance(comp, plans.Subround)
-            if not is_subround and comp.components_type is None:
-                return await self._finish_here(comp, arg)
-            clients = name_clients(arg) if is_subround else b""
-            num_workers = comp.num_workers if is_subround else 1
+            if isinstance(comp, plans.Finish):
+                return await self._finish(comp, arg)
+            clients = name_clients(arg)
             first = _Submitted(self, comp, arg, f"{self._prefix}-{next(self._names)}")
-            team = await self.pool.take(clients, num_workers)
+            team = await self.pool.take(clients, comp.num_workers)
             try:
                 first.begin(team)
                 slower: tuple[outcomes.Attempt, ...] = ()
                 ended = first
-                if is_subround and self._config.stragglers.enabled:
+                if self._config.stragglers.enabled:
                     ended, slower = await self._run_with_backup(first)
                 else:
                     await first.wait()
             except BaseException as error:  # noqa: BLE001 (what ends a call is told)
                 first.leave()
                 raise failures.final_error(error) from None
-            outcome, refs = ended.outcome(), ended.values
+            outcome = ended.outcome()
             self.pool.note_holder(clients, outcome.worker)
+            values: list[Any]
+            values = list(map(stored.Stored, ended.values, outcome.value_bytes))
             if comp.components_type is not None:
-                refs = await self._bring_home(refs, outcome.value_bytes)
-            if _stays_stored(comp):
-                values: list[Any] = list(map(stored.Stored, refs, outcome.value_bytes))
-            else:
-                values = [object_store.decode(await ref) for ref in refs]
+                timeout_s = self._config.subrounds.timeout_s
+                values = await subround.bring_home(values, timeout_s)
+            elif comp.merge is None or comp.finish is not None:
+                values = [object_store.decode(await ref) for ref in ended.values]
             lost = (*outcome.lost, *slower)
             return dataclasses.replace(outcome, values=tuple(values), lost=lost)
 
-    async def _finish_here(self, comp: plans.Finish, arg: Any) -> outcomes.Outcome:
-        """Run a finish whose result is wanted here: attempts are made from here.
+    async def _finish(self, comp: plans.Finish, arg: Any) -> outcomes.Outcome:
+        """Run a finish; attempts are made from here.
 
         A task between would take longer than all else that ends a small round.
         """
         name = f"{self._prefix}-{next(self._names)}"
+        stays = comp.components_type is not None
         team = await self.pool.take(b"", 1)
         lost: Sequence[outcomes.Attempt] = ()
         try:
             handles, terms = self.terms_of(team)
-            work = Work.of(name, terms, comp, arg)
+            work = Work.of(name, terms, comp, arg, _num_values(comp) if stays else 0)
             outcome, values = await _attempt(handles, work)
             lost = outcome.lost
         except BaseException as error:  # noqa: BLE001 (what ends a call is told)
@@ -226,8 +221,8 @@ class RayRunner(fl.framework.AsyncContext):
             raise failures.final_error(error) from None
         finally:
             self.pool.give_back(team, lost)
-        decoded = tuple(map(object_store.decode, values))
-        return dataclasses.replace(outcome, values=decoded)
+        kept = tuple(values if stays else map(object_store.decode, values))
+        return dataclasses.replace(outcome, values=kept)
 
     async def _run_with_backup(
         self, first: _Submitted
@@ -279,39 +274,12 @@ class RayRunner(fl.framework.AsyncContext):
         )
 
     def task_of(self, comp: Any) -> Any:
-        """Return the task that runs a plan."""
-        kind, number = type(comp).__name__.lower(), comp.draw.invocation
-        name = f"ray_fed {kind} of {_name_call(number)} of {self._program}"
+        """Return the task that runs a subround."""
+        call = _name_call(comp.draw.invocation)
+        name = f"ray_fed subround of {call} of {self._program}"
         retry = self._config.retry
         max_retries = retry.crash + retry.preemption + retry.memory + retry.hang
         return _task(name, 1 + _num_values(comp), max_retries)
-
-    async def _bring_home(self, refs: list[Any], sizes: Sequence[int]) -> list[Any]:
-        """Return references to results that this node's store has: see `subround.keep`.
-
-        Raises:
-            DeadlineError: it took longer than `subrounds.timeout_s`.
-        """
-        large = [i for i, size in enumerate(sizes) if size >= _RETURNED_BYTES]
-        if not large:
-            return refs
-        here: str = ray.get_runtime_context().get_node_id()
-        kept: Any = subround.keep.options(
-            num_returns=1 + len(large),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
-        )
-        is_done, *kept = kept.remote(*(refs[i] for i in large))
-        timeout_s = self._config.subrounds.timeout_s
-        try:
-            await asyncio.wait_for(is_done, timeout_s)
-        except TimeoutError:
-            raise errors.DeadlineError(
-                f"Expected a result on the driver's node within {timeout_s} s"
-                f" (`subrounds.timeout_s`), found {len(large)} of its {len(refs)} parts"
-                " still on their way."
-            ) from None
-        home = dict(zip(large, kept, strict=True))
-        return [home.get(i, ref) for i, ref in enumerate(refs)]
 
 
 async def _attempt(handles: list[Any], work: Work) -> tuple[Any, Sequence[Any]]:
@@ -383,14 +351,6 @@ def _num_values(comp: plans.Subround | plans.Finish) -> int:
     return count * len(
         components.component_types(blocks.parse_type(comp.components_type))
     )
-
-
-def _stays_stored(comp: plans.Subround | plans.Finish) -> bool:
-    if comp.components_type is not None:
-        return True
-    if isinstance(comp, plans.Finish):
-        return False
-    return comp.merge is not None and comp.finish is None
 
 
 class Session:

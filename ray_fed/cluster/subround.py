@@ -25,6 +25,7 @@ import ray
 import ray.exceptions
 from ray._private import worker as ray_worker  # no public name for a task's attempt
 from ray.experimental import internal_kv  # no public name for what outlives a process
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray_fed.errors as errors
 import ray_fed.executors.loops as loops
@@ -64,6 +65,9 @@ _YOUNG_GENERATION = 1
 
 _KNOWN_HANDLES = 64
 """Handles of workers that one process keeps between subrounds."""
+
+_RETURNED_BYTES = 64 * 1024
+"""Smaller values come back in the answer of a task, and are in this process then."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +123,8 @@ class Work:
         num_clients: of a subround; None: a finish, which a worker runs in one call.
         is_whole: whether it is a computation that is not cut, whose one leaf may hold
             clients of several workers.
+        num_stored: how many values a finish leaves in the object store; 0: none, they
+            are wanted here.
     """
 
     name: str
@@ -128,14 +134,11 @@ class Work:
     clients_per_leaf: int
     num_clients: int | None
     is_whole: bool = False
+    num_stored: int = 0
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        terms: Terms,
-        comp: Any,
-        arg: Any,
+        cls, name: str, terms: Terms, comp: Any, arg: Any, num_stored: int = 0
     ) -> "Work":
         """Pack a `plans.Subround` or a `plans.Finish`.
 
@@ -144,6 +147,7 @@ class Work:
             terms: on which it runs.
             comp: the plan.
             arg: as `worker.evaluation` takes it, but for what is stored.
+            num_stored: see `Work`.
         """
         computation, num_clients, is_whole = None, None, False
         if isinstance(comp, plans.Subround):
@@ -153,7 +157,7 @@ class Work:
                 computation, kernel = _stored_if_large(comp)
                 comp = dataclasses.replace(comp, computation=b"", kernel=kernel)
         packed, size = object_store.pack(comp, arg), comp.clients_per_leaf
-        about = (size, num_clients, is_whole)
+        about = (size, num_clients, is_whole, num_stored)
         return cls(name, terms, packed, computation, *about)
 
     def unpack(self) -> tuple[Any, Any]:
@@ -558,7 +562,7 @@ async def _running_s(worker: Worker, timeout_s: float) -> float:
 async def _evaluate(team: Sequence[Worker], work: Work) -> Evaluated:
     """Return what a plan came to on some workers, encoded."""
     if work.num_clients is None:
-        return await team[0].evaluate(work)
+        return await _evaluate_finish(team[0], work)
     executors = [RemoteExecutor(WorkerConnection(worker)) for worker in team]
     strategy = RayFederatingStrategy(
         executors[0], executors, work.num_clients, work.clients_per_leaf
@@ -566,6 +570,16 @@ async def _evaluate(team: Sequence[Worker], work: Work) -> Evaluated:
     if len(team) > 1 and work.is_whole:
         return await _evaluate_whole(team, work, strategy, executors[0])
     return await strategy.evaluate(work)
+
+
+async def _evaluate_finish(worker: Worker, work: Work) -> Evaluated:
+    evaluated = await worker.evaluate(work, work.num_stored)
+    described = cast("WorkerDescription", worker.described)
+    if not work.num_stored or described.node == _this_node():
+        return evaluated  # no call of a worker is made again for what it returned
+    with worker.reached():
+        values = await bring_home(evaluated.values, work.terms.timeout_s)
+    return dataclasses.replace(evaluated, values=values)
 
 
 async def _evaluate_whole(
@@ -646,11 +660,47 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-@ray.remote(num_cpus=0, max_retries=0)
-def keep(*values: Any) -> Any:
-    """Return that it is done, and values as objects whose making Ray does not remember.
+async def bring_home(values: Sequence[Any], timeout_s: float | None) -> list[Any]:
+    """Return values in this node's store, whose making Ray does not remember.
 
     Of what Ray can make again, it remembers how, back to the first of all calls where
     each takes the former's result; and what only a worker's node has dies with that.
+
+    Args:
+        values: `Stored`, by whichever node.
+        timeout_s: None: no bound.
+
+    Raises:
+        DeadlineError: it took longer.
     """
+    large = [i for i, value in enumerate(values) if value.num_bytes >= _RETURNED_BYTES]
+    if not large:
+        return list(values)
+    task: Any = _keep.options(
+        num_returns=1 + len(large),
+        scheduling_strategy=NodeAffinitySchedulingStrategy(_this_node(), soft=True),
+    )
+    is_done, *kept = task.remote(*(values[i].reference for i in large))
+    try:
+        await asyncio.wait_for(is_done, timeout_s)
+    except TimeoutError:
+        raise errors.DeadlineError(
+            f"Expected a result on the driver's node within {timeout_s} s"
+            f" (`subrounds.timeout_s`), found {len(large)} of its {len(values)} parts"
+            " still on their way."
+        ) from None
+    home = dict(zip(large, kept, strict=True))
+    return [
+        dataclasses.replace(value, reference=home.get(i, value.reference))
+        for i, value in enumerate(values)
+    ]
+
+
+def _this_node() -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _keep(*values: Any) -> Any:
+    """Return that it is done, and the values, as new objects."""
     return None, *values

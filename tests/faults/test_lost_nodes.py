@@ -1,5 +1,6 @@
 """A node is taken away without notice; its worker finds no other place."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.framework import RayExecutorFactory
+from ray_fed.program import RayFederatedContext
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
@@ -52,6 +54,36 @@ def test_node_that_is_removed_costs_its_subround_only(
     assert bits == expected
     assert len({s.worker_pid for s in context.last_report.subrounds}) == 1
     assert context.last_report.retries == {}
+
+
+STATE = fl.TensorType(np.float32, [100_000])
+AT_SERVER = fl.FederatedType(STATE, fl.SERVER)
+
+
+@rtf.computation(STATE, np.float32)
+def add(state: Any, x: Any) -> Any:
+    return state + x
+
+
+@fl.federated_computation(AT_SERVER, fl.FederatedType(np.float32, fl.CLIENTS))
+def step(state: Any, clients: Any) -> Any:
+    mean = fl.federated_mean(clients)
+    return fl.federated_map(add, (state, mean)), mean
+
+
+def test_state_outlives_the_nodes_that_made_it(cluster: Any, contexts: Any) -> None:
+    clients = [np.float32(x) for x in range(4)]
+    with RayFederatedContext(contexts(workers=2, subrounds=2)) as program:
+        state, mean = program.invoke(step, (np.zeros(100_000, np.float32), clients))
+        first = asyncio.run(fl.program.materialize_value(mean))
+        for node in list(cluster.worker_nodes):
+            cluster.remove_node(node, allow_graceful=False)
+            cluster.add_node(num_cpus=1)
+        state, _ = program.invoke(step, (state, clients))
+        found = asyncio.run(fl.program.materialize_value(state))
+
+    assert first == 1.5
+    np.testing.assert_array_equal(found, np.full(100_000, 3.0, np.float32))
 
 
 WAIT_TIMEOUT_S = 20.0  # also for the first two processes, on a slow machine
