@@ -524,10 +524,11 @@ def stack(arrays: Sequence[NDArray[Any]], dtype: tf.DType) -> tf.Tensor:
 
 
 def count_bytes(tensor: tf.Tensor) -> int:
-    """Return about how many bytes a tensor holds."""
+    """Return about how many bytes an eager tensor holds."""
     if tensor.dtype == tf.string:
         return int(tf.reduce_sum(tf.cast(tf.strings.length(tensor), tf.int64)))
-    return int(tf.size(tensor)) * tensor.dtype.size
+    num_elements = tensor.shape.num_elements() or 0  # no op, which takes long
+    return num_elements * tensor.dtype.size
 
 
 def _empty(shape: tuple[int, ...], dtype: tf.DType) -> NDArray[Any]:
