@@ -673,26 +673,23 @@ async def bring_home(values: Sequence[Any], timeout_s: float | None) -> list[Any
     Raises:
         DeadlineError: it took longer.
     """
-    large = [i for i, value in enumerate(values) if value.num_bytes >= _RETURNED_BYTES]
-    if not large:
+    if all(value.num_bytes < _RETURNED_BYTES for value in values):
         return list(values)
     task: Any = _keep.options(
-        num_returns=1 + len(large),
+        num_returns=1 + len(values),
         scheduling_strategy=NodeAffinitySchedulingStrategy(_this_node(), soft=True),
     )
-    is_done, *kept = task.remote(*(values[i].reference for i in large))
+    is_done, *kept = task.remote(*(value.reference for value in values))
     try:
         await asyncio.wait_for(is_done, timeout_s)
     except TimeoutError:
         raise errors.DeadlineError(
             f"Expected a result on the driver's node within {timeout_s} s"
-            f" (`subrounds.timeout_s`), found {len(large)} of its {len(values)} parts"
-            " still on their way."
+            " (`subrounds.timeout_s`), found it still on its way."
         ) from None
-    home = dict(zip(large, kept, strict=True))
     return [
-        dataclasses.replace(value, reference=home.get(i, value.reference))
-        for i, value in enumerate(values)
+        dataclasses.replace(value, reference=reference)
+        for value, reference in zip(values, kept, strict=True)
     ]
 
 
