@@ -87,7 +87,8 @@ def test_temperature_prints_the_mean_and_a_report(
 def test_sweep_finds_the_better_learning_rate() -> None:
     pytest.importorskip("ray.tune")
 
-    out = run_example("tune_learning_rates.py")
+    # Its `ray.init` would join the Ray of a test beside it, which may end any time.
+    out = run_example("tune_learning_rates.py", RAY_ADDRESS="local")
 
     assert out.splitlines()[-1] == "best learning rate: 0.3"
 
