@@ -17,6 +17,13 @@ from ray_fed.program import RayFederatedContext
 pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(300)]
 
 
+@pytest.fixture(autouse=True)
+def _two_nodes(cluster: Any) -> None:
+    """Give the cluster what a test before took away."""
+    while len(cluster.worker_nodes) < 2:
+        cluster.add_node(num_cpus=1)
+
+
 def test_node_that_is_removed_costs_its_subround_only(
     cluster: Any, contexts: Any, client_work: Any, meanwhile: Any, runs: Any
 ) -> None:
@@ -108,8 +115,6 @@ def call_for_seconds(context: Any) -> None:
 
 
 def test_worker_of_a_factory_without_a_place_is_an_error_in_time(cluster: Any) -> None:
-    while len(cluster.worker_nodes) < 2:  # after a test that took one away
-        cluster.add_node(num_cpus=1)
     workers = ray_fed.Workers(count=2, wait_timeout_s=WAIT_TIMEOUT_S)
     with RayExecutorFactory(ray_fed.Config(workers=workers), "auto") as factory:
         context = fl.framework.SyncExecutionContext(factory)
