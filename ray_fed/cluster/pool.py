@@ -574,14 +574,13 @@ class Pool:
             errors.RetryBudgetError("The subround was cancelled.", "fatal")
         )
         if self.job.is_current:
+            ending: list[concurrent.futures.Future[Any]] = []
             for member in self._members:
-                if member.described is not None or member.is_placed:
-                    member.handle.leave.remote()
-            ending = [
-                self._watches[member.name]
-                for member in self._members
-                if member.described is not None
-            ]
+                if member.described is None and not member.is_placed:
+                    continue
+                left = member.handle.leave.remote().future()
+                if member.described is not None:  # another may still start
+                    ending += [self._watches[member.name], left]
             concurrent.futures.wait(ending, timeout=_LEAVE_S)
             if not ray_ends:
                 for member in self._members:

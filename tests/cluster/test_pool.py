@@ -9,6 +9,7 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -60,7 +61,7 @@ class FakeMethod:
         if self.name == "leave":
             if not self.actor.ended.done():
                 self.actor.ended.set_result(None)
-            return None
+            return types.SimpleNamespace(future=lambda: self.actor.ended)
         futures = {"load": self.actor.loaded, "hold": self.actor.ended}
         futures["describe"] = self.actor.asked
         if not self.actor.has_place:
