@@ -1,7 +1,7 @@
 """Forms of computations: compiled and cut, or interpreted whole, the bits are equal.
 
 Each runs directly through a federating stack over the whole cohort, and compiled in
-3 and 7 subrounds. The merge tree is the same, so the results are, too.
+1, 2, 3 and 7 subrounds. The merge tree is the same, so the results are, too.
 """
 
 # pyright: reportUnknownLambdaType=false
@@ -501,9 +501,9 @@ def direct() -> Iterator[Callable[[Any, list[Any]], Any]]:
 
 @pytest.fixture(scope="module")
 def contexts() -> Iterator[list[ExecutionContext]]:
-    """Contexts that cut a round into 3 and 7 subrounds.
+    """Contexts that cut a round into 1, 2, 3 and 7 subrounds.
 
-    Between stages the first keeps what some of the clients did, the second all of it.
+    Between stages two of these keep nothing, and what some of the clients did.
     """
     some = ray_fed.Config().kept_bytes
     built = [
@@ -516,7 +516,7 @@ def contexts() -> Iterator[list[ExecutionContext]]:
                 kept_bytes=kept_bytes,
             )
         )
-        for count, kept_bytes in [(3, 40), (7, some)]
+        for count, kept_bytes in [(1, some), (2, 0), (3, 40), (7, some)]
     ]
     yield built
     for context in built:
