@@ -25,6 +25,9 @@ class BatchCaster:
     Args:
         process: of typed computations; batches of another one are left as they are.
         cast: whether it casts; None: it does, and says so once.
+
+    Attributes:
+        member: the type of what one client has; None where that is not known.
     """
 
     def __init__(self, process: Any, *, cast: bool | None) -> None:
@@ -32,25 +35,9 @@ class BatchCaster:
         parameter = getattr(signature, "parameter", None)
         *_, data = getattr(parameter, "items", lambda: [("", None)])()
         element = getattr(getattr(data[1], "member", None), "element", None)
-        self._member: Any = getattr(data[1], "member", None)
+        self.member: Any = getattr(data[1], "member", None)
         self._type: Any = element if cast is not False else None
         self._is_silent = bool(cast)
-
-    def check(self, data: object) -> None:
-        """Raise unless data is of clients, those by reference as the process takes it.
-
-        Raises:
-            ConfigError: it is a table.
-            ValueMismatchError: clients have values of another type.
-        """
-        if hasattr(data, "columns") and hasattr(data, "iloc"):
-            raise errors.ConfigError(
-                "Expected the batches of each client as `data`, found a table of"
-                f" `{type(data).__name__}`: pass `ClientData.from_table(data, client=,"
-                " x=, y=, batch_size=32)`."
-            )
-        if isinstance(data, ClientData) and self._member is not None:
-            data.check_type(self._member)
 
     def __call__(self, batches: Any) -> Any:
         """Return batches; those that stay, such as a reference, as the same object."""
@@ -99,6 +86,27 @@ class BatchCaster:
                 wanted,
             )
         return made
+
+
+def check_clients(data: object, member: fl.Type | None) -> None:
+    """Raise unless data is of clients, those by reference as they are to be.
+
+    Args:
+        data: of clients; a list's values are not looked at.
+        member: the type of what one client has; None: it is not known.
+
+    Raises:
+        ConfigError: it is a table.
+        ValueMismatchError: clients have values of another type.
+    """
+    if hasattr(data, "columns") and hasattr(data, "iloc"):
+        raise errors.ConfigError(
+            "Expected the batches of each client as `data`, found a table of"
+            f" `{type(data).__name__}`: pass `ClientData.from_table(data, client=,"
+            " x=, y=, batch_size=32)`."
+        )
+    if isinstance(data, ClientData) and member is not None:
+        data.check_type(member)
 
 
 def name_client(index: int, ids: Sequence[object]) -> str:

@@ -8,7 +8,8 @@ Source of fine-tuning before evaluation, there called personalization:
     https://arxiv.org/abs/1910.10252.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import federated_language as fl
@@ -18,6 +19,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
+from ray_fed.learning.batches import check_clients
 from ray_fed.learning.checks import check_number, expect_kind
 from ray_fed.learning.history import flatten_numbers
 from ray_fed.learning.local_training import LocalTraining
@@ -25,6 +27,7 @@ from ray_fed.learning.models import Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerLike
 from ray_fed.learning.processes import LearningProcess, build_initialize
 from ray_fed.learning.totals import Totals
+from ray_fed.program import ClientData
 
 
 @tracebacks.shorten
@@ -233,7 +236,9 @@ def choose_evaluation(
     """Return the function of the state that evaluates in a run; None: none does.
 
     Raises:
-        ConfigError: one of the two is missing, or says nothing beside the other.
+        ConfigError: one of the two is missing, or says nothing beside the other; or
+            `validation_data` is a table.
+        ValueMismatchError: `validation_data` is not what the evaluation takes.
     """
     model = getattr(process, "model", None)
     if validation_data is not None and evaluate is None and model is not None:
@@ -255,19 +260,30 @@ def choose_evaluation(
     elif isinstance(given, list) and given and not isinstance(given[0], list):
         given = [given]
     clients = list(map(caster, given)) if isinstance(given, list) else given
+    with _naming_validation_data():
+        member = step.type_signature.parameter[1].member
+        check_clients(clients, member)
+        if isinstance(clients, list):
+            ClientData.from_values(clients, member)  # which checks them
     signature = getattr(process.initialize, "type_signature", None)
     takes_all = signature is not None and (
         step.type_signature.parameter[0].is_assignable_from(signature.result)
     )
 
     def evaluate_clients(state: Any) -> Any:
-        try:
+        with _naming_validation_data():
             return step(state if takes_all else state.weights, clients)
-        except Exception as error:
-            error.add_note("The data that it is of are `validation_data`.")
-            raise
 
     return evaluate_clients
+
+
+@contextlib.contextmanager
+def _naming_validation_data() -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note("The data that it is of are `validation_data`.")
+        raise
 
 
 @tracebacks.shorten

@@ -38,6 +38,7 @@ from ray_fed.learning.accounting import SampledGaussian, TreeGaussian, check_noi
 from ray_fed.learning.batches import (
     BatchCaster,
     check_batches,
+    check_clients,
     count_rows,
     find_nan,
 )
@@ -964,7 +965,7 @@ def run(
             "progress": progress,
         }
     )
-    caster.check(data)
+    check_clients(data, caster.member)
     seed = read_whole("seed", seed, 0)
     check_number(
         "checkpoint_spacing_s", checkpoint_spacing_s, lambda s: s >= 0, "at least 0"

@@ -8,6 +8,7 @@ from typing import Any, cast
 import federated_language as fl
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 from typing_extensions import override
@@ -391,19 +392,56 @@ def test_a_wrong_input_is_told_with_its_client_and_batch(
     assert caught.value.__notes__[0].endswith(said)
 
 
-def test_an_error_of_validation_data_says_so(process: LearningProcess) -> None:
-    clients = small_clients("f4", "i4")
-    wrong = clients[0][0] | {"y": np.zeros((4, 1), np.int32)}
+@pytest.mark.parametrize(
+    ("validation_data", "error", "said"),
+    [
+        (
+            [{"x": np.zeros((4, 2), "f4"), "y": np.zeros((4, 1), "i4")}],
+            errors.ValueMismatchError,
+            "`y` of batch 0 of .*have a column",
+        ),
+        (
+            ClientData.from_values([[1, 2]], fl.SequenceType(np.int32)),
+            errors.ValueMismatchError,
+            "found `int32",
+        ),
+        (pd.DataFrame({"x": [1.0]}), errors.ConfigError, "found a table of"),
+    ],
+    ids=["list", "ClientData", "table"],
+)
+def test_wrong_validation_data_are_told_before_the_first_round(
+    process: LearningProcess,
+    validation_data: Any,
+    error: type[Exception],
+    said: str,
+) -> None:
+    rounds: list[Any] = []
 
-    with pytest.raises(
-        errors.ValueMismatchError, match=r"`y` of batch 0 of .*have a column"
-    ) as caught:
+    def stop(history: History) -> bool:
+        rounds.append(history)
+        return False
+
+    with pytest.raises(error, match=said) as caught:
         run(
             process,
-            clients,
+            small_clients("f4", "i4"),
             num_rounds=1,
-            validation_data=[wrong],
+            validation_data=validation_data,
+            stop=stop,
         )
+
+    assert rounds == []
+    assert "`validation_data`" in caught.value.__notes__[0]
+
+
+def test_an_error_while_evaluating_says_that_it_is_of_validation_data(
+    process: LearningProcess,
+) -> None:
+    clients = small_clients("f4", "i4")
+    wrong = clients[0][0] | {"y": np.full(4, 99, "i4")}
+
+    with pytest.raises(errors.ComputationError) as caught:
+        run(process, clients, num_rounds=1, validation_data=[wrong])
 
     assert "`validation_data`" in caught.value.__notes__[0]
 
