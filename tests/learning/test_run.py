@@ -14,7 +14,6 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import (
     EarlyStopping,
     History,
@@ -26,7 +25,6 @@ from ray_fed.learning import (
     run,
 )
 from ray_fed.learning.run_loop import say_who
-from ray_fed.observability import events
 from ray_fed.program import ClientData, PoissonSampler, UniformSampler
 from tests.learning.counting import CLIENTS, Counter, build_counter, build_tally
 
@@ -51,16 +49,11 @@ def test_each_round_has_the_cohort_of_its_sampler() -> None:
 
 
 class Reads(Sequence[Any]):
-    """Clients' batches; notes which clients were read, and lacks some.
-
-    As an event sink it holds up the end of a round until the clients of the next one
-    were read.
-    """
+    """Clients' batches; notes which clients were asked for, and lacks some."""
 
     def __init__(self, data: Sequence[Any], lacks: int | None = None) -> None:
         self._data, self._lacks = data, lacks
-        self._read = [threading.Event() for _ in data]
-        self.waited: list[bool] = []
+        self.asked = [threading.Event() for _ in data]
 
     @override
     def __len__(self) -> int:
@@ -70,13 +63,8 @@ class Reads(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if index == self._lacks:
             raise OSError("no such client")
-        self._read[index].set()
+        self.asked[index].set()
         return self._data[index]
-
-    def on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.SubroundFinished) and event.num_clients:
-            following = self._read[min(len(self.waited) + 1, 2)]  # of three rounds
-            self.waited.append(following.wait(timeout=60))
 
 
 class OneByOne:
@@ -88,20 +76,23 @@ class OneByOne:
 
 
 def test_the_next_round_is_called_while_one_runs(
-    averaging: LearningProcess,
-    make_batches: Callable[..., list[Any]],
-    thread_context: ExecutionContext,
+    averaging: LearningProcess, make_batches: Callable[..., list[Any]]
 ) -> None:
     data = [make_batches([3], seed) for seed in range(3)]
     expected = run(averaging, data, num_rounds=3, sampler=OneByOne())
-    reads = Reads(data)
-    thread_context.subscribe(reads)
-    try:
-        result = run(averaging, reads, num_rounds=3, sampler=OneByOne())
-    finally:
-        thread_context.unsubscribe(reads)
+    waited: list[bool] = []
 
-    assert reads.waited == [True] * 3
+    def load(client: int) -> Any:  # on a worker's thread, in the client's round
+        following = reads.asked[min(client + 1, 2)]  # of three rounds
+        waited.append(following.wait(timeout=60))
+        return data[client]
+
+    member = averaging.next.type_signature.parameter[1].member
+    reads = Reads(ClientData.from_function(range(3), load, member))
+
+    result = run(averaging, reads, num_rounds=3, sampler=OneByOne())
+
+    assert waited == [True] * 3
     assert [record.clients for record in result.history] == [(0,), (1,), (2,)]
     assert result.history.values("loss") == expected.history.values("loss")
     assert all(record.seconds < 60 for record in result.history)
