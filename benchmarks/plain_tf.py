@@ -10,26 +10,31 @@ from benchmarks.workloads import Array, Tensors, Workload
 
 
 def build_loop(workload: Workload, *, jit_compile: bool) -> Callable[..., Any]:
-    """Return a graph of weights, data and a number of clients.
+    """Return a graph of weights, rows, where clients' rows begin, and how many clients.
 
     It returns the clients' weights, summed and weighted by examples, and the sum of
     the weights.
     """
-    examples = float(workload.num_examples)
 
-    def train(weights: Tensors, x: Any, y: Any) -> Any:
-        def step(index: Any, weights: Tensors) -> Any:
-            return index + 1, workload.step(weights, x[index], y[index])
+    def train(weights: Tensors, x: Any, y: Any, begin: Any, end: Any) -> Any:
+        def step(at: Any, weights: Tensors) -> Any:
+            size: Any = workload.batch_size
+            if workload.sigma:  # the last batch may be smaller: nothing for XLA
+                size = tf.minimum(size, end - at)
+            batch = tf.slice(x, [at, 0], [size, workload.num_pixels])
+            return at + size, workload.step(weights, batch, tf.slice(y, [at], [size]))
 
-        def goes_on(index: Any, _: Tensors) -> Any:
-            return index < workload.num_steps
+        def goes_on(at: Any, _: Tensors) -> Any:
+            return at < end
 
-        return tf.while_loop(goes_on, step, (0, tuple(weights)))[1]
+        return tf.while_loop(goes_on, step, (begin, tuple(weights)))[1]
 
-    def run(weights: Tensors, x: Any, y: Any, num_clients: Any) -> Any:
+    def run(weights: Tensors, x: Any, y: Any, begins: Any, num_clients: Any) -> Any:
         def add_client(index: Any, sums: Tensors, total: Any) -> Any:
-            place = tf.math.floormod(index, tf.shape(x)[0])
-            trained = train(weights, x[place], y[place])
+            place = tf.math.floormod(index, tf.shape(begins)[0] - 1)
+            begin, end = begins[place], begins[place + 1]
+            trained = train(weights, x, y, begin, end)
+            examples = tf.cast(end - begin, tf.float32)
             pairs = zip(sums, trained, strict=True)
             sums = tuple(held + examples * new for held, new in pairs)
             return index + 1, sums, total + examples
@@ -57,10 +62,13 @@ class PlainShare:
 
     def __init__(self, workload: Workload, clients: range, num_distinct: int) -> None:
         held = clients[: min(len(clients), num_distinct)]
-        data = [workload.client(index % num_distinct) for index in held]
+        data = [workload.batches(index % num_distinct) for index in held]
         self._x, self._y = (
-            tf.constant(np.stack(column)) for column in zip(*data, strict=True)
+            tf.constant(np.concatenate([b[name] for batches in data for b in batches]))
+            for name in "xy"
         )
+        counts = [sum(len(b["y"]) for b in batches) for batches in data]
+        self._begins = tf.constant(np.cumsum([0, *counts], dtype=np.int32))
         self._weights = [tf.constant(weights) for weights in workload.initial()]
         self._count = len(clients)
         self._loops = {
@@ -73,5 +81,6 @@ class PlainShare:
         """Return the weighted sum and the weight of the share, or its first ones."""
         count = self._count if num_clients is None else num_clients
         loop = self._loops[jit_compile]
-        sums, total = loop(self._weights, self._x, self._y, tf.constant(count))
+        data = self._x, self._y, self._begins
+        sums, total = loop(self._weights, *data, tf.constant(count))
         return [held.numpy() for held in sums], float(total)

@@ -7,7 +7,8 @@ cifar10   the same on 32x32x3                    50 examples,   5 steps of 10
 femnist   the same on 28x28, 62 classes         227 examples in the mean, steps of 20
 
 `cifar10` has the shape of pfl's published benchmark: 1,000 clients, 50 a round;
-`femnist` that of FLUTE's: ten a round, of sizes that differ.
+`femnist` that of FLUTE's: ten a round, of sizes that differ. Clients of `mlp_mixed` and
+`cnn_mixed` are of log-normal sizes (sigma 1.5), with the same mean.
 """
 
 import dataclasses
@@ -132,6 +133,8 @@ WORKLOADS = {
     "cifar10": Workload(_cnn(32, 3, 10), LOGITS["cifar10"], 50, 10, 32 * 32 * 3),
     "femnist": Workload(_cnn(28, 1, 62), LOGITS["cnn"], 227, sigma=0.38),
 }
+for _name in ("mlp", "cnn"):
+    WORKLOADS[f"{_name}_mixed"] = dataclasses.replace(WORKLOADS[_name], sigma=1.5)
 
 
 def build_round(workload: Workload) -> Any:
