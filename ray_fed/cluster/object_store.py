@@ -5,7 +5,9 @@ kernel large are constants of its graphs, such as a pretrained base: a worker fe
 once, not with each call.
 """
 
+import asyncio
 import bisect
+import concurrent.futures
 import dataclasses
 import pickle
 import weakref
@@ -118,6 +120,23 @@ def fetch(reference: Any) -> Any:
     """Return an object; waits for it on the calling thread, for some minutes."""
     # On the one thread of a worker, which has nothing else to do until it is there.
     return ray.get(reference, timeout=_FETCH_TIMEOUT_S)  # noqa: TID251
+
+
+def read_errors(references: Iterable[Any]) -> None:
+    """Read errors of calls that nobody waits for, as Ray prints those nobody read.
+
+    The process is connected to Ray.
+    """
+    for reference in references:
+        reference.future().add_done_callback(read_error)
+
+
+def read_error(
+    future: "concurrent.futures.Future[Any] | asyncio.Future[Any]",
+) -> None:
+    """Read the error of a future that is done."""
+    if not future.cancelled():
+        future.exception()
 
 
 class StoredSource(ClientSource):

@@ -90,8 +90,7 @@ class Worker:
         job: Job | None = None,
     ) -> None:
         self.handle = handle
-        self._watched: Callable[[], contextlib.AbstractContextManager[None]]
-        self._watched = contextlib.nullcontext if job is None else job.watched
+        self._job = job
         self.scope = scope
         self.name = name
         self.described = described
@@ -122,7 +121,7 @@ class Worker:
     def reached(self) -> Generator[None]:
         """Raise what an answer, or what the worker holds, raised inside: see `call`."""
         try:
-            with self._watched():
+            with contextlib.nullcontext() if self._job is None else self._job.watched():
                 yield
         except ray.exceptions.RayError as error:
             # The argument of a call may have been lost, not the worker.
@@ -146,7 +145,13 @@ class Worker:
             evaluate = self.handle.evaluate.options(num_returns=1 + num_stored)
             with self.reached():
                 head, *references = evaluate.remote(self.scope, *work.for_worker())
-                answer = [await head, *references]
+                try:
+                    answer = [await head, *references]
+                except BaseException:
+                    # Ray would end a process that asks it once it is shut down.
+                    if self._job is not None and self._job.is_current:
+                        object_store.read_errors(references)
+                    raise
         else:
             answer = await self.call("evaluate", *work.for_worker())
         evaluated, noted, self.described = object_store.unpack_result(answer)

@@ -128,9 +128,9 @@ class _Submitted:
             return
         self._pool.end(self.name)
         if self.values:
-            self.answer.add_done_callback(_read)
-        while self.values:  # the error that is raised refers to frames with these
-            self.values.pop().future().add_done_callback(_read)
+            self.answer.add_done_callback(object_store.read_error)
+        object_store.read_errors(self.values)
+        self.values.clear()  # the error that is raised refers to frames with these
 
     def as_slower(self) -> outcomes.Attempt:
         """Return the attempt that another one overtook."""
@@ -214,7 +214,7 @@ class RayRunner(fl.framework.AsyncContext):
         try:
             handles, terms = self.terms_of(team)
             work = Work.of(name, terms, comp, arg, _num_values(comp) if stays else 0)
-            outcome, values = await _attempt(handles, work)
+            outcome, values = await _attempt(handles, work, self.pool.job)
             lost = outcome.lost
         except BaseException as error:  # noqa: BLE001 (what ends a call is told)
             self.pool.end(name)
@@ -282,12 +282,14 @@ class RayRunner(fl.framework.AsyncContext):
         return _task(name, 1 + _num_values(comp), max_retries)
 
 
-async def _attempt(handles: list[Any], work: Work) -> tuple[Any, Sequence[Any]]:
+async def _attempt(
+    handles: list[Any], work: Work, job: Job
+) -> tuple[Any, Sequence[Any]]:
     """Make attempts until one ends well, or its budgets are spent."""
     number = 0
     while True:
         with contextlib.suppress(errors.WorkerLost):
-            return await Attempt(handles, work, number).run()
+            return await Attempt(handles, work, number, job).run()
         number += 1
 
 
@@ -332,12 +334,6 @@ def _name_call(number: int) -> str:
     step = 10 ** (len(str(number)) - 1)
     first = number - number % step
     return f"calls {first} to {first + step - 1}"
-
-
-def _read(future: "concurrent.futures.Future[Any] | asyncio.Future[Any]") -> None:
-    """Read an error, as Ray prints those that nobody read."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _num_values(comp: plans.Subround | plans.Finish) -> int:

@@ -32,6 +32,7 @@ import ray_fed.executors.loops as loops
 import ray_fed.plan.plans as plans
 from ray_fed.cluster import failures, object_store, worker_actor
 from ray_fed.cluster.failures import Failure
+from ray_fed.cluster.joining import Job
 from ray_fed.cluster.object_store import StoredKernel, fetch
 from ray_fed.cluster.ray_strategy import (
     LostWorkerError,
@@ -294,10 +295,18 @@ class Attempt:
         handles: of the workers.
         work: to be done.
         number: of attempts before.
+        job: of the handles, in a driver; None: in a task.
     """
 
-    def __init__(self, handles: Sequence[Any], work: Work, number: int) -> None:
+    def __init__(
+        self,
+        handles: Sequence[Any],
+        work: Work,
+        number: int,
+        job: Job | None = None,
+    ) -> None:
         self._handles, self._work, self._number = handles, work, number
+        self._job = job
         self._terms = work.terms
         self._notes = AttemptNotes(work.name)
         self._turn = number * 1000  # an attempt may try several workers that are new
@@ -463,7 +472,7 @@ class Attempt:
     def _worker(self, index: int, described: WorkerDescription | None) -> Worker:
         scope = f"{self._work.name}/{self._turn}"
         name = self._terms.workers[index].name
-        return Worker(self._handles[index], scope, name, described)
+        return Worker(self._handles[index], scope, name, described, self._job)
 
     def _forget(self, team: Sequence[Worker]) -> None:
         """Take note that the processes of workers are not those that were known."""

@@ -13,6 +13,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 import tree
+from ray._private import worker as ray_worker
 from typing_extensions import override
 
 import ray_fed
@@ -694,3 +695,31 @@ def test_report_is_that_of_the_context_below(context: RayFederatedContext) -> No
 
     assert isinstance(report, ray_fed.RoundReport)
     assert report.num_clients == 2
+
+
+@rtf.computation(np.float32)
+def refuse_negative(total: Any) -> Any:
+    with tf.control_dependencies([tf.debugging.assert_non_negative(total)]):
+        return {"total": tf.identity(total), "twice": total * 2.0}
+
+
+@fl.federated_computation(fl.FederatedType(np.float32, fl.CLIENTS))
+def refuse_negative_sum(values: Any) -> Any:
+    return fl.federated_map(refuse_negative, fl.federated_sum(values))
+
+
+@pytest.mark.ray
+def test_ray_prints_no_error_of_a_result_that_stays_there(
+    ray_contexts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[Exception] = []
+    monkeypatch.setattr(ray_worker, "_unhandled_error_handler", printed.append)
+
+    with RayFederatedContext(ray_contexts(workers=2, subrounds=2)) as context:
+        kept = context.invoke(refuse_negative_sum, [np.float32(-1.0)] * 2)
+        with pytest.raises(errors.ComputationError):
+            asyncio.run(fl.program.materialize_value(kept))
+    del kept
+    gc.collect()
+
+    assert printed == []
