@@ -223,8 +223,8 @@ def test_subrounds_that_were_ended_leave_their_workers_at_work(
         with pytest.raises(errors.ComputationError):
             context.invoke(add_up, failing(0))
         assert context.invoke(add_up, SOUND) == sum(SOUND)
-        lost = [a for s in context.last_report.subrounds for a in s.lost]  # pyright: ignore[reportOptionalMemberAccess]
-        assert not lost
+        subrounds = context.last_report.subrounds  # pyright: ignore[reportOptionalMemberAccess]
+        assert [(lost.ended, lost.detail) for s in subrounds for lost in s.lost] == []
 
     assert ray_memory.left() == (0, 0)
 
