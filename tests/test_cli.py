@@ -141,8 +141,24 @@ def test_runs_are_listed_with_rounds_metrics_and_size(
         assert "cannot be read: Expected whole" in found[str(tmp_path / "cut")]
 
 
-def test_place_without_runs_is_told(run: Run, tmp_path: pathlib.Path) -> None:
-    code, _, err = run("runs", str(tmp_path))
+def test_run_hides_no_others_in_its_folder(run: Run, tmp_path: pathlib.Path) -> None:
+    for path in (tmp_path, tmp_path / "other"):
+        learning.run(build_tally(), CLIENTS, num_rounds=1, storage_path=path)
+
+    _, out, _ = run("runs", f"{tmp_path}/")
+
+    places, shown = zip(
+        *(line.split(maxsplit=1) for line in out.splitlines()), strict=True
+    )
+    assert places == (f"{tmp_path}/", f"{tmp_path}/other")
+    assert all(line.startswith("1 round, ") for line in shown)
+
+
+@pytest.mark.parametrize("place", ["", "none"], ids=["empty", "missing"])
+def test_place_without_runs_is_told(
+    run: Run, tmp_path: pathlib.Path, place: str
+) -> None:
+    code, _, err = run("runs", str(tmp_path / place))
 
     assert code == cli.USER_ERROR
     assert "Expected runs that `learning.run` saved" in err

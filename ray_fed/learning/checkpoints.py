@@ -285,7 +285,7 @@ class RunStorage:
 
 
 def list_runs(path: str) -> dict[str, str]:
-    """Return what runs are saved at a place, or in its folders, by their paths.
+    """Return what runs are saved at a place, and in its folders, by their paths.
 
     Args:
         path: a `storage_path`, or a folder of these.
@@ -297,16 +297,12 @@ def list_runs(path: str) -> dict[str, str]:
         ConfigError: none is saved there.
         StorageError: the place cannot be read.
     """
-    places = [path]
-    if not Versions(path, "run_").find():
-        system, root = opening.locate(opening.expand_home(path))
-        with telling_storage(path, Exception, verb="list the runs in"):
-            found = [
-                str(each["name"]).rstrip("/") for each in system.ls(root, detail=True)
-            ]
-        folders = sorted(name.rpartition("/")[2] for name in found)
-        places = [f"{path.rstrip('/')}/{folder}" for folder in folders]
-        places = [place for place in places if _is_run(place)]
+    system, root = opening.locate(opening.expand_home(path))
+    with telling_storage(path, Exception, verb="list the runs in"):
+        found = system.ls(root, detail=True) if system.exists(root) else []
+    names = sorted(str(each["name"]).rstrip("/").rpartition("/")[2] for each in found)
+    inside = [f"{path.rstrip('/')}/{name}" for name in names]
+    places = [place for place in (path, *inside) if _is_run(place)]
     if not places:
         raise errors.ConfigError(
             f"Expected runs that `learning.run` saved in `{path}`, found none: pass a"
@@ -337,7 +333,8 @@ def _describe_saved(place: str) -> str:
         numbers |= record.numbers()
     shown = ", ".join(f"{k} {reprs.show_number(v)}" for k, v in numbers.items())
     states = ", ".join(map(str, rounds))
-    return f"{len(history)} rounds, {shown}, {size}, states after {states}"
+    count = f"{len(history)} round{'s' * (len(history) != 1)}"
+    return f"{count}, {shown}, {size}, states after {states}"
 
 
 _logger = logging.getLogger("ray_fed.learning.run_loop")
