@@ -22,7 +22,7 @@ import logging
 import os
 import pathlib
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, cast
 
 import ray
@@ -296,6 +296,17 @@ def _listens(address: str) -> bool:
     return True
 
 
+_UNANSWERED: list[Any] = []
+
+
+def keep_unanswered(references: Iterable[Any]) -> None:
+    """Keep references of calls that Ray's end cut short, for good.
+
+    Ray 2.60 ends this process where one is dropped while another thread shuts it down.
+    """
+    _UNANSWERED.extend(references)
+
+
 _LOOK_UP_S = 1.0
 """How often a call looks whether its job is over: Ray never answers it then."""
 
@@ -329,6 +340,18 @@ class Job:
         return (
             self.pid == os.getpid() and ray.is_initialized() and self == self.current()
         )
+
+    async def answer(self, reference: Any) -> Any:
+        """Return what a call returns.
+
+        Ray's end ends the calls that are under way; see `keep_unanswered`.
+        """
+        try:
+            return await reference
+        except BaseException:
+            if not self.is_current:
+                keep_unanswered([reference])
+            raise
 
     def check(self) -> None:
         """Raise unless this process is still of it.

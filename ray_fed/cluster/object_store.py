@@ -21,7 +21,7 @@ from typing_extensions import override
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
-from ray_fed.cluster.joining import Job
+from ray_fed.cluster.joining import Job, keep_unanswered
 from ray_fed.files.opening import describe_executor
 from ray_fed.language.structs import Plain
 from ray_fed.plan.diagnostics import Note
@@ -122,11 +122,16 @@ def fetch(reference: Any) -> Any:
     return ray.get(reference, timeout=_FETCH_TIMEOUT_S)  # noqa: TID251
 
 
-def read_errors(references: Iterable[Any]) -> None:
+def read_errors(references: Sequence[Any], job: Job) -> None:
     """Read errors of calls that nobody waits for, as Ray prints those nobody read.
 
-    The process is connected to Ray.
+    Args:
+        references: of what the calls return.
+        job: that they are of; once it is over, there is nothing to ask.
     """
+    if not job.is_current:
+        keep_unanswered(references)
+        return
     for reference in references:
         reference.future().add_done_callback(read_error)
 

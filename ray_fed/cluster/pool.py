@@ -205,10 +205,11 @@ class Pool:
 
     async def _follow(self, member: Member) -> None:
         """Wait for a worker to be ready, and then for as long as it lives."""
-        await member.handle.ping.remote()
+        await self.job.answer(member.handle.ping.remote())
         self._change(member, is_placed=True)
         described: WorkerDescription | None = await asyncio.wait_for(
-            member.handle.load.remote(), self._config.workers.start_timeout_s
+            self.job.answer(member.handle.load.remote()),
+            self._config.workers.start_timeout_s,
         )
         if described is None:  # it is to leave
             return
@@ -220,7 +221,7 @@ class Pool:
         self._failed_starts.clear()
         self._change(member, described=described)
         # Answers only as the worker leaves; raises where its process ends before.
-        await member.handle.hold.remote()
+        await self.job.answer(member.handle.hold.remote())
 
     def _refuse(self, described: WorkerDescription) -> str:
         """Return why a worker must not be used; the first one sets what others are."""
@@ -518,7 +519,7 @@ class Pool:
     async def _see_again(self, member: Member, pid: int) -> None:
         """Take a worker back whose process lives: what called it lost may have died."""
         with contextlib.suppress(ray.exceptions.RayError):
-            described = await member.handle.describe.remote()
+            described = await self.job.answer(member.handle.describe.remote())
             if described is not None and described.pid == pid:
                 self._change(member, described=described, is_placed=True)
 

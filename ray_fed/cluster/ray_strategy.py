@@ -115,7 +115,8 @@ class Worker:
             Exception: what the method raised.
         """
         with self.reached():
-            return await getattr(self.handle, method).remote(self.scope, *args)
+            called = getattr(self.handle, method).remote(self.scope, *args)
+            return await (called if self._job is None else self._job.answer(called))
 
     @contextlib.contextmanager
     def reached(self) -> Generator[None]:
@@ -148,9 +149,8 @@ class Worker:
                 try:
                     answer = [await head, *references]
                 except BaseException:
-                    # Ray would end a process that asks it once it is shut down.
-                    if self._job is not None and self._job.is_current:
-                        object_store.read_errors(references)
+                    if self._job is not None:
+                        object_store.read_errors([head, *references], self._job)
                     raise
         else:
             answer = await self.call("evaluate", *work.for_worker())

@@ -67,7 +67,6 @@ class _Submitted:
         comp: the plan.
         arg: that it takes.
         name: of the subround.
-        values: references to what it returns.
         answer: the outcome, pickled, once it is there.
     """
 
@@ -76,7 +75,7 @@ class _Submitted:
         self.comp, self.arg, self.name = comp, arg, name
         self._begun_s = time.monotonic()
         self._team: Sequence[Member] = ()
-        self.values: list[Any] = []
+        self._references: list[Any] = []
         self.answer: asyncio.Future[Any]
 
     def begin(self, team: Sequence[Member]) -> None:
@@ -87,11 +86,11 @@ class _Submitted:
             handles, terms = self._runner.terms_of(team)
             work = Work.of(self.name, terms, self.comp, self.arg)
             task = self._runner.task_of(self.comp)
-            head, *self.values = task.remote(handles, *work.as_arguments())
+            self._references = task.remote(handles, *work.as_arguments())
         except BaseException:
             self._pool.give_back(team)
             raise
-        answer: concurrent.futures.Future[Any] = head.future()
+        answer: concurrent.futures.Future[Any] = self._references[0].future()
         answer.add_done_callback(self._end)
         self.answer = asyncio.wrap_future(answer)
 
@@ -113,6 +112,11 @@ class _Submitted:
             answer.result()
         return bool(done)
 
+    @property
+    def values(self) -> list[Any]:
+        """References to what it returns."""
+        return self._references[1:]
+
     def outcome(self) -> outcomes.Outcome:
         """Return what came of the task, without values."""
         return pickle.loads(self.answer.result())
@@ -123,14 +127,11 @@ class _Submitted:
         Not `ray.cancel`: where that meets the task's answer, Ray 2.60 ends this process
         (a failed check, seen 2026-11-22).
         """
-        if not self._pool.job.is_current:  # Ray would end a process that asks it now
-            self.values.clear()
-            return
         self._pool.end(self.name)
-        if self.values:
+        if self._references:
             self.answer.add_done_callback(object_store.read_error)
-        object_store.read_errors(self.values)
-        self.values.clear()  # the error that is raised refers to frames with these
+        object_store.read_errors(self._references, self._pool.job)
+        self._references.clear()  # the error that is raised refers to frames with these
 
     def as_slower(self) -> outcomes.Attempt:
         """Return the attempt that another one overtook."""
@@ -472,7 +473,9 @@ class Session:
             reference = cast("Any", value.reference)
             timeout_s = self._config.subrounds.timeout_s
             with self._job.watched():
-                return object_store.decode(await asyncio.wait_for(reference, timeout_s))
+                return object_store.decode(
+                    await asyncio.wait_for(self._job.answer(reference), timeout_s)
+                )
         except TimeoutError as error:
             raise errors.DeadlineError(
                 "Expected a stored value within"
