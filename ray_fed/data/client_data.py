@@ -216,9 +216,31 @@ class ClientData(ClientRun):
         `data[id]` is one client; but a whole number is its place.
 
         Raises:
-            ConfigError: there is no client of an id.
+            ConfigError: there is no client of an id, or one id is given, not several.
         """
+        if isinstance(ids, str | bytes):
+            raise errors.ConfigError(
+                f"Expected a list of ids, found {ids!r}: pass it in a list, or take"
+                " `data[id]`, which is one client."
+            )
         return self.pick(self._places(list(ids)))
+
+    @tracebacks.shorten
+    def read(self, client: Any) -> Any:
+        """Return what a client has, read in this process, to look at it.
+
+        Args:
+            client: its id, or its place, where `data[client]` takes that.
+
+        Returns:
+            numpy values in Python containers: of a sequence, a list of its elements.
+
+        Raises:
+            ConfigError: there is no client of the id.
+            ValueMismatchError: what is read is not of the client's type.
+            ComputationError: reading it raised.
+        """
+        return plain_values.from_plain(self[client].read(), self.type_signature)
 
     def _places(self, ids: Sequence[Any]) -> list[int]:
         unknown = [client for client in ids if client not in self._indices]
@@ -651,6 +673,11 @@ class ClientData(ClientRun):
         missing: Missing = "refuse",
         copy_bytes: int = COPY_BYTES,
     ) -> Self:
+        if hasattr(path, "columns"):
+            raise errors.ConfigError(
+                "Expected a file or a folder, or several, as `path`, found a table of"
+                f" `{type(path).__name__}`: pass it to `ClientData.from_table`."
+            )
         given = [path] if isinstance(path, str | os.PathLike) else path
         if not given:
             raise errors.ConfigError(

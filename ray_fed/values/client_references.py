@@ -205,8 +205,7 @@ class ClientReference(ClientMember):
 
     @override
     def __repr__(self) -> str:
-        held = errors.describe(self.type_signature)
-        return f"<client {errors.describe(self.id)}: {held}>"
+        return f"<client {errors.describe(self.id)}: {self.type_signature}>"
 
     def check_batches(self) -> None:
         """Raise unless each batch has one number of rows, in all that it holds.

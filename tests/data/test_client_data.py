@@ -650,6 +650,23 @@ def test_one_client_goes_by_its_id_and_a_number_is_a_place() -> None:
         data["d"]
 
 
+def test_a_client_is_read_to_look_at_it() -> None:
+    member = fl.SequenceType([("x", np.float32), ("y", np.int32)])
+    rows = [{"x": np.float32(1.5), "y": np.int32(0)}] * 2
+    data = ClientData.from_values({"anna": rows, "bert": []}, member)
+
+    assert data.read("anna") == rows
+    assert data.read(1) == []
+    assert repr(data["anna"]) == "<client 'anna': <x=float32,y=int32>*>"
+
+
+def test_one_id_is_no_list_of_ids() -> None:
+    data = ClientData.from_values({"anna": 1}, np.int32)
+
+    with pytest.raises(errors.ConfigError, match="Expected a list of ids, found 'anna"):
+        data.select("anna")
+
+
 def test_an_unknown_id_names_the_nearest_one() -> None:
     data = ClientData.from_table({"who": ["st-010"], "x": [1.0]}, client="who", x="x")
 
