@@ -67,11 +67,9 @@ def struct_elements(
     if isinstance(value, Mapping) and set(found_names) != set(names):
         raise _names_error(label, names, found_names)
     if len(elements) != len(names):
-        is_state = "weights" in found_names and "weights" not in names
-        then = ": pass its `weights`, such as `state.weights`" if is_state else ""
         raise errors.ValueMismatchError(
             f"Expected {label} to have {len(names)} elements as in `{type_spec}`,"
-            f" found {len(elements)}{then}."
+            f" found {len(elements)}{_advise(names, found_names)}."
         )
     if isinstance(value, Mapping):
         by_name = dict(zip(found_names, elements, strict=True))
@@ -98,8 +96,17 @@ def _names_error(
     label: str, names: Sequence[str | None], actual: Sequence[object]
 ) -> errors.ValueMismatchError:
     return errors.ValueMismatchError(
-        f"Expected {label} to have elements named {names}, found {list(actual)}."
+        f"Expected {label} to have elements named {names}, found {list(actual)}"
+        f"{_advise(names, actual)}."
     )
+
+
+def _advise(names: Sequence[str | None], actual: Sequence[object]) -> str:
+    """Return what to pass in place of a state, or of the result of a run."""
+    for part, whole in (("state", "result"), ("weights", "state")):
+        if part in actual and part not in names:
+            return f": pass its `{part}`, such as `{whole}.{part}`"
+    return ""
 
 
 def _container_items(

@@ -128,6 +128,12 @@ def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> Non
     """
     for index, batches in clients.items():
         client = name_client(index, ids)
+        kind = _kind_of_one(batches)
+        if kind:
+            raise errors.ValueMismatchError(
+                f"Expected a list of batches as what the client {client} has, found"
+                f" {kind}."
+            )
         if isinstance(batches, ClientReference):
             batches.check_batches()
         if not isinstance(batches, list):
@@ -147,6 +153,18 @@ def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> Non
                     number,
                     client,
                 )
+
+
+def _kind_of_one(value: Any) -> str:
+    """Return what stands where batches belong, and what to do; "" for anything else."""
+    if hasattr(value, "iloc"):
+        return (
+            f"a table of `{type(value).__name__}`: pass one table of all clients to"
+            " `ClientData.from_table(table, client=, x=, y=, batch_size=32)`"
+        )
+    if type(value) is tuple and all(hasattr(part, "ndim") for part in value):
+        return f"a tuple of {len(value)} arrays: `[(x, y)]` has one batch"
+    return ""
 
 
 def count_rows(batches: Any) -> Any:

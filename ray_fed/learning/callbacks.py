@@ -190,7 +190,8 @@ def _as_callback(found: Any) -> Any:
     if isinstance(found, type) or not isinstance(found, RoundCallback):
         raise errors.ConfigError(
             "Expected objects with a method `on_round(record)`, or release managers, as"
-            f" `callbacks`, found {errors.describe(found)}."
+            f" `callbacks`, found {errors.describe(found)}: those of Keras are told of"
+            " its own epochs, and `learning.EarlyStopping` is passed as `stop`."
         )
     return found
 

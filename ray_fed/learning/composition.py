@@ -21,6 +21,7 @@ import federated_language as fl
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 from typing_extensions import override
 
 import ray_fed.errors as errors
@@ -202,7 +203,8 @@ def build_process(
             or a name, takes a `model.delta` as minus the gradient.
         server_state: what the server keeps beside the weights before any round: a
             structure of arrays, or a function that makes one of tensors.
-        client_state: what a client keeps before its first round, arrays; None: nothing.
+        client_state: what a client keeps before its first round: arrays, and numbers,
+            of which those of Python are f32 and i32; None: nothing.
         send: what clients get of the server, by default all; such as `send_weights`.
         aggregator: how updates become one, by default their weighted mean.
         num_clients: that ever take part, where the algorithm depends on it: `run`
@@ -314,7 +316,7 @@ def _client_part(
 
         return Part(initialize, next_work)
 
-    initial = tf.nest.map_structure(np.asarray, client_state)
+    initial = tf.nest.map_structure(_as_array, client_state)
     kept_type = fl.to_type(
         tf.nest.map_structure(lambda a: fl.TensorType(a.dtype.type, a.shape), initial)
     )
@@ -336,18 +338,31 @@ def _client_part(
     return Part(initialize, next_work, initial_client_state=initial)
 
 
+def _as_array(value: Any) -> NDArray[Any]:
+    """Return an array; numbers of Python become of the types that TensorFlow has."""
+    dtypes: dict[type, Any] = {float: np.float32, int: np.int32}
+    return np.asarray(value, dtypes.get(type(value)))
+
+
 def _read_result(returned: Any, *, keeps: bool) -> tuple[ClientResult, Any]:
     """Return what a client's function returned, as parts hand it on."""
     found: Any = returned if isinstance(returned, tuple | list) else ()
     if len(found) != 3 + keeps or not isinstance(found[2], Totals):
         wanted = "update, weight, totals" + ", and what it keeps" * keeps
+        count = f"{len(found)} values, " * bool(found)
+        then = "" if keeps else "; a client that keeps something has a `client_state`"
         raise errors.ValueMismatchError(
-            f"Expected the function of a client to return {wanted}, found"
-            f" {errors.describe(returned)}: totals are those of LocalTraining, of"
-            " `model.evaluate` or of `model.forward`; a client that keeps something has"
-            " a `client_state`."
+            f"Expected the function of a client to return {wanted}, found {count}"
+            f"{errors.describe(returned)}: totals are those of LocalTraining, of"
+            f" `model.evaluate` or of `model.forward`{then}."
         )
     update, weight, totals, *kept = found
+    if tf.nest.is_nested(weight) or getattr(weight, "ndim", 0):
+        raise errors.ValueMismatchError(
+            "Expected the function of a client to return update, weight, totals, with a"
+            f" number as the weight, found {errors.describe(weight)} there: it is the"
+            " second, after the update."
+        )
     result = ClientResult(update, tf.cast(weight, tf.float32), Measured(totals, ()))
     return result, kept[0] if keeps else None
 

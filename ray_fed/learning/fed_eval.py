@@ -254,6 +254,11 @@ def choose_evaluation(
         return evaluate
     given, step = validation_data, evaluate.next
     if isinstance(given, tuple):
+        if len(given) != 2:  # noqa: PLR2004
+            raise errors.ConfigError(
+                "Expected a pair `(x, y)`, a list of batches or clients as"
+                f" `validation_data`, found a tuple of {len(given)}."
+            )
         given = [dict(zip("xy", given, strict=True))]
     if isinstance(given, Mapping):
         given = list(given.values())

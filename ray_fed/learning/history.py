@@ -46,7 +46,8 @@ def read_evaluation(found: Any) -> dict[str, Any]:
         raise errors.ValueMismatchError(
             "Expected metrics by name from `evaluate`, found"
             f" {errors.describe(found)} of type `{type(found).__name__}`: return a"
-            ' mapping, such as {"loss": 0.5}.'
+            ' mapping, such as {"loss": 0.5}, or what `learning.spread` makes of the'
+            " metrics of each client."
         )
     return read_metrics(found, "evaluation")
 

@@ -331,6 +331,13 @@ class RunSpec:
             size = f"as for {self.sampler.privacy}"
         elif self.sampler != UniformSampler(self.seed):
             text = re.sub(" at 0x[0-9a-f]+", "", repr(self.sampler))
+            if text != repr(self.sampler):
+                _logger.warning(
+                    "The sampler is `%s`, which does not say how it draws: whether a"
+                    " run that is resumed has the same one cannot be told. Make it a"
+                    " dataclass, or give it a `__repr__`.",
+                    text,
+                )
             described["sampler"] = hashlib.sha256(text.encode()).hexdigest()[:16]
         return described | {"cohort_size": size}
 
@@ -972,6 +979,7 @@ def run(
     )
     cohort_size = read_whole_or_none("cohort_size", cohort_size, 1)
     num_to_keep = read_whole_or_none("num_to_keep", num_to_keep, 1)
+    told = Callbacks(callbacks, logs=on_error == "log")
     check_metrics([stop, *callbacks], process, evaluates=evaluate is not None)
     spec = RunSpec(
         data=data,
@@ -986,7 +994,6 @@ def run(
         stop=stop,
         shows_progress=progress,
     )
-    told = Callbacks(callbacks, logs=on_error == "log")
     clients = begin_clients(process, data, storage_path, client_states, state)
     saved_clients = clients if isinstance(clients, SavedClientStates) else None
     storage = (

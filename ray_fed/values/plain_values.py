@@ -191,6 +191,8 @@ def _tensor_error(
         else show(value)
     )
     then = "nothing is cast, so convert it first"
+    if hasattr(value, "to_numpy"):  # of pandas
+        then += ", such as by `.to_numpy()`"
     wanted = np.dtype(type_spec.dtype)
     if isinstance(value, np.ndarray) and wanted.kind != "U":
         array = cast("NDArray[Any]", value)

@@ -170,7 +170,7 @@ def test_control_flow_of_users_functions_is_of_tensors(
         ),
         pytest.param(
             {"client_state": np.int32(0), "client": lambda a, b, c: (a, b, c)},
-            "update, weight, totals, and what it keeps", id="nothing is kept",
+            "and what it keeps, found 3 values", id="nothing is kept",
         ),
         pytest.param(
             {"client": lambda a, b: (a, b, 3)}, "totals are those of",
@@ -339,3 +339,32 @@ def test_learning_rate_of_clients_follows_the_round(
     np.testing.assert_array_equal(
         second.weights.trainable[0], first.weights.trainable[0]
     )
+
+
+def test_an_update_in_the_place_of_the_weight_is_told(linear_model: Model) -> None:
+    functions = as_functions(linear_model)
+
+    def swapped(server: Any, batches: Any) -> Any:
+        update, weight, totals = functions["client"](server, batches)
+        return weight, update, totals
+
+    with pytest.raises(errors.ValueMismatchError, match="with a number as the weight"):
+        build_process(linear_model, **functions | {"client": swapped})
+
+
+def test_what_clients_keep_has_the_types_of_tensorflow(linear_model: Model) -> None:
+    functions = as_functions(linear_model)
+
+    def client(server: Any, batches: Any, own: Any) -> Any:
+        count, rate, exact = own
+        kept = count + 1, rate * tf.constant(0.5), exact
+        return *functions["client"](server, batches), kept
+
+    process = build_process(
+        linear_model,
+        **functions | {"client": client},
+        client_state=(0, 1.0, np.float64(1.0)),
+    )
+
+    kept: Any = process.initial_client_state
+    assert [np.asarray(value).dtype for value in kept] == ["i4", "f4", "f8"]

@@ -463,6 +463,21 @@ def test_cohorts_are_those_of_a_sampler_of_ones_own(tmp_path: pathlib.Path) -> N
             run(build_tally(), CLIENTS, num_rounds=3, sampler=other, **arguments)
 
 
+def test_a_sampler_that_cannot_be_compared_is_told(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class First:
+        def sample(self, *_: Any) -> list[int]:
+            return [0]
+
+    for sampler in (First(), ByRegion(("north",) * 6)):
+        path = tmp_path / type(sampler).__name__
+        run(build_tally(), CLIENTS, num_rounds=1, sampler=sampler, storage_path=path)
+
+    (message,) = [r.message for r in caplog.records if "sampler" in r.message]
+    assert "First object>`, which does not say how it draws" in message
+
+
 def test_samplers_of_programs_are_those_of_runs() -> None:
     sampler = PoissonSampler(0.5, seed=2)
 

@@ -73,6 +73,56 @@ def test_a_run_takes_clients_by_index_or_id(
         learning.run(averaging, data, num_rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("client", "text"),
+    [
+        (pd.DataFrame({"x": [1.0]}), "`data.0.` has, found a table .*from_table"),
+        (
+            (np.ones((4, 3), "f4"), np.ones((4, 1), "f4")),
+            r"found a tuple of 2 arrays: `\[\(x, y\)\]` has one batch",
+        ),
+        ([{"x": pd.DataFrame({"x": [1.0]}), "y": 0}], r"such as by `\.to_numpy\(\)`"),
+    ],
+    ids=["table", "pair", "column"],
+)
+def test_what_is_no_list_of_batches_is_told(
+    averaging: Any, client: Any, text: str
+) -> None:
+    with pytest.raises(errors.ValueMismatchError, match=text):
+        learning.run(averaging, [client], num_rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"callbacks": [keras.callbacks.EarlyStopping()]}, "those of Keras are told"),
+        ({"validation_data": (1,)}, "found a tuple of 1"),
+        ({"evaluate": lambda _: [{"loss": 0.5}]}, r"`learning\.spread` makes of the"),
+    ],
+    ids=["callback of Keras", "no pair", "metrics of clients"],
+)
+def test_what_keras_has_otherwise_is_told(
+    averaging: Any, make_batches: Any, arguments: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(errors.RayFedError, match=text):
+        learning.run(averaging, [make_batches([3], 0)], num_rounds=1, **arguments)
+
+
+def test_a_result_where_its_state_belongs_is_told(
+    averaging: Any, make_batches: Any
+) -> None:
+    data = [make_batches([3], 0)]
+    result = learning.run(averaging, data, num_rounds=1)
+
+    given: Any = result
+    for pass_result in (
+        lambda: averaging.next(given, data),
+        lambda: learning.run(averaging, data, num_rounds=2, state=given),
+    ):
+        with pytest.raises(errors.ValueMismatchError, match=r"such as `result\.state`"):
+            pass_result()
+
+
 def test_clients_of_another_type_are_refused_before_a_folder_is_made(
     linear_model: Model, tmp_path: pathlib.Path
 ) -> None:
