@@ -296,15 +296,15 @@ def _listens(address: str) -> bool:
     return True
 
 
-_UNANSWERED: list[Any] = []
+_KEPT: list[Any] = []
 
 
-def keep_unanswered(references: Iterable[Any]) -> None:
-    """Keep references of calls that Ray's end cut short, for good.
+def keep(references: Iterable[Any]) -> None:
+    """Keep references of calls that were under way as this process left Ray, for good.
 
-    Ray 2.60 ends this process where one is dropped while another thread shuts it down.
+    Ray 2.60 ends the process where one is dropped while another thread shuts Ray down.
     """
-    _UNANSWERED.extend(references)
+    _KEPT.extend(references)
 
 
 _LOOK_UP_S = 1.0
@@ -342,16 +342,12 @@ class Job:
         )
 
     async def answer(self, reference: Any) -> Any:
-        """Return what a call returns.
-
-        Ray's end ends the calls that are under way; see `keep_unanswered`.
-        """
+        """Return what a call returns; its reference outlives Ray: see `keep`."""
         try:
             return await reference
-        except BaseException:
+        finally:
             if not self.is_current:
-                keep_unanswered([reference])
-            raise
+                keep([reference])
 
     def check(self) -> None:
         """Raise unless this process is still of it.

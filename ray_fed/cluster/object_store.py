@@ -21,7 +21,8 @@ from typing_extensions import override
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
-from ray_fed.cluster.joining import Job, keep_unanswered
+from ray_fed.cluster import joining
+from ray_fed.cluster.joining import Job
 from ray_fed.files.opening import describe_executor
 from ray_fed.language.structs import Plain
 from ray_fed.plan.diagnostics import Note
@@ -130,7 +131,7 @@ def read_errors(references: Sequence[Any], job: Job) -> None:
         job: that they are of; once it is over, there is nothing to ask.
     """
     if not job.is_current:
-        keep_unanswered(references)
+        joining.keep(references)
         return
     for reference in references:
         reference.future().add_done_callback(read_error)

@@ -199,7 +199,10 @@ class RayRunner(fl.framework.AsyncContext):
                 timeout_s = self._config.subrounds.timeout_s
                 values = await subround.bring_home(values, timeout_s)
             elif comp.merge is None or comp.finish is not None:
-                values = [object_store.decode(await ref) for ref in ended.values]
+                answer = self.pool.job.answer
+                values = [
+                    object_store.decode(await answer(ref)) for ref in ended.values
+                ]
             lost = (*outcome.lost, *slower)
             return dataclasses.replace(outcome, values=tuple(values), lost=lost)
 

@@ -3,6 +3,8 @@
 import os
 import pathlib
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
@@ -201,3 +203,58 @@ def test_process_that_is_connected_joins_no_other(
     joining.check_connected(here)
     with pytest.raises(errors.ContextStateError, match=f"one at .{here}"):
         joining.check_connected(other)
+
+
+LEAVES = """
+import asyncio, threading, time
+import ray
+from ray._private import worker
+from ray_fed.cluster.joining import Job
+
+class EndedSlowly:
+    def __init__(self, connection):
+        self.connection = connection
+
+    def __getattr__(self, name):
+        return getattr(self.connection, name)
+
+    def shutdown_driver(self):
+        self.connection.shutdown_driver()
+        ended.set()
+        asked.result(60)  # the loop goes on while Ray ends
+        time.sleep(1)
+
+@ray.remote
+def quick():
+    return 1
+
+async def ask():
+    called = Job.current().answer(quick.remote())
+    begun.set()
+    return await called
+
+begun, ended = threading.Event(), threading.Event()
+loop = asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+asked = asyncio.run_coroutine_threadsafe(ask(), loop)
+begun.wait()
+loop.call_soon_threadsafe(ended.wait)
+ray.get(quick.remote())  # on the only CPU: the first call is done
+worker.global_worker.core_worker = EndedSlowly(worker.global_worker.core_worker)
+ray.shutdown()
+print("lives", asked.result())
+"""
+
+
+@pytest.mark.slow
+def test_a_call_that_ends_as_ray_does_leaves_the_process_alive() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LEAVES],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    assert done.stdout.endswith("lives 1\n")

@@ -79,6 +79,9 @@ class FakeJob:
     def check(self) -> None:
         pass
 
+    async def answer(self, reference: Any) -> Any:
+        return await reference
+
 
 @pytest.fixture
 def actors(monkeypatch: pytest.MonkeyPatch) -> list[FakeActor]:
