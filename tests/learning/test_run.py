@@ -470,7 +470,8 @@ def test_a_sampler_that_cannot_be_compared_is_told(
         def sample(self, *_: Any) -> list[int]:
             return [0]
 
-    for sampler in (First(), ByRegion(("north",) * 6)):
+    samplers: list[Any] = [First(), ByRegion(("north",) * 6)]
+    for sampler in samplers:
         path = tmp_path / type(sampler).__name__
         run(build_tally(), CLIENTS, num_rounds=1, sampler=sampler, storage_path=path)
 
