@@ -300,7 +300,8 @@ def list_runs(path: str) -> dict[str, str]:
     system, root = opening.locate(opening.expand_home(path))
     with telling_storage(path, Exception, verb="list the runs in"):
         found = system.ls(root, detail=True) if system.exists(root) else []
-    names = sorted(str(each["name"]).rstrip("/").rpartition("/")[2] for each in found)
+    folders = [str(each["name"]) for each in found if each["type"] != "file"]
+    names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
     inside = [f"{path.rstrip('/')}/{name}" for name in names]
     places = [place for place in (path, *inside) if _is_run(place)]
     if not places:
