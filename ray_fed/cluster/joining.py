@@ -22,7 +22,7 @@ import logging
 import os
 import pathlib
 import socket
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
 import ray
@@ -297,15 +297,8 @@ def _listens(address: str) -> bool:
 
 
 _KEPT: list[Any] = []
-
-
-def keep(references: Iterable[Any]) -> None:
-    """Keep references of calls that were under way as this process left Ray, for good.
-
-    Ray 2.60 ends the process where one is dropped while another thread shuts Ray down.
-    """
-    _KEPT.extend(references)
-
+"""References of calls that were under way as this process left Ray, for good: Ray 2.60
+ends the process where one is dropped while another thread shuts Ray down."""
 
 _LOOK_UP_S = 1.0
 """How often a call looks whether its job is over: Ray never answers it then."""
@@ -342,12 +335,24 @@ class Job:
         )
 
     async def answer(self, reference: Any) -> Any:
-        """Return what a call returns; its reference outlives Ray: see `keep`."""
+        """Return what a call returns; its reference outlives Ray where that ends."""
         try:
             return await reference
         finally:
             if not self.is_current:
-                keep([reference])
+                _KEPT.append(reference)
+
+    def read_errors(self, references: Sequence[Any]) -> None:
+        """Read errors of calls that nobody waits for: Ray prints what nobody read.
+
+        Args:
+            references: to what they return; kept once the job is over.
+        """
+        if not self.is_current:
+            _KEPT.extend(references)
+            return
+        for reference in references:
+            reference.future().add_done_callback(read_error)
 
     def check(self) -> None:
         """Raise unless this process is still of it.
@@ -413,6 +418,14 @@ class Job:
                 task.uncancel()
             timer.cancel()
             task = None  # `look` refers to itself: it is to hold no result of the task
+
+
+def read_error(
+    future: "concurrent.futures.Future[Any] | asyncio.Future[Any]",
+) -> None:
+    """Read the error of a future that is done."""
+    if not future.cancelled():
+        future.exception()
 
 
 class JobActor:

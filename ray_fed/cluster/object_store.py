@@ -5,9 +5,7 @@ kernel large are constants of its graphs, such as a pretrained base: a worker fe
 once, not with each call.
 """
 
-import asyncio
 import bisect
-import concurrent.futures
 import dataclasses
 import pickle
 import weakref
@@ -21,7 +19,6 @@ from typing_extensions import override
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
-from ray_fed.cluster import joining
 from ray_fed.cluster.joining import Job
 from ray_fed.files.opening import describe_executor
 from ray_fed.language.structs import Plain
@@ -121,28 +118,6 @@ def fetch(reference: Any) -> Any:
     """Return an object; waits for it on the calling thread, for some minutes."""
     # On the one thread of a worker, which has nothing else to do until it is there.
     return ray.get(reference, timeout=_FETCH_TIMEOUT_S)  # noqa: TID251
-
-
-def read_errors(references: Sequence[Any], job: Job) -> None:
-    """Read errors of calls that nobody waits for, as Ray prints those nobody read.
-
-    Args:
-        references: of what the calls return.
-        job: that they are of; once it is over, there is nothing to ask.
-    """
-    if not job.is_current:
-        joining.keep(references)
-        return
-    for reference in references:
-        reference.future().add_done_callback(read_error)
-
-
-def read_error(
-    future: "concurrent.futures.Future[Any] | asyncio.Future[Any]",
-) -> None:
-    """Read the error of a future that is done."""
-    if not future.cancelled():
-        future.exception()
 
 
 class StoredSource(ClientSource):

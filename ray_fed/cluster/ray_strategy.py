@@ -115,8 +115,12 @@ class Worker:
             Exception: what the method raised.
         """
         with self.reached():
-            called = getattr(self.handle, method).remote(self.scope, *args)
-            return await (called if self._job is None else self._job.answer(called))
+            return await self._answer(
+                getattr(self.handle, method).remote(self.scope, *args)
+            )
+
+    async def _answer(self, reference: Any) -> Any:
+        return await (reference if self._job is None else self._job.answer(reference))
 
     @contextlib.contextmanager
     def reached(self) -> Generator[None]:
@@ -147,10 +151,10 @@ class Worker:
             with self.reached():
                 head, *references = evaluate.remote(self.scope, *work.for_worker())
                 try:
-                    answer = [await head, *references]
+                    answer = [await self._answer(head), *references]
                 except BaseException:
                     if self._job is not None:
-                        object_store.read_errors([head, *references], self._job)
+                        self._job.read_errors([head, *references])
                     raise
         else:
             answer = await self.call("evaluate", *work.for_worker())

@@ -129,8 +129,8 @@ class _Submitted:
         """
         self._pool.end(self.name)
         if self._references:
-            self.answer.add_done_callback(object_store.read_error)
-        object_store.read_errors(self._references, self._pool.job)
+            self.answer.add_done_callback(joining.read_error)
+        self._pool.job.read_errors(self._references)
         self._references.clear()  # the error that is raised refers to frames with these
 
     def as_slower(self) -> outcomes.Attempt:
