@@ -18,6 +18,7 @@ clients/     what clients keep: a round's state names the archives that it has
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import logging
@@ -298,8 +299,12 @@ def list_runs(path: str) -> dict[str, str]:
         StorageError: the place cannot be read.
     """
     system, root = opening.locate(opening.expand_home(path))
-    with telling_storage(path, Exception, verb="list the runs in"):
-        found = system.ls(root, detail=True) if system.exists(root) else []
+    found = list[Any]()
+    with (
+        telling_storage(path, Exception, verb="list the runs in"),
+        contextlib.suppress(FileNotFoundError),
+    ):
+        found = system.ls(root, detail=True)
     folders = [str(each["name"]) for each in found if each["type"] != "file"]
     names = sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
     inside = [f"{path.rstrip('/')}/{name}" for name in names]
