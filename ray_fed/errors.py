@@ -62,6 +62,11 @@ def describe(value: object) -> str:
         text = _SHORTENED.repr(value)
     except Exception as error:  # noqa: BLE001 (ints of 5,000 digits, any class at all)
         text = f"<no text of it: {type(error).__name__}>"
+    return cut(text)
+
+
+def cut(text: str) -> str:
+    """Return a text as a message shows it, cut when long."""
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
 
 

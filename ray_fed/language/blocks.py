@@ -11,7 +11,6 @@ from federated_language.proto import computation_pb2
 from google.protobuf import any_pb2, message, wrappers_pb2
 
 import ray_fed.errors as errors
-from ray_fed.errors import MAX_SHOWN
 from ray_fed.language.structs import Plain, show
 
 pb: Any = computation_pb2
@@ -212,8 +211,7 @@ def is_tensorflow(block: fl.framework.CompiledComputation) -> bool:
 
 def show_block(block: fl.framework.ComputationBuildingBlock) -> str:
     """Return a building block for an error message, cut when long."""
-    text = block.compact_representation()
-    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
+    return errors.cut(block.compact_representation())
 
 
 def operand_name(

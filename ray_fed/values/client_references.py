@@ -205,7 +205,8 @@ class ClientReference(ClientMember):
 
     @override
     def __repr__(self) -> str:
-        return f"<client {errors.describe(self.id)}: {self.type_signature}>"
+        held = errors.cut(str(self.type_signature))
+        return f"<client {errors.describe(self.id)}: {held}>"
 
     def check_batches(self) -> None:
         """Raise unless each batch has one number of rows, in all that it holds.
