@@ -330,8 +330,8 @@ class RunSpec:
         if isinstance(self.sampler, PrivateSampler):
             size = f"as for {self.sampler.privacy}"
         elif self.sampler != UniformSampler(self.seed):
-            text = re.sub(" at 0x[0-9a-f]+", "", repr(self.sampler))
-            if text != repr(self.sampler):
+            text, count = re.subn(" at 0x[0-9a-f]+", "", repr(self.sampler))
+            if count:
                 _logger.warning(
                     "The sampler is `%s`, which does not say how it draws: whether a"
                     " run that is resumed has the same one cannot be told. Make it a"
