@@ -217,9 +217,10 @@ def print_memory() -> None:
         for _ in run_program(context, process):
             pids |= pids_of(context)
             print(json.dumps({pid: resident_bytes(pid) for pid in pids}))  # noqa: T201
-    print(json.dumps(memory.left()))  # noqa: T201
+        print(json.dumps(memory.left()))  # noqa: T201
 
 
+@pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_memory_of_200_rounds_is_that_of_50() -> None:

@@ -170,7 +170,8 @@ def test_control_flow_of_users_functions_is_of_tensors(
         ),
         pytest.param(
             {"client_state": np.int32(0), "client": lambda a, b, c: (a, b, c)},
-            "and what it keeps, found 3 values", id="nothing is kept",
+            "update, weight, totals, and what it keeps, found 3 values",
+            id="nothing is kept",
         ),
         pytest.param(
             {"client": lambda a, b: (a, b, 3)}, "totals are those of",
