@@ -82,8 +82,8 @@ class RayValueReference(fl.program.MaterializableValueReference):
             RetryBudgetError: workers died more often than may be.
             ContextStateError: the context was closed.
         """
-        component = await self.held()
-        value = await wait_in_loop(self._context.fetch(component))
+        component = (await _wait_in_loop(self._component)).result()
+        value = (await _wait_in_loop(self._context.fetch(component))).result()
         return _lock(plain_values.from_plain(value, self._type_signature))
 
     def __array__(
@@ -97,9 +97,17 @@ class RayValueReference(fl.program.MaterializableValueReference):
         plain = plain_values.from_plain(value, self._type_signature)
         return np.array(plain, dtype, copy=copy)
 
-    async def held(self) -> Any:
-        """Wait for the value and return it as it is kept: plain or stored."""
-        return await wait_in_loop(self._component)
+    async def take(self) -> Any:
+        """Wait for the value and return it as it is kept: plain or stored.
+
+        Raises:
+            FailedArgument: the call failed that should have made it.
+        """
+        component = await _wait_in_loop(self._component)
+        error = component.exception()
+        if error is not None:
+            raise FailedArgument(error)
+        return component.result()
 
     def deliver(self, component: Any) -> None:
         """Take the value, as it is kept, from the call that made it."""
@@ -134,8 +142,10 @@ def _lock(value: Any) -> Any:
     return value
 
 
-async def wait_in_loop(future: concurrent.futures.Future[_T]) -> _T:
-    """Wait in any loop for what many may wait for.
+async def _wait_in_loop(
+    future: concurrent.futures.Future[_T],
+) -> concurrent.futures.Future[_T]:
+    """Wait in any loop for what many may wait for, and return it done.
 
     An interrupt ends this wait, not what the future stands for.
     """
@@ -148,7 +158,15 @@ async def wait_in_loop(future: concurrent.futures.Future[_T]) -> _T:
 
     future.add_done_callback(wake)
     await ended.wait()
-    return future.result()
+    return future
+
+
+class FailedArgument(Exception):  # noqa: N818 (the failure is the argument of it)
+    """Ends a call that takes the value of one that failed, with the error of that.
+
+    That error is not raised again: its frames would grow while another thread, which
+    has read the value, shows them.
+    """
 
 
 Reference = fl.program.MaterializableValueReference
@@ -201,7 +219,8 @@ async def resolve(checked: Any, type_spec: fl.Type) -> Any:
     What this kind of context keeps stays where it is; any other reference is read.
 
     Raises:
-        Exception: the failure of a call that should have made one of the values.
+        FailedArgument: a call failed that should have made one of the values.
+        Exception: what a reference of another kind raised.
     """
     held = components.split(checked, type_spec)
     types = components.component_types(type_spec)
@@ -220,7 +239,7 @@ async def resolve(checked: Any, type_spec: fl.Type) -> Any:
 
 def _resolve(reference: Reference, type_spec: fl.Type) -> Coroutine[Any, Any, Any]:
     if isinstance(reference, RayValueReference):
-        return reference.held()
+        return reference.take()
     return _read(reference, type_spec)
 
 
@@ -371,6 +390,8 @@ class RayFederatedContext(fl.program.FederatedContext):
         with self._lock:
             self._calls.discard(call)
         error = _closed() if call.cancelled() else call.exception()
+        if isinstance(error, FailedArgument):
+            (error,) = error.args
         if error is not None:
             for reference in references:
                 reference.fail(error)

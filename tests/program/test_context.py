@@ -5,6 +5,7 @@ import collections
 import gc
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -506,6 +507,23 @@ def test_failure_is_located_and_reaches_those_who_depend_on_it(
     assert read(fine) == 3.0
 
 
+def test_calls_that_take_a_failed_value_leave_its_error_as_it_was_shown(
+    context: RayFederatedContext,
+) -> None:
+    failed = add_sum(0.0, [1.0, 2.0, 11.0, 3.0])
+    with pytest.raises(errors.ComputationError) as caught:
+        read(failed)
+    shown = traceback.format_exception(caught.value)
+
+    dependent = [add_slowly(failed), add_slowly(failed)]
+    deadline = time.monotonic() + 60
+    while not all("failed" in repr(reference) for reference in dependent):
+        assert time.monotonic() < deadline, dependent
+        threading.Event().wait(0.01)
+
+    assert traceback.format_exception(caught.value) == shown
+
+
 def test_wrong_number_of_clients_is_told_by_the_result(
     context: RayFederatedContext,
 ) -> None:
@@ -608,7 +626,7 @@ def test_value_is_let_go_with_its_last_holder(
         return {"kept": tf.ones([1000]), "dropped": tf.ones([1000])}
 
     async def hold(reference: RayValueReference) -> weakref.ref[Any]:
-        return weakref.ref(await reference.held())
+        return weakref.ref(await reference.take())
 
     result = ones()
     gc.disable()  # values must not wait for the collector of cycles
