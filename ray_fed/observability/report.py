@@ -251,13 +251,9 @@ class ReportBuilder:
     """An event sink that keeps the report of the round that returned last.
 
     Rounds may overlap. Of those that never return, it remembers a few.
-
-    Args:
-        below: calls of a lower number may be the last one.
     """
 
-    def __init__(self, below: int = ASIDE_FROM) -> None:
-        self._below = below
+    def __init__(self) -> None:
         self.num_calls = 0
         self.seconds = 0.0
         self._open: dict[int, _OpenRound] = {}
@@ -279,7 +275,7 @@ class ReportBuilder:
             del self._open[event.round_index]
             self.num_calls += 1
             self.seconds += event.seconds
-            if event.round_index < self._below:
+            if event.round_index < ASIDE_FROM:
                 self.last = open_round.report(event)
         else:
             open_round.add(event)
