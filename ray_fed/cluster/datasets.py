@@ -324,8 +324,8 @@ class DatasetBlocks(TableRows):
         self._check()
         return self.__dict__ | {"_ids": [], "_job": None}
 
-    @override
     def read_ids(self, column: str) -> list[Any]:
+        """Return the ids of all rows, in order, as arrays of arrow; once."""
         references, self._ids = self._ids, []
         return [
             chunk

@@ -692,10 +692,8 @@ class ClientData(ClientRun):
         if files.num_bytes <= copy_bytes:
             source = SortedSource(SortedRows(files, features, client, index))
         elif kind == "parquet":
-            rows = RowGroups(files)
-            if not index.is_sorted:
-                index = index.with_order(rows.read_ids(client))
-            source = TableSource(rows, features, index)
+            index = index.with_order(files.read_column(client))
+            source = TableSource(RowGroups(files), features, index)
         else:
             raise errors.ConfigError(
                 f"Expected at most {copy_bytes} bytes of rows in {files.label}, found"

@@ -433,7 +433,7 @@ class RowGroups(TableRows):
     """
 
     def __init__(self, files: TableFiles) -> None:
-        self.label, self.schema, self._files = files.label, files.schema, files
+        self._files = files
         sizes = [size for file in files.files for size in file.group_sizes]
         self._ends = np.cumsum(sizes, dtype=np.int64)
         self._groups = [
@@ -442,10 +442,6 @@ class RowGroups(TableRows):
             for group, size in enumerate(file.group_sizes)
         ]
         self._opened = Opened()
-
-    @override
-    def read_ids(self, column: str) -> list[Any]:
-        return list(self._files.read_column(column))
 
     @override
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Any:

@@ -202,19 +202,7 @@ class Opened:
 
 
 class TableRows(abc.ABC):
-    """Rows of a table, by their number; pickled without what it holds open.
-
-    Attributes:
-        label: what the table is called in an error.
-        schema: of arrow.
-    """
-
-    label: str
-    schema: Any
-
-    @abc.abstractmethod
-    def read_ids(self, column: str) -> list[Any]:
-        """Return the ids of all rows, in order, as arrays of arrow."""
+    """Rows of a table, by their number; pickled without what it holds open."""
 
     @abc.abstractmethod
     def take(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Any:
