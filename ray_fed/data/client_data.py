@@ -37,7 +37,6 @@ from ray_fed.data.arrangement import (
 from ray_fed.data.sources import (
     FunctionSource,
     MappedSource,
-    SortedSource,
     SqliteSource,
     TableSource,
     hold_clients,
@@ -690,7 +689,7 @@ class ClientData(ClientRun):
         features = Features.of(files.schema, x, y, dtypes, missing, files.label)
         index = files.count_clients(client)
         if files.num_bytes <= copy_bytes:
-            source = SortedSource(SortedRows(files, features, client, index))
+            source = SortedRows(files, features, client, index)
         elif kind == "parquet":
             index = index.with_order(files.read_column(client))
             source = TableSource(RowGroups(files), features, index)

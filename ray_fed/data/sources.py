@@ -15,7 +15,6 @@ import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
 import ray_fed.values.plain_values as plain_values
 from ray_fed.files.features import Features, decode
-from ray_fed.files.sorted_rows import SortedRows
 from ray_fed.files.sqlite_rows import SqliteRows
 from ray_fed.files.table_rows import (
     TABLE,
@@ -182,25 +181,6 @@ class TableSource(ClientSource):
             rows = self._order[rows]
         table = self._rows.take(rows, self._features.columns)
         return decode(self._features, table, self._ids[position])
-
-
-class SortedSource(ClientSource):
-    """Clients' rows, which each machine sorts.
-
-    Args:
-        rows: of the table.
-    """
-
-    is_resident = False
-
-    def __init__(self, rows: SortedRows) -> None:
-        self.token = uuid.uuid4().hex
-        self._rows = rows
-
-    @override
-    def read(self, position: int) -> Plain:
-        read_limits.check()
-        return self._rows.read(position)
 
 
 def hold_clients(

@@ -27,13 +27,16 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
 from ray_fed.files.features import Features, decode, find_whole
 from ray_fed.files.parquet import TableFiles, changed
 from ray_fed.files.table_rows import ClientIndex, Opened
+from ray_fed.language.structs import Plain
 from ray_fed.values import read_limits
+from ray_fed.values.client_references import ClientSource
 from ray_fed.values.columnar_sequence import Column, ColumnarSequence
 from ray_fed.values.tensor_structures import storage_dtype
 
@@ -54,7 +57,7 @@ _POLL_S = 0.02
 _logger = logging.getLogger(__name__)
 
 
-class SortedRows:
+class SortedRows(ClientSource):
     """The rows of files in the order of clients, those of each as they come.
 
     Args:
@@ -64,24 +67,23 @@ class SortedRows:
         index: of the clients.
     """
 
+    is_resident = False
+
     def __init__(
         self, files: TableFiles, features: Features, client: str, index: ClientIndex
     ) -> None:
         self._files, self._features = files, features
         self._client, self._index = client, index
-        self._token = uuid.uuid4().hex
+        self.token = uuid.uuid4().hex
         types = [leaf.type_signature for leaf in features.leaves]
         self._tensors = [(storage_dtype(one), one.shape or ()) for one in types]
         self._opened = Opened()
         # Workers of this machine may be killed before they can do so.
-        self._opened.end = weakref.finalize(self, _forget, self._token)
+        self._opened.end = weakref.finalize(self, _forget, self.token)
 
-    def read(self, position: int) -> ColumnarSequence:
-        """Return the rows of a client.
-
-        Raises:
-            ValueMismatchError: a cell of it does not fit.
-        """
+    @override
+    def read(self, position: int) -> Plain:
+        read_limits.check()
         with self._opened.lock:
             if self._opened.value is None:
                 self._opened.value = self._open()
@@ -96,7 +98,7 @@ class SortedRows:
     def _open(self) -> Any:
         """Return all clients, in a file that is locked for as long as this lives."""
         folder = _folder()
-        path = folder / self._token
+        path = folder / self.token
         while True:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             closer = weakref.finalize(self, os.close, file)
@@ -118,7 +120,7 @@ class SortedRows:
         pyarrow: Any = opening.import_extra("pyarrow")
         started = time.monotonic()
         if self._opened.end is None:
-            self._opened.end = weakref.finalize(self, _forget, self._token)
+            self._opened.end = weakref.finalize(self, _forget, self.token)
         try:
             self._check_room()
             with contextlib.ExitStack() as stack:
