@@ -4,8 +4,6 @@
 
 The order is fixed, in whichever order it was asked for. Rows are numpy columns, so that
 all of it is indexing: the rows of a client are cached, their arrangement is not.
-
-Clients and rows held out, by a seed alone.
 """
 
 import dataclasses
@@ -80,24 +78,6 @@ def check_fraction(fraction: float, seed: int) -> None:
             f"Expected a `fraction` above 0 and below 1, found {fraction!r}."
         )
     check_number(seed, "seed")
-
-
-def draw_held_out(
-    count: int, fraction: float, seed: int
-) -> tuple[list[int], list[int]]:
-    """Return which of some clients are kept, and which are held out, each in order.
-
-    Raises:
-        ConfigError: there are fewer than two, or an argument is out of its range.
-    """
-    check_fraction(fraction, seed)
-    if count < 2:  # noqa: PLR2004 (one for each side)
-        raise errors.ConfigError(
-            f"Expected at least 2 clients to hold some out, found {count}."
-        )
-    held_count = min(max(1, round(fraction * count)), count - 1)
-    order = np.random.default_rng(seed_of("clients", seed)).permutation(count)
-    return sorted(order[held_count:].tolist()), sorted(order[:held_count].tolist())
 
 
 _INDEX_BYTES = 8

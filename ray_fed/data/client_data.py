@@ -32,7 +32,7 @@ from ray_fed.data.arrangement import (
     Arrangement,
     Part,
     check_fraction,
-    draw_held_out,
+    seed_of,
 )
 from ray_fed.data.sources import (
     FunctionSource,
@@ -41,14 +41,12 @@ from ray_fed.data.sources import (
     TableSource,
     hold_clients,
     join,
-    map_rows,
 )
 from ray_fed.files.features import ColumnNames, Features, Missing, columns_of
 from ray_fed.files.parquet import Format, RowGroups, TableFiles
 from ray_fed.files.sorted_rows import SortedRows
 from ray_fed.files.sqlite_rows import SqliteRows
 from ray_fed.files.table_rows import TABLE, index_clients, to_arrow
-from ray_fed.language.structs import Plain
 from ray_fed.observability import reprs
 from ray_fed.values import read_limits, stored
 from ray_fed.values.client_references import (
@@ -57,29 +55,6 @@ from ray_fed.values.client_references import (
     ClientSource,
     HeldSource,
 )
-
-
-def hold_values(
-    ids: Sequence[Hashable], given: Sequence[object], member: fl.Type
-) -> list[Plain]:
-    """Return clients' values, plain, in order.
-
-    Args:
-        ids: of the clients.
-        given: what each has.
-        member: the type of each value.
-
-    Raises:
-        ValueMismatchError: a value is not of the type, or an iterable has more bytes
-            than one sequence may have; its client is named.
-    """
-    with read_limits.limited(_installed_limits()):
-        return [
-            plain_values.to_plain(
-                value, member, f"the data of the client with the id {client!r}"
-            )
-            for client, value in zip(ids, given, strict=True)
-        ]
 
 
 def _installed_limits() -> read_limits.Limits:
@@ -384,7 +359,9 @@ class ClientData(ClientRun):
         """
         check_callable(function, "function")
         base, row, arrangement = self._rows()
-        row_map = map_rows(function, row)
+        from ray_fed.tensorflow.tracing import RowMap
+
+        row_map = RowMap(function, row)
         mapped = MappedSource(base, self._by_position(self.ids), row_map)
         made = self._over(mapped, row_map.result, arrangement)
         unnamed = self.table and dataclasses.replace(self.table, columns={})
@@ -430,8 +407,16 @@ class ClientData(ClientRun):
         Raises:
             ConfigError: an argument is out of its range, or there are too few clients.
         """
-        kept, held = draw_held_out(len(self), fraction, seed)
-        return self.pick(kept), self.pick(held)
+        check_fraction(fraction, seed)
+        count = len(self)
+        if count < 2:  # noqa: PLR2004 (one for each side)
+            raise errors.ConfigError(
+                f"Expected at least 2 clients to hold some out, found {count}."
+            )
+        held_count = min(max(1, round(fraction * count)), count - 1)
+        order = np.random.default_rng(seed_of("clients", seed)).permutation(count)
+        kept, held = np.sort(order[held_count:]), np.sort(order[:held_count])
+        return self.pick(kept.tolist()), self.pick(held.tolist())
 
     @functools.cached_property
     def _indices(self) -> dict[Hashable, int]:
@@ -523,7 +508,13 @@ class ClientData(ClientRun):
         else:
             ids, given = list(range(len(clients))), list(clients)
         member = read_member_type(type_spec)
-        held = hold_values(ids, given, member)
+        with read_limits.limited(_installed_limits()):
+            held = [
+                plain_values.to_plain(
+                    value, member, f"the data of the client with the id {client!r}"
+                )
+                for client, value in zip(ids, given, strict=True)
+            ]
         if weights is None:
             weights = stored.count_rows_of_each(held)
         return cls._of(HeldSource(held), member, ids, weights)

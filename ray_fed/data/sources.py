@@ -150,13 +150,6 @@ class MappedSource(ClientSource):
             ) from error
 
 
-def map_rows(function: Callable[[Any], Any], row: fl.Type) -> "RowMap":
-    """Return a function over rows, traced to learn the type of what it returns."""
-    from ray_fed.tensorflow.tracing import RowMap
-
-    return RowMap(function, row)
-
-
 class TableSource(ClientSource):
     """Clients' rows of one table.
 
