@@ -296,7 +296,10 @@ OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 @contextlib.contextmanager
 def telling_storage(
-    where: str, *kinds: type[Exception], verb: str = "save state in"
+    where: str,
+    *kinds: type[Exception],
+    verb: str = "save state in",
+    lets_through: type[Exception] = errors.RayFedError,
 ) -> Generator[None]:
     """Raise what a file system raises as an error that says what to do.
 
@@ -304,49 +307,25 @@ def telling_storage(
         where: state is read or written.
         *kinds: of errors to tell so.
         verb: what was tried there.
+        lets_through: those of the kinds that are raised as they are, beside errors of
+            ray_fed.
 
     Raises:
         StorageError: an error of one of the kinds came up.
     """
     try:
         yield
-    except errors.RayFedError:
+    except (errors.RayFedError, lets_through):
         raise
     except kinds as error:
         if isinstance(error, OSError) and error.errno in OF_THIS_PROCESS:
             raise
-        raise _told(where, error, verb) from error
-
-
-@contextlib.contextmanager
-def telling_read(where: str, *kinds: type[Exception]) -> Generator[None]:
-    """Raise what reading raises as `telling_storage` does, but for what is not there.
-
-    Args:
-        where: state is read.
-        *kinds: of errors to tell so.
-
-    Raises:
-        FileNotFoundError: there is nothing.
-        StorageError: another error of one of the kinds came up.
-    """
-    absent: FileNotFoundError | None = None
-    with telling_storage(where, *kinds, verb="read"):
-        try:
-            yield
-        except FileNotFoundError as error:
-            absent = error
-    if absent is not None:
-        raise absent
-
-
-def _told(where: str, error: Exception, verb: str) -> errors.StorageError:
-    found = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return errors.StorageError(
-        f"Expected to {verb} `{where}`, found {type(error).__name__} ({found}): see"
-        " that the place exists, has room and may be read and written by this process."
-        " What was saved before is left as it is."
-    )
+        found = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise errors.StorageError(
+            f"Expected to {verb} `{where}`, found {type(error).__name__} ({found}): see"
+            " that the place exists, has room and may be read and written by this"
+            " process. What was saved before is left as it is."
+        ) from error
 
 
 def unlisted(where: str, error: Exception) -> errors.StorageError:
@@ -446,7 +425,14 @@ def _read(file: IO[bytes], where: str) -> dict[str, Any]:
         if damaged is not None:
             raise zipfile.BadZipFile(f"bad checksum of `{damaged}`")
         manifest = json.loads(archive.read(_MANIFEST))
-        check_format(manifest["format"], _FORMATS, where)
+        found = manifest["format"]
+        if found not in _FORMATS:
+            formats = " or ".join(map(str, _FORMATS))
+            raise errors.StateFormatError(
+                f"Expected saved state of format {formats} in `{where}`, found format"
+                f" {errors.describe(found)}: read it with the version of ray_fed that"
+                " wrote it."
+            )
         decoder = Decoder(archive)
         return {
             described["name"]: decoder.decode(described["value"])
@@ -463,21 +449,6 @@ def _check_sizes(archive: zipfile.ZipFile, num_bytes: int) -> None:
             raise zipfile.BadZipFile(f"`{member.filename}` is larger than it says")
     if sum(member.file_size for member in members) > num_bytes:
         raise zipfile.BadZipFile(f"members larger than the file of {num_bytes} bytes")
-
-
-def check_format(found: object, known: Collection[int], where: str) -> None:
-    """Refuse what another version of ray_fed wrote.
-
-    Raises:
-        StateFormatError: it is of none of the formats that are known.
-    """
-    if found not in known:
-        formats = " or ".join(map(str, known))
-        raise errors.StateFormatError(
-            f"Expected saved state of format {formats} in `{where}`, found format"
-            f" {errors.describe(found)}: read it with the version of ray_fed that wrote"
-            " it."
-        )
 
 
 _LOCAL = ("file://", "local://")
@@ -563,7 +534,10 @@ class Versions:
         return self._read(name, where)
 
     def _read(self, name: str, where: str) -> dict[str, Any]:
-        with telling_read(where, Exception), self._open(name, where) as file:
+        telling = telling_storage(
+            where, Exception, verb="read", lets_through=FileNotFoundError
+        )
+        with telling, self._open(name, where) as file:
             return read_archive(file, where)
 
     def read_latest(self) -> tuple[dict[str, Any] | None, int]:
