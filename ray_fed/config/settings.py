@@ -163,10 +163,13 @@ def expand_counts(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def name_switch(value: object) -> object:
+def _name_switch(value: object) -> object:
     """Return "on" or "off" for a truth value; the rest as it is."""
     names = {True: "on", False: "off"}  # what YAML makes of the bare words
     return names[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], pydantic.BeforeValidator(_name_switch)]
 
 
 def _read_size(value: object) -> int | tuple[int, int] | None:
@@ -479,13 +482,8 @@ class Kernels(Frozen):
 
     enabled: bool = True
     call_s: Seconds = 5.0
-    jit: Literal["auto", "on", "off"] = "auto"
+    jit: Switch = "auto"
     vectorised_clients: Count = 1
-
-    @pydantic.field_validator("jit", mode="before")
-    @classmethod
-    def _name(cls, value: object) -> object:
-        return name_switch(value)
 
 
 class Data(Frozen):
@@ -544,7 +542,7 @@ class Config(Frozen):
     clients_per_leaf: Count | None = None
     default_num_clients: CountOrNone = 0
     seed: Seed = 0
-    progress: Literal["auto", "on", "off"] = "auto"
+    progress: Switch = "auto"
     debug: bool = False
     retry: Retry = Retry()
     stragglers: Stragglers = Stragglers()
@@ -563,11 +561,6 @@ class Config(Frozen):
                 f' backend="{self.backend}": clients on actors cannot run on the'
                 " thread that calls."
             )
-
-    @pydantic.field_validator("progress", mode="before")
-    @classmethod
-    def _name(cls, value: object) -> object:
-        return name_switch(value)
 
     @pydantic.field_validator(*COUNTED, mode="before")
     @classmethod
