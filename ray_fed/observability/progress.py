@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import rich.console
 import rich.progress
@@ -185,18 +185,6 @@ def _clock(seconds: float) -> str:
     return str(dt.timedelta(seconds=int(seconds)))
 
 
-class ProgressView(Protocol):
-    """Where a run is drawn."""
-
-    def show(self, shown: Shown) -> None:
-        """Draw it anew."""
-        ...
-
-    def close(self) -> None:
-        """Draw what was not drawn yet, and leave it."""
-        ...
-
-
 class RoundProgress:
     """An event sink that shows a run of rounds; a context manager.
 
@@ -218,12 +206,12 @@ class RoundProgress:
         console = console or rich.console.Console(stderr=True)
         self.draws_waits = console.is_interactive
         self._num_rounds = num_rounds
-        self._view: ProgressView = (
-            NotebookView(num_rounds)
+        self._view = (
+            _NotebookView(num_rounds)
             if console.is_jupyter
-            else TerminalView(num_rounds, console)
+            else _TerminalView(num_rounds, console)
             if console.is_interactive
-            else LinesView(num_rounds, console, done)
+            else _LinesView(num_rounds, console, done)
         )
         self._done = done
         self._activity = self._numbers = ""
@@ -322,7 +310,7 @@ class _DetailsColumn(rich.progress.ProgressColumn):
         return rich.text.Text("  ", no_wrap=True, overflow="ellipsis").join(parts)
 
 
-class TerminalView(ProgressView):
+class _TerminalView:
     """Draws with rich, in place where the console is a terminal.
 
     Args:
@@ -351,7 +339,6 @@ class TerminalView(ProgressView):
         self._progress.start()
         self._pace = _Pace()
 
-    @override
     def show(self, shown: Shown) -> None:
         # Refreshed here, as an import may hold up rich's own thread for seconds. That
         # thread draws what is not.
@@ -362,14 +349,13 @@ class TerminalView(ProgressView):
             refresh=self._pace.is_due(_DRAWN_EVERY_S),
         )
 
-    @override
     def close(self) -> None:
         # Nothing done: what went wrong follows, without a bar above it.
         self._progress.live.transient = not self._progress.tasks[0].completed
         self._progress.stop()
 
 
-class NotebookView(ProgressView):
+class _NotebookView:
     """Draws HTML in the output of a notebook's cell; needs no widgets.
 
     Args:
@@ -391,7 +377,6 @@ class NotebookView(ProgressView):
         bar = f'<progress value="{done}" max="{total}"></progress>'
         self._output.draw(f"rounds {text}", f"<div>{bar} {html.escape(text)}</div>")
 
-    @override
     def show(self, shown: Shown) -> None:
         # Every update is a message to the browser: once a round is enough.
         if shown.done <= self._done and shown.activity:
@@ -401,14 +386,13 @@ class NotebookView(ProgressView):
         if self._pace.is_due(_DRAWN_EVERY_S):
             self.close()
 
-    @override
     def close(self) -> None:
         if self._undrawn is not None:
             self._draw(self._undrawn)
             self._undrawn = None
 
 
-class LinesView(ProgressView):
+class _LinesView:
     """Prints lines: of the first round, of the last one, and now and then of others.
 
     Args:
@@ -426,7 +410,6 @@ class LinesView(ProgressView):
         self._done = done
         self._unprinted: Shown | None = None
 
-    @override
     def show(self, shown: Shown) -> None:
         if shown.done > self._done:
             self._done = shown.done
@@ -435,7 +418,6 @@ class LinesView(ProgressView):
         if self._unprinted is not None and self._pace.is_due(every_s):
             self.close()
 
-    @override
     def close(self) -> None:
         if self._unprinted is not None:
             shown, self._unprinted = self._unprinted, None
