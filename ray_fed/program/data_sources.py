@@ -47,7 +47,7 @@ class ClientDataSource(fl.program.FederatedDataSource):
     @tracebacks.shorten
     def iterator(self) -> "ClientDataIterator":
         """Return an iterator at round 0."""
-        return ClientDataIterator(self, self._state(0))
+        return ClientDataIterator(self, self._first_state())
 
     @tracebacks.shorten
     def resume(
@@ -66,7 +66,7 @@ class ClientDataSource(fl.program.FederatedDataSource):
             saved = ClientDataIterator.from_bytes(saved)
         state = saved.state if isinstance(saved, ClientDataIterator) else saved
         _check_state(state)
-        for part, found in self._state(0).items():
+        for part, found in self._first_state().items():
             if part != "round_index" and state[part] != found:
                 raise errors.ConfigError(
                     f"Expected the {part} of the run that was saved, `{state[part]}`,"
@@ -74,12 +74,12 @@ class ClientDataSource(fl.program.FederatedDataSource):
                 )
         return ClientDataIterator(self, dict(state))
 
-    def _state(self, round_index: int) -> dict[str, Any]:
+    def _first_state(self) -> dict[str, Any]:
         ids = hashlib.sha256(repr(self.data.ids).encode()).hexdigest()[:16]
         drawing = hashlib.sha256(repr(self.sampler).encode()).hexdigest()[:16]
         name = type(self.sampler).__name__
         return {
-            "round_index": round_index,
+            "round_index": 0,
             "clients": f"{len(self.data)} clients {ids}",
             "sampler": f"{name} {drawing}",
         }
