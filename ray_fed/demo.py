@@ -31,6 +31,7 @@ from ray_fed.observability.progress import RoundProgress
 
 _COHORT_SHARE = 2 / 3
 _TEST_SHARE = 0.2
+_BATCH_SIZE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,16 +190,14 @@ def _clients_per_second(records: Sequence[Any]) -> float:
     )
 
 
-def load_clients(
-    num_clients: int, seed: int, *, alpha: float = 1.0, batch_size: int = 8
-) -> tuple[list[list[Any]], list[Any]]:
+def load_clients(num_clients: int, seed: int) -> tuple[list[list[Any]], list[Any]]:
     """Return the training images of each client, and the test images, in batches.
+
+    A client has mainly one to three digits.
 
     Args:
         num_clients: 1 to 1,437, the number of training images.
         seed: of both splits.
-        alpha: of `split_by_label`; at 1 a client has mainly one to three digits.
-        batch_size: of the clients; the test set is one batch.
 
     Returns:
         The batches of each client, and those of the test set: x f32[n, 8, 8] from 0
@@ -223,8 +222,8 @@ def load_clients(
         random_state=seed,
         stratify=labels,
     )
-    parts = split_by_label(labels[train], num_clients, alpha, seed)
-    clients = [_batch(images, labels, train[part], batch_size) for part in parts]
+    parts = split_by_label(labels[train], num_clients, 1.0, seed)
+    clients = [_batch(images, labels, train[part], _BATCH_SIZE) for part in parts]
     return clients, _batch(images, labels, test, len(test))
 
 

@@ -1,4 +1,7 @@
-"""The demo as users start it: in a process of its own; `.ci/run` runs it on Ray."""
+"""The demo as users start it: in a process of its own; its data, split by label.
+
+`.ci/run` runs it on Ray.
+"""
 
 import json
 import pathlib
@@ -7,7 +10,11 @@ import sys
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
+
+import ray_fed.errors as errors
+from ray_fed import demo
 
 _COMMAND = [sys.executable, "-c", "from ray_fed.cli import main; main()", "demo"]
 _SMALL = ["--rounds", "2", "--clients", "6", "--workers", "2", "--json"]
@@ -41,3 +48,34 @@ def test_demo_leaves_figures_a_model_and_a_picture(tmp_path: pathlib.Path) -> No
     assert picture.read_bytes().startswith(b"\x89PNG")
     model: Any = keras.models.load_model(saved)
     assert model.count_params() > 0
+
+
+def test_every_image_is_in_a_batch_of_one_owner_or_in_the_test_set() -> None:
+    clients, test = demo.load_clients(30, seed=0)
+
+    sizes = [[len(batch["y"]) for batch in batches] for batches in clients]
+    assert sum(map(sum, sizes)) == 1437
+    assert set(map(tuple, sizes)) == {(8,) * 5 + (7,), (8,) * 6}
+    (batch,) = test
+    assert batch["x"].shape == (360, 8, 8)
+    assert (batch["x"].dtype, batch["y"].dtype) == (np.float32, np.int32)
+    assert (batch["x"].min(), batch["x"].max()) == (0.0, 1.0)
+    images = [
+        image.tobytes() for batches in clients for b in batches for image in b["x"]
+    ]
+    assert not set(images) & {image.tobytes() for image in batch["x"]}
+
+
+def test_split_and_weights_follow_the_seed() -> None:
+    one, same, other = (demo.load_clients(5, seed)[0][0][0] for seed in (0, 0, 1))
+    models = [demo.build_model(seed).initial_weights() for seed in (0, 0, 1)]
+
+    np.testing.assert_array_equal(one["x"], same["x"])
+    assert not np.array_equal(one["x"], other["x"])
+    np.testing.assert_array_equal(models[0].trainable[0], models[1].trainable[0])
+    assert not np.array_equal(models[0].trainable[0], models[2].trainable[0])
+
+
+def test_more_clients_than_images_are_refused() -> None:
+    with pytest.raises(errors.ConfigError, match="from 1 to 1437"):
+        demo.load_clients(1438, seed=0)
