@@ -678,7 +678,7 @@ class ClientData(ClientRun):
         columns = [client, *columns_of(x), *columns_of(y)]
         files = TableFiles(uris, kind, columns)
         features = Features.of(files.schema, x, y, dtypes, missing, files.label)
-        index = files.count_clients(client)
+        index = index_clients(files.read_column(client), client, files.label)
         if files.num_bytes <= copy_bytes:
             source = SortedRows(files, features, client, index)
         elif kind == "parquet":
@@ -787,7 +787,8 @@ class ClientData(ClientRun):
         columns = [client, *columns_of(x), *columns_of(y)]
         rows = DatasetBlocks(dataset, client, columns)
         features = Features.of(rows.schema, x, y, dtypes, missing, rows.label)
-        index = index_clients(rows.read_ids(client), client, rows.label)
+        chunks = rows.read_ids(client)
+        index = index_clients(chunks, client, rows.label).with_order(chunks)
         source = TableSource(rows, features, index)
         return cls._of_rows(source, features, index.ids, index.sizes, batch_size)
 

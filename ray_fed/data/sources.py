@@ -191,7 +191,8 @@ def hold_clients(
     Raises:
         ValueMismatchError: a cell does not fit; its column and client are named.
     """
-    index = index_clients(table.column(client).chunks, client, TABLE)
+    chunks = table.column(client).chunks
+    index = index_clients(chunks, client, TABLE).with_order(chunks)
     rows = table.select(features.columns)
     rows = rows if index.order is None else rows.take(index.order)
     bounds = list(itertools.pairwise(index.ends.tolist()))

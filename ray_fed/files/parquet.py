@@ -24,8 +24,6 @@ from ray_fed.files import opening
 from ray_fed.files.arrow_types import decoded_table
 from ray_fed.files.features import check_columns, missing_column
 from ray_fed.files.table_rows import (
-    ClientCounter,
-    ClientIndex,
     Opened,
     TableRows,
     take_rows,
@@ -400,13 +398,6 @@ class TableFiles:
         """Yield the arrays of one column, in order."""
         for rows in self.batches([name]):
             yield from rows.column(0).chunks
-
-    def count_clients(self, column: str) -> ClientIndex:
-        """Return the clients of all rows; see `ClientCounter`."""
-        counter = ClientCounter(column, self.label)
-        for chunk in self.read_column(column):
-            counter.add(chunk)
-        return counter.finish()
 
 
 def _digest(metadata: Any) -> bytes:

@@ -1,6 +1,6 @@
 """Who a table's clients are, and where their rows lie.
 
-    column of ids --> ClientCounter --> ids, ascending; sizes; whether rows are in order
+    column of ids --> index_clients --> ids, ascending; sizes; whether rows are in order
     rows by number --> TableRows.take --> Arrow
 
 Rows are numbered so that those of the first client come first, then those of the next.
@@ -27,88 +27,25 @@ _MERGED_IDS = 2**18
 """Ids of chunks that are counted, at least, before their counts are added up."""
 
 
-class ClientCounter:
-    """Counts the rows of clients, chunk after chunk of their column.
-
-    Args:
-        column: its name, for errors.
-        table: what the table is called in an error.
-    """
-
-    def __init__(self, column: str, table: str) -> None:
-        self._column, self._table = column, table
-        self._counts: list[Any] = []
-        self._num_ids, self._num_rows, self._most_ids = 0, 0, _MERGED_IDS
-        self._last: Any = None
-        self._is_sorted = True
-
-    def add(self, chunk: Any) -> None:
-        """Count the ids of the rows that come next.
-
-        Args:
-            chunk: an array of arrow.
-
-        Raises:
-            ValueMismatchError: a row has no client, or the column holds no ids.
-        """
-        pyarrow: Any = opening.import_extra("pyarrow")
-        compute: Any = opening.import_extra("pyarrow.compute")
-        chunk = decoded(chunk)
-        self._check(chunk)
-        if not len(chunk):
-            return
-        self._num_rows += len(chunk)
-        if self._is_sorted:
-            begins = self._last is None or compute.less_equal(self._last, chunk[0])
-            ordered = compute.all(compute.less_equal(chunk[:-1], chunk[1:]))
-            self._is_sorted = bool(begins) and ordered.as_py() is not False
-            self._last = chunk[-1]
-        ids, counts = chunk.value_counts().flatten()
-        self._counts.append(pyarrow.table({"id": ids, "rows": counts}))
-        self._num_ids += len(ids)
-        if self._num_ids > self._most_ids:
-            self._counts = [self._merged()]
-            self._num_ids = len(self._counts[0])
-            self._most_ids = max(_MERGED_IDS, 2 * self._num_ids)
-
-    def _merged(self) -> Any:
-        pyarrow: Any = opening.import_extra("pyarrow")
-        counts = pyarrow.concat_tables(self._counts).group_by("id")
-        merged = counts.aggregate([("rows", "sum")])
-        return merged.rename_columns(["id", "rows"])
-
-    def finish(self) -> "ClientIndex":
-        """Return the clients; their rows are in order if the column is sorted.
-
-        Raises:
-            ValueMismatchError: there is no row.
-        """
-        if not self._counts:
-            raise no_rows(self._table)
-        merged = self._merged().sort_by("id")
-        ids = merged.column("id").combine_chunks()
-        sizes = merged.column("rows").to_numpy().astype(np.int64)
-        return ClientIndex(ids.to_pylist(), ids, sizes, self._is_sorted)
-
-    def _check(self, chunk: Any) -> None:
-        types = opening.import_extra("pyarrow.types")
-        is_float = types.is_floating(chunk.type)  # pandas' for numbers with gaps
-        if chunk.null_count:
-            first = int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
-            then = f'.astype({{"{self._column}": "int64"}})' * is_float
-            raise errors.ValueMismatchError(
-                f"Expected a client in every row of the column `{self._column}` of"
-                f" {self._table}, found {chunk.null_count} nulls from row"
-                f" {self._num_rows + first} on: leave such rows out, such as by"
-                f' `frame.dropna(subset=["{self._column}"]){then}`.'
-            )
-        if not (types.is_integer(chunk.type) or is_text(chunk.type)):
-            kind = "int64" if is_float else "str"
-            raise errors.ValueMismatchError(
-                f"Expected whole numbers or strings, an id for each client, in the"
-                f" column `{self._column}` of {self._table}, found `{chunk.type}`: make"
-                f' it one, such as by `frame.astype({{"{self._column}": "{kind}"}})`.'
-            )
+def _check_ids(chunk: Any, column: str, table: str, num_before: int) -> None:
+    """Raise unless each row has an id; `num_before` rows were checked before."""
+    types = opening.import_extra("pyarrow.types")
+    is_float = types.is_floating(chunk.type)  # pandas' for numbers with gaps
+    if chunk.null_count:
+        first = int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
+        then = f'.astype({{"{column}": "int64"}})' * is_float
+        raise errors.ValueMismatchError(
+            f"Expected a client in every row of the column `{column}` of {table},"
+            f" found {chunk.null_count} nulls from row {num_before + first} on: leave"
+            f' such rows out, such as by `frame.dropna(subset=["{column}"]){then}`.'
+        )
+    if not (types.is_integer(chunk.type) or is_text(chunk.type)):
+        kind = "int64" if is_float else "str"
+        raise errors.ValueMismatchError(
+            f"Expected whole numbers or strings, an id for each client, in the column"
+            f" `{column}` of {table}, found `{chunk.type}`: make it one, such as by"
+            f' `frame.astype({{"{column}": "{kind}"}})`.'
+        )
 
 
 def no_rows(table: str) -> errors.ValueMismatchError:
@@ -165,21 +102,52 @@ class ClientIndex:
         return dataclasses.replace(self, order=order)
 
 
-def index_clients(chunks: Sequence[Any], name: str, table: str) -> ClientIndex:
-    """Return the clients of a column of ids in memory, with the order of its rows.
+def index_clients(chunks: Iterable[Any], name: str, table: str) -> ClientIndex:
+    """Return the clients of a column of ids, with the number of rows of each.
 
     Args:
-        chunks: arrays of arrow.
+        chunks: arrays of arrow, one after another.
         name: of the column, for errors.
         table: what the table is called in an error.
 
     Raises:
-        ValueMismatchError: a row has no client, or there is no row.
+        ValueMismatchError: a row has no client, the column holds no ids, or there is no
+            row.
     """
-    counter = ClientCounter(name, table)
-    for chunk in chunks:
-        counter.add(chunk)
-    return counter.finish().with_order(chunks)
+    pyarrow: Any = opening.import_extra("pyarrow")
+    compute: Any = opening.import_extra("pyarrow.compute")
+    counts: list[Any] = []
+    num_rows, num_ids, most_ids = 0, 0, _MERGED_IDS
+    is_sorted, last = True, None
+    for chunk in map(decoded, chunks):
+        _check_ids(chunk, name, table, num_rows)
+        if not len(chunk):
+            continue
+        num_rows += len(chunk)
+        if is_sorted:
+            begins = last is None or compute.less_equal(last, chunk[0])
+            ordered = compute.all(compute.less_equal(chunk[:-1], chunk[1:]))
+            is_sorted = bool(begins) and ordered.as_py() is not False
+            last = chunk[-1]
+        ids, rows = chunk.value_counts().flatten()
+        counts.append(pyarrow.table({"id": ids, "rows": rows}))
+        num_ids += len(ids)
+        if num_ids > most_ids:
+            counts = [_add_up(counts)]
+            num_ids = len(counts[0])
+            most_ids = max(_MERGED_IDS, 2 * num_ids)
+    if not counts:
+        raise no_rows(table)
+    added = _add_up(counts).sort_by("id")
+    ids = added.column("id").combine_chunks()
+    sizes = added.column("rows").to_numpy().astype(np.int64)
+    return ClientIndex(ids.to_pylist(), ids, sizes, is_sorted)
+
+
+def _add_up(counts: Sequence[Any]) -> Any:
+    pyarrow: Any = opening.import_extra("pyarrow")
+    added = pyarrow.concat_tables(counts).group_by("id").aggregate([("rows", "sum")])
+    return added.rename_columns(["id", "rows"])
 
 
 class Opened:
