@@ -18,8 +18,9 @@ import tensorflow as tf
 import ray_fed
 from ray_fed import learning, program
 from ray_fed.observability import reprs
-from ray_fed.observability.report import RoundReport, SubroundReport
+from ray_fed.observability.report import RoundReport
 from ray_fed.program import ClientData, RayFederatedContext
+from tests.observability import subrounds
 
 KERAS = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
 MODEL = learning.Model.from_keras(
@@ -28,17 +29,6 @@ MODEL = learning.Model.from_keras(
 )
 RECORD = learning.RoundRecord(
     3, tuple(range(500)), {"loss": np.float32(0.5)}, None, 0.5, spans=((1,) * 8,) * 99
-)
-SUBROUND = SubroundReport(
-    subround_index=0,
-    num_clients=1,
-    attempts=1,
-    started_s=0.0,
-    seconds=1.0,
-    worker="w",
-    worker_pid=1,
-    coordinator_pid=1,
-    node="n",
 )
 
 
@@ -90,7 +80,7 @@ MAKE: dict[str, Callable[[], Any]] = {
         round_index=2,
         num_clients=99,
         num_leaves=9,
-        subrounds=(SUBROUND,) * 9,
+        subrounds=(subrounds.reported(),) * 9,
         seconds=2.0,
     ),
     "ServerState": build_state,

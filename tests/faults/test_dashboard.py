@@ -3,7 +3,6 @@
 Needs `ray[default]`, which has the dashboard.
 """
 
-import dataclasses
 import importlib.util
 import pathlib
 import re
@@ -23,7 +22,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.cluster.metrics import RoundMetrics
 from ray_fed.observability import events
 from ray_fed.plan import outcomes
-from tests.observability.test_progress import finish_subround
+from tests.observability.subrounds import finished
 
 pytestmark = [
     pytest.mark.ray,
@@ -138,7 +137,7 @@ def test_scrape_has_what_rounds_cost() -> None:
         outcomes.Attempt(1, "worker 0", 1, "a", ended=ended)
         for ended in ("crash", "crash", "memory", "slower")
     ]
-    sink.on_event(dataclasses.replace(finish_subround(), lost=tuple(lost)))
+    sink.on_event(finished(lost=tuple(lost)))
     sink.on_event(events.ClientDropped(0, 0, 1, "ValueError"))
 
     wait_for(lambda: "ray_fed_dropped_clients_total" in read_metrics())

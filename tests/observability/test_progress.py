@@ -11,21 +11,7 @@ import rich.console
 import ray_fed.observability.progress as progress_module
 from ray_fed.observability import events
 from ray_fed.observability.progress import RoundProgress, WaitLine
-
-
-def finish_subround(attempts: int = 1) -> events.SubroundFinished:
-    return events.SubroundFinished(
-        round_index=0,
-        subround_index=0,
-        num_clients=3,
-        attempts=attempts,
-        started_s=0.0,
-        seconds=0.1,
-        worker="worker 0",
-        worker_pid=1,
-        coordinator_pid=2,
-        node="here",
-    )
+from tests.observability.subrounds import finished
 
 
 def record(*, terminal: bool, width: int = 120) -> rich.console.Console:
@@ -96,9 +82,9 @@ def test_subrounds_of_a_round_are_counted(monkeypatch: pytest.MonkeyPatch) -> No
 
     with RoundProgress(1, console) as progress:
         progress.on_event(events.RoundStarted(0, 6, 6, num_subrounds=2))
-        progress.on_event(finish_subround())
-        progress.on_event(finish_subround())
-        progress.on_event(finish_subround())  # the finish of the round
+        progress.on_event(finished())
+        progress.on_event(finished())
+        progress.on_event(finished())  # the finish of the round
 
     assert "1 of 2 subrounds" in text_of(console)
     assert "2 of 2 subrounds" in text_of(console)
@@ -109,8 +95,8 @@ def test_retries_are_counted_and_shown() -> None:
     console = record(terminal=True)
 
     with RoundProgress(1, console) as progress:
-        progress.on_event(finish_subround(attempts=3))
-        progress.on_event(finish_subround())
+        progress.on_event(finished(attempts=3))
+        progress.on_event(finished())
         progress.advance("loss 1")
 
     assert progress.retries == 2
@@ -191,7 +177,7 @@ def test_notebook_draws_html_once_a_round(
 
     with RoundProgress(2, console) as progress:
         progress.on_event(events.RoundStarted(0, 6, 6, num_subrounds=2))
-        progress.on_event(finish_subround())
+        progress.on_event(finished())
         progress.advance("loss 0.5000")
         progress.advance("loss 0.2500")
 
@@ -260,7 +246,7 @@ def test_each_activity_is_told_once_without_a_line(
 
 
 @pytest.mark.parametrize(
-    "end", [events.Waiting(""), finish_subround()], ids=["the call", "a subround"]
+    "end", [events.Waiting(""), finished()], ids=["the call", "a subround"]
 )
 def test_first_call_is_shown_until_something_is_done(end: events.Event) -> None:
     console = record(terminal=True)

@@ -1,6 +1,5 @@
 """The report of a round, gathered from its events."""
 
-import dataclasses
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -11,26 +10,14 @@ from ray_fed.observability.report import (
     ASIDE_FROM,
     ReportBuilder,
     RoundReport,
-    SubroundReport,
 )
 from ray_fed.plan import outcomes
+from tests.observability import subrounds
 
 
-def _subround(
-    index: int, *, attempts: int = 1, worker: str = "w"
-) -> events.SubroundFinished:
-    return events.SubroundFinished(
-        round_index=4,
-        subround_index=index,
-        num_clients=5,
-        attempts=attempts,
-        started_s=0.5 * index,
-        seconds=0.25,
-        worker=worker,
-        worker_pid=100 + index,
-        coordinator_pid=200 + index,
-        node="10.0.0.1",
-    )
+def _subround(index: int, **fields: Any) -> events.SubroundFinished:
+    of_index = {"started_s": 0.5 * index, "worker_pid": 100 + index}
+    return subrounds.finished(subround_index=index, **of_index, **fields)
 
 
 def _lost(number: int, ended: str) -> outcomes.Attempt:
@@ -39,16 +26,10 @@ def _lost(number: int, ended: str) -> outcomes.Attempt:
     )
 
 
-def _with_lost(
-    index: int, *lost: outcomes.Attempt, attempts: int
-) -> events.SubroundFinished:
-    return dataclasses.replace(_subround(index, attempts=attempts), lost=lost)
-
-
-def _report(*subrounds: events.SubroundFinished, seconds: float = 2.0) -> RoundReport:
+def _report(*finished: events.SubroundFinished, seconds: float = 2.0) -> RoundReport:
     builder = ReportBuilder()
     builder.on_event(events.RoundStarted(4, 10, 3, 2))
-    for subround in subrounds:
+    for subround in finished:
         builder.on_event(subround)
     builder.on_event(events.RoundFinished(4, seconds))
     assert builder.last is not None
@@ -77,19 +58,7 @@ def test_report_says_what_the_events_said() -> None:
         round_index=4,
         num_clients=10,
         num_leaves=3,
-        subrounds=(
-            SubroundReport(
-                subround_index=0,
-                num_clients=5,
-                attempts=1,
-                started_s=0.0,
-                seconds=0.25,
-                worker="w",
-                worker_pid=100,
-                coordinator_pid=200,
-                node="10.0.0.1",
-            ),
-        ),
+        subrounds=(subrounds.reported(),),
         seconds=2.0,
     )
 
@@ -108,7 +77,7 @@ def test_workers_wait_while_they_have_nothing_to_do() -> None:
     builder = ReportBuilder()
     builder.on_event(events.RoundStarted(4, 10, 3, 2, num_workers=2))
     for index, busy_s in enumerate((1.5, 1.0, 0.5)):
-        builder.on_event(dataclasses.replace(_subround(index), busy_s=busy_s))
+        builder.on_event(_subround(index, busy_s=busy_s))
     builder.on_event(events.RoundFinished(4, 2.0))
 
     assert builder.last is not None
@@ -179,7 +148,7 @@ def test_report_of_the_last_round_stays_until_the_next_is_done() -> None:
     builder = ReportBuilder()
     for index in range(2):
         builder.on_event(events.RoundStarted(index, 1, 1, 1))
-        builder.on_event(dataclasses.replace(_subround(0), round_index=index))
+        builder.on_event(_subround(0, round_index=index))
         builder.on_event(events.RoundFinished(index, 1.0))
     builder.on_event(events.RoundStarted(2, 1, 1, 1))
 
@@ -192,7 +161,7 @@ def test_rounds_that_overlap_keep_their_own_subrounds() -> None:
     builder = ReportBuilder()
     builder.on_event(events.RoundStarted(3, 7, 1, 1))
     builder.on_event(events.RoundStarted(4, 10, 3, 2))
-    builder.on_event(dataclasses.replace(_subround(0), round_index=3))
+    builder.on_event(_subround(0, round_index=3))
     builder.on_event(_subround(0))
     builder.on_event(_subround(1))
 
@@ -210,8 +179,7 @@ def test_rounds_that_overlap_keep_their_own_subrounds() -> None:
 def test_html_says_what_moved() -> None:
     builder = ReportBuilder()
     builder.on_event(events.RoundStarted(4, 10, 3, 2))
-    returned = dataclasses.replace(_subround(0), bytes_returned=1_500_000)
-    builder.on_event(returned)
+    builder.on_event(_subround(0, bytes_returned=1_500_000))
     builder.on_event(events.RoundFinished(4, 1.0, 2_000_000, 3000))
 
     assert builder.last is not None
@@ -222,8 +190,8 @@ def test_html_says_what_moved() -> None:
 
 def test_retries_are_counted_by_class_over_all_subrounds() -> None:
     report = _report(
-        _with_lost(0, _lost(1, "crash"), _lost(2, "memory"), attempts=3),
-        _with_lost(1, _lost(1, "crash"), attempts=2),
+        _subround(0, lost=(_lost(1, "crash"), _lost(2, "memory")), attempts=3),
+        _subround(1, lost=(_lost(1, "crash"),), attempts=2),
         _subround(2),
     )
 
@@ -232,7 +200,7 @@ def test_retries_are_counted_by_class_over_all_subrounds() -> None:
 
 
 def test_slower_copy_of_a_straggler_is_told_but_no_retry() -> None:
-    report = _report(_with_lost(0, _lost(1, "slower"), attempts=1))
+    report = _report(_subround(0, lost=(_lost(1, "slower"),)))
 
     assert report.retries == {}
     assert report.num_retries == 0
@@ -240,7 +208,7 @@ def test_slower_copy_of_a_straggler_is_told_but_no_retry() -> None:
 
 
 def test_html_tells_below_who_had_a_subround_before() -> None:
-    report = _report(_with_lost(0, _lost(1, "crash"), attempts=2))
+    report = _report(_subround(0, lost=(_lost(1, "crash"),), attempts=2))
 
     found = ET.fromstring(html_of(report))
 

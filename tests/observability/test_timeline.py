@@ -10,19 +10,17 @@ import ray_fed.errors as errors
 from ray_fed.learning import History, RoundRecord
 from ray_fed.observability.report import RoundReport, SubroundReport
 from ray_fed.plan.outcomes import Attempt
+from tests.observability import subrounds
 
 
 def make_subround(index: int, clients: int, *lost: Attempt) -> SubroundReport:
-    return SubroundReport(
+    return subrounds.reported(
         subround_index=index,
         num_clients=clients,
         attempts=1 + sum(each.ended != "slower" for each in lost),
         started_s=0.5 + index,
         seconds=3.0,
         worker=f"worker {index}",
-        worker_pid=7,
-        coordinator_pid=8,
-        node="10.0.0.1",
         lost=lost,
     )
 
@@ -32,13 +30,9 @@ def report() -> RoundReport:
     """A round with a lost attempt, a slower copy, and a finish."""
     lost = Attempt(1, "worker 5", 9, "10.0.0.2", 0.25, 1.0, "crash", "killed")
     slower = Attempt(1, "worker 6", 9, "10.0.0.2", 0.5, 2.0, "slower")
-    subrounds = (
-        make_subround(0, 2, lost),
-        make_subround(1, 2, slower),
-        make_subround(2, 0),
-    )
+    made = make_subround(0, 2, lost), make_subround(1, 2, slower), make_subround(2, 0)
     return RoundReport(
-        round_index=3, num_clients=4, num_leaves=4, subrounds=subrounds, seconds=6.0
+        round_index=3, num_clients=4, num_leaves=4, subrounds=made, seconds=6.0
     )
 
 
