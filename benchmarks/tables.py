@@ -27,6 +27,8 @@ import federated_language as fl
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.hosting import read_status
+
 _WIDTH = 24
 _ROW_BYTES = 4 * _WIDTH + 4  # f32[24] and i32[]
 _BATCHES = fl.SequenceType(
@@ -100,19 +102,6 @@ def write_table(path: pathlib.Path, shape: Shape) -> None:
         writer.close()
 
 
-def count_held(pid: int) -> int:
-    """Return the bytes of memory that a process has in use, shared ones included."""
-    fields = pathlib.Path(f"/proc/{pid}/statm").read_text().split()
-    return int(fields[1]) * os.sysconf("SC_PAGESIZE")
-
-
-def count_peak(pid: int) -> int:
-    """Return the most bytes that a process ever had in use, what it shares included."""
-    status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
-
-
 def count_read(pid: int) -> int:
     """Return the bytes that a process has asked the system to read, cached or not."""
     lines = pathlib.Path(f"/proc/{pid}/io").read_text().splitlines()
@@ -158,8 +147,8 @@ class Proof:
         self._context = context
         self._work = build_work(_BATCHES)
         self._warm_up(ClientData)
-        self._first_held = {pid: count_held(pid) for pid in self._pids()}
-        self._start = count_held(os.getpid())
+        self._first_held = {pid: read_status(pid, "VmRSS") for pid in self._pids()}
+        self._start = read_status(os.getpid(), "VmRSS")
         started = time.perf_counter()
         self._data = ClientData.from_parquet(
             path, client="who", x="x", y="y", batch_size=32
@@ -192,16 +181,16 @@ class Proof:
             read = sum(count_read(pid) - before.get(pid, 0) for pid in self._pids())
             own = float(weights[cohort].sum()) * _ROW_BYTES  # pyright: ignore[reportOptionalSubscript]
             ratios.append(read / own)
-        grown = count_held(os.getpid()) - self._start
+        grown = read_status(os.getpid(), "VmRSS") - self._start
         return {
             "named_s": round(self._named_s, 1),
             "first_round_s": round(seconds[0], 1),
             "round_s": round(statistics.median(seconds[2:]), 3),
             "read_over_own_first": round(ratios[0], 2),
             "read_over_own_worst_after": round(max(ratios[2:]), 3),
-            "driver_grew_mb": round(grown / 2**20),
-            "workers_peak_mb": [round(count_peak(p) / 2**20) for p in self._pids()],
-            "workers_grew_mb": [round(grown / 2**20) for grown in self._grown()],
+            "driver_grew_mb": round(grown),
+            "workers_peak_mb": [round(read_status(p, "VmHWM")) for p in self._pids()],
+            "workers_grew_mb": [round(grown) for grown in self._grown()],
             "equal_with_a_worker_killed": self._run_killed(found),
         }
 
@@ -212,9 +201,11 @@ class Proof:
         report = self._context.last_report
         return {s.worker_pid for s in report.subrounds} if report else set()
 
-    def _grown(self) -> list[int]:
-        """Return by how much each worker grew at most."""
-        return [count_peak(pid) - held for pid, held in self._first_held.items()]
+    def _grown(self) -> list[float]:
+        """Return by how many MB each worker grew at most."""
+        return [
+            read_status(pid, "VmHWM") - held for pid, held in self._first_held.items()
+        ]
 
     def _run_killed(self, found: list[bytes]) -> bool:
         """Run rounds again, each while a worker is killed; compare the bits."""
