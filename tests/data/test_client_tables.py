@@ -210,29 +210,6 @@ def test_what_a_cast_would_change_is_named(tmp_path: pathlib.Path, route: str) -
             tables.read(build(x="x", dtypes={"x": dtype}))
 
 
-@ROUTES
-def test_casts_keep_what_is_infinite_already(
-    tmp_path: pathlib.Path, route: str
-) -> None:
-    table = {"who": ["u", "v"], "x": [-np.inf, np.inf]}
-    build = _building(table, tmp_path, route)
-
-    data = build(x="x", dtypes={"x": np.float32})
-
-    assert tables.read(data) == {"u": [[-np.inf]], "v": [[np.inf]]}
-
-
-def test_nulls_that_are_kept_need_a_dtype_with_nan() -> None:
-    table = {"who": ["u", "v"], "x": [1.0, None]}
-    given: dict[str, Any] = {"client": "who", "x": "x", "missing": "keep"}
-
-    kept = ClientData.from_table(table, **given, dtypes={"x": np.float32})
-
-    assert np.isnan(tables.read(kept)["v"][0][0])
-    with pytest.raises(errors.ValueMismatchError, match=r"client 'v', found 1 nulls"):
-        ClientData.from_table(table, **given, dtypes={"x": np.int32})
-
-
 def _building(table: Any, folder: pathlib.Path, route: str) -> Any:
     """Return a function that makes data of a table, by one of the routes."""
     path = write(pa.table(table), folder / "t.parquet")
@@ -316,19 +293,6 @@ def test_column_that_is_there_twice_is_named(tmp_path: pathlib.Path) -> None:
             ClientData.from_table(found, **given)
     with pytest.raises(errors.ConfigError, match="found some of one name"):
         ClientData.from_parquet(tmp_path / "t.parquet", **given)
-
-
-@ROUTES
-def test_ids_may_be_as_large_as_unsigned_ones(
-    tmp_path: pathlib.Path, route: str
-) -> None:
-    for ids in ([2**63 + 5, 7, 2**63 + 5], [2**64 - 1] * 3):
-        table = {"who": pa.array(ids, pa.uint64()), "x": [1, 2, 3]}
-
-        data = _building(table, tmp_path, route)(x="x")
-
-        wanted = {i: [[n] for n, j in enumerate(ids, 1) if i == j] for i in sorted(ids)}
-        assert tables.read(data) == wanted
 
 
 def test_files_that_are_not_alike_are_refused(tmp_path: pathlib.Path) -> None:

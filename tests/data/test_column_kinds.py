@@ -27,6 +27,8 @@ AS_TEXT = r'whole numbers or strings.*`frame.astype\(\{"who": "str"\}\)`'
 
 CLIENTS: dict[str, tuple[Any, str | None]] = {
     "int": ([2, 1, 2, 1], None),
+    "uint64": (np.array([2**63 + 5, 7, 2**63 + 5, 7], np.uint64), None),
+    "one uint64": (np.array([2**64 - 1] * 4, np.uint64), None),
     "str": (["b", "a", "b", "a"], None),
     "bytes": ([b"b", b"a", b"b", b"a"], None),
     "Int64": (pd.array([2, 1, 2, 1], "Int64"), None),
@@ -106,6 +108,8 @@ VALUES: dict[str, tuple[Any, dict[str, Any], Callable[[Any], Any] | str]] = {
         KEEP | F32,
         cast("Float32"),
     ),
+    "infinite": ([-np.inf, np.inf, 0.0, np.inf], F32, cast("float32")),
+    "float, a gap is no int": (pd.array(GAP, "Float64"), I64 | KEEP, NULLS),
     "float, a NaN": ([1.0, np.nan, 2.0, 3.0], {}, NULLS),
     "str": (["u", "v", "w", "u"], {}, as_bytes),
     "str, a gap": (["u", None, "w", "u"], {}, NULLS + ', or take each as `""` with'),
