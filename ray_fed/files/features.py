@@ -432,8 +432,6 @@ class _Cells:
             whole = array.cast(pyarrow.float64(), safe=False)
         except pyarrow.ArrowException as error:
             raise self._mismatch(name, f"`{error}`", then) from error
-        if dtype.kind != "f":
-            self._check_nulls(name, cast)
         before = whole.to_numpy(zero_copy_only=False)
         changed = before[_find_changed(before, cast.to_numpy(zero_copy_only=False))]
         if len(changed):
