@@ -68,21 +68,6 @@ def test_rows_are_all_that_there_is(change: Any, order: Any) -> None:
             list(tables.ArrayReader(io.BytesIO(saved)).read_rows(count))
 
 
-def test_a_header_is_read_and_no_more() -> None:
-    file = io.BytesIO(_saved(ARRAY))
-
-    tables.ArrayReader(file)
-
-    assert file.read() == ARRAY.tobytes(order="A")
-
-
-def test_nothing_is_unpickled() -> None:
-    saved = _saved(np.array([{}]), allow_pickle=True)
-
-    with pytest.raises(ValueError, match="allow_pickle"):
-        tables.ArrayReader(io.BytesIO(saved)).read()
-
-
 @pytest.fixture
 def while_collecting() -> Iterator[Callable[[Callable[[], object]], None]]:
     """Has something done once, when the garbage of a literal's parser is collected."""
