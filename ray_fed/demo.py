@@ -17,7 +17,7 @@ import importlib.util
 import math
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -97,7 +97,8 @@ def run_demo(options: DemoOptions, progress: RoundProgress) -> DemoResult:
     _check(options)
     progress.say("starting Ray" if options.backend == "ray" else "starting")
     # Workers import TensorFlow while this process does.
-    with ray_fed.init(_address(options), config=_config(options)) as context:
+    address = options.address or ("local" if options.backend == "ray" else None)
+    with ray_fed.init(address, config=_config(options)) as context:
         context.subscribe(progress)
         history = _train(options, progress)
     if options.plot is not None:
@@ -135,15 +136,8 @@ def _check(options: DemoOptions) -> None:
         )
 
 
-def _address(options: DemoOptions) -> str | None:
-    return options.address or ("local" if options.backend == "ray" else None)
-
-
 def _config(options: DemoOptions) -> Config:
-    given: Mapping[str, Any] = {
-        "workers": options.workers,
-        "subrounds": options.subrounds,
-    }
+    given: dict[str, Any] = {"workers": options.workers, "subrounds": options.subrounds}
     counts = {name: count for name, count in given.items() if count is not None}
     return Config.load(
         backend=options.backend, seed=options.seed, progress="off", **counts
