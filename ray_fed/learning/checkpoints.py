@@ -35,8 +35,7 @@ from ray_fed.learning.history import History, RoundRecord, from_json, to_json
 from ray_fed.learning.rounds_in_flight import IoThread
 from ray_fed.observability import reprs
 from ray_fed.program import FileProgramStateManager
-from ray_fed.program.checkpoint_store import Versions, telling_storage
-from ray_fed.program.daemon_calls import call_on_daemon
+from ray_fed.program.checkpoint_store import Versions, call_on_daemon, telling_storage
 
 _MEANINGS = {
     "num_clients": "the number of clients",

@@ -10,10 +10,14 @@ All sizes and checksums of an archive are checked before anything of it is read;
 are not compressed, so reading takes no more memory than the archive has bytes.
 """
 
+import asyncio
 import collections
+import concurrent.futures
 import contextlib
+import contextvars
 import dataclasses
 import errno
+import functools
 import json
 import logging
 import os
@@ -22,11 +26,12 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import types
 import uuid
 import zipfile
-from collections.abc import Collection, Generator, Mapping, Sequence
-from typing import IO, Any, cast
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import IO, Any, ParamSpec, TypeVar, cast
 
 import federated_language as fl
 import numpy as np
@@ -36,6 +41,9 @@ import ray_fed.errors as errors
 import ray_fed.files.tables as tables
 from ray_fed.files import opening
 from ray_fed.language import structs
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 _logger = logging.getLogger(__name__)
 
@@ -730,3 +738,30 @@ def _names_a_file(path: str) -> bool:
         return bool(path) and b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
         return False
+
+
+async def call_on_daemon(
+    function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+) -> _T:
+    """Return what a function returns that blocks; the event loop goes on meanwhile.
+
+    The call has a thread of its own, which ends with it. Where the caller is cancelled,
+    or the process ends, nobody waits for the call: for a thread of `asyncio.to_thread`
+    the interpreter waits as it ends, so that a program whose storage hangs never would.
+
+    Raises:
+        Exception: what the function raised.
+    """
+    future: concurrent.futures.Future[_T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+    call = functools.partial(context.run, function, *args, **kwargs)
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 (told by the future)
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="ray_fed storage", daemon=True).start()
+    return await asyncio.wrap_future(future)

@@ -17,10 +17,10 @@ from ray_fed.program.checkpoint_store import (
     MAX_VERSION,
     SavedObject,
     Versions,
+    call_on_daemon,
     class_name,
     name_place,
 )
-from ray_fed.program.daemon_calls import call_on_daemon
 
 
 class FileProgramStateManager(fl.program.ProgramStateManager[Any]):
