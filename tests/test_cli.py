@@ -68,24 +68,16 @@ def test_config_check_prints_what_settings_come_to(
     assert "  crash: 7\n" in out
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("subround: 2\n", "did you mean `subrounds`"),
-        ("- 1\n- 2\n", "a mapping of settings"),
-        ("workers: [\n", "a YAML file"),
-    ],
-)
 def test_config_check_says_what_is_wrong_on_one_line(
-    run: Run, tmp_path: pathlib.Path, text: str, message: str
+    run: Run, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "settings.yaml"
-    path.write_text(text)
+    path.write_text("workers: [\n")
 
     code, out, err = run("config", "check", str(path))
 
     assert (code, out) == (2, "")
-    assert message in err
+    assert "a YAML file" in err
     assert len(err.splitlines()) == 1
 
 
