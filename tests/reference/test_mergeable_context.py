@@ -247,28 +247,9 @@ def test_context_that_returns_no_awaitable_is_a_type_error() -> None:
 
 
 @pytest.mark.claim("mergeable.07")
-def test_compiler_is_given_the_computation_and_its_form_is_executed(
+def test_compiler_is_given_each_computation_once_and_its_form_is_executed(
     build: Build,
 ) -> None:
-    given: list[Any] = []
-
-    def compile_to_sum(comp: Any) -> MergeableCompForm:
-        given.append(comp)
-        return SUM_FORM
-
-    @federated_computation(AT_CLIENTS)
-    def largest(clients: Any) -> Any:
-        return fl.federated_max(clients)
-
-    result = build(compiler_fn=compile_to_sum).invoke(largest, CLIENTS)
-
-    assert given == [largest]
-    assert isinstance(given[0], flf.ConcreteComputation)
-    assert result == 15.0
-
-
-@pytest.mark.claim("mergeable.07")
-def test_computation_is_compiled_once(build: Build) -> None:
     given: list[Any] = []
 
     def compile_to_sum(comp: Any) -> MergeableCompForm:
@@ -285,6 +266,7 @@ def test_computation_is_compiled_once(build: Build) -> None:
 
     assert results == [15.0] * 4
     assert given == others
+    assert all(isinstance(comp, flf.ConcreteComputation) for comp in given)
 
 
 @pytest.mark.claim("mergeable.07")
@@ -429,14 +411,10 @@ def test_without_an_argument_there_are_as_many_runs_as_asked_for(
 def test_an_argument_without_clients_goes_to_every_subround(
     build: Build, contexts: list[Context]
 ) -> None:
-    same = federated_computation(lambda x: x, AT_SERVER)
-    second = federated_computation(lambda _, merged: merged, AT_SERVER, AT_SERVER)
-    form = MergeableCompForm(same, add, second)
+    result = build(2, num_subrounds=4).invoke(SERVER_FORM, 2.5)
 
-    result = build(2, num_subrounds=4).invoke(form, 2.5)
-
-    given = [arg for c in contexts for name, arg in c.calls if name == str(
-        same.type_signature)]  # fmt: skip
+    up_to_merge = str(SERVER_FORM.up_to_merge.type_signature)
+    given = [arg for c in contexts for name, arg in c.calls if name == up_to_merge]
     assert given == [2.5] * 4
     assert result == 10.0
 
