@@ -1,13 +1,26 @@
 """Tables of clients' rows that tests write, and what clients have in them."""
 
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import federated_language as fl
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ray_fed import tensorflow as rtf
 from ray_fed.program import ClientData
+
+NAMES: dict[str, Any] = {"client": "who", "x": ["a", "b"], "y": "y"}
+"""How `ClientData` takes what `make_table` returns."""
+
+
+def write(table: Any, path: pathlib.Path, **options: Any) -> pathlib.Path:
+    """Write a table to a parquet file, and return the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(table), path, **options)
+    return path
 
 
 def make_table(num_clients: int = 7, seed: int = 0) -> dict[str, Any]:

@@ -16,14 +16,7 @@ import pytest
 import ray_fed.errors as errors
 from ray_fed.program import ClientData
 from tests.data import tables
-
-NAMES: dict[str, Any] = {"client": "who", "x": ["a", "b"], "y": "y"}
-
-
-def write(table: Any, path: pathlib.Path, **options: Any) -> pathlib.Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(table), path, **options)
-    return path
+from tests.data.tables import NAMES, write
 
 
 @pytest.mark.parametrize("is_sorted", [True, False], ids=["sorted", "not sorted"])

@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.feather
-import pyarrow.parquet as pq
 import pytest
 
 import ray_fed.errors as errors
@@ -24,8 +24,7 @@ from ray_fed.data import ClientData
 from ray_fed.files import sorted_rows
 from ray_fed.values import read_limits
 from tests.data import tables
-
-NAMES: dict[str, Any] = {"client": "who", "x": ["a", "b"], "y": "y"}
+from tests.data.tables import NAMES, write
 
 
 @pytest.fixture(autouse=True)
@@ -35,23 +34,13 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     return tmp_path / f"ray_fed-{os.getuid()}"
 
 
-def write(table: Any, path: pathlib.Path, **options: Any) -> pathlib.Path:
-    pq.write_table(pa.table(table), path, **options)
-    return path
-
-
-def write_as(kind: str, frame: pd.DataFrame, path: pathlib.Path) -> ClientData:
-    """Write a table in a format, and return its clients."""
-    match kind:
-        case "csv":
-            frame.to_csv(path, index=False)
-            return ClientData.from_csv(path, client="who", x=["a", "b"], y="y")
-        case "json":
-            frame.to_json(path, orient="records", lines=True, double_precision=15)
-            return ClientData.from_json(path, client="who", x=["a", "b"], y="y")
-        case _:
-            pyarrow.feather.write_feather(frame, path)
-            return ClientData.from_arrow(path, client="who", x=["a", "b"], y="y")
+WRITE: dict[str, Callable[[pd.DataFrame, pathlib.Path], Any]] = {
+    "csv": lambda frame, path: frame.to_csv(path, index=False),
+    "json": lambda frame, path: frame.to_json(
+        path, orient="records", lines=True, double_precision=15
+    ),
+    "arrow": pyarrow.feather.write_feather,
+}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +54,8 @@ def test_files_of_every_format_are_the_groups_of_pandas(
     if ids == "text":
         frame["who"] = "c" + frame["who"].astype(str)
 
-    data = write_as(kind, frame, tmp_path / f"t.{kind}")
+    WRITE[kind](frame, tmp_path / "t")
+    data = getattr(ClientData, f"from_{kind}")(tmp_path / "t", **NAMES)
 
     groups = dict(iter(frame.groupby("who")))
     assert list(data.ids) == list(groups)
