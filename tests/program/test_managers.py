@@ -322,33 +322,7 @@ def test_cut_file_is_passed_over_for_the_one_before(
         run(manager.load(2, CONTENT))
 
 
-def put_folder(path: pathlib.Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def put_loop(path: pathlib.Path) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
-def put_link_to_nothing(path: pathlib.Path) -> None:
-    path.unlink()
-    path.symlink_to(path.with_name("nothing"))
-
-
-def put_fifo(path: pathlib.Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def put_device(path: pathlib.Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/zero")
-
-
 def put_socket(path: pathlib.Path) -> None:
-    path.unlink()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.path.relpath(path))  # absolute, it may be too long
 
@@ -380,17 +354,18 @@ def header(shape: str, descr: str = "'<f4'") -> str:
     return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n"
 
 
+FOUR = npy(header("(4,)"), bytes(16))
+
+
 def put_larger_than_declared(path: pathlib.Path) -> None:
     """Declare fewer bytes of a compressed member than it has, as zip bombs do."""
-    put_archive(
-        path, npy(header("(4,)"), bytes(16)) + bytes(2**20), zipfile.ZIP_DEFLATED
-    )
-    declare_size(path, len(npy(header("(4,)"), bytes(16))))
+    put_archive(path, FOUR + bytes(2**20), zipfile.ZIP_DEFLATED)
+    declare_size(path, len(FOUR))
 
 
 def put_overlapping(path: pathlib.Path) -> None:
     """Declare more bytes of a member than the file has."""
-    put_archive(path, npy(header("(4,)"), bytes(16)))
+    put_archive(path, FOUR)
     declare_size(path, 2**31, both=True)
 
 
@@ -404,81 +379,78 @@ def declare_size(path: pathlib.Path, size: int, *, both: bool = False) -> None:
     path.write_bytes(content)
 
 
-NOT_WHOLE = [
-    pytest.param(put_folder, id="folder"),
-    pytest.param(put_loop, id="loop of links"),
-    pytest.param(put_link_to_nothing, id="link to nothing"),
-    pytest.param(put_fifo, id="FIFO"),
-    pytest.param(put_device, id="device"),
-    pytest.param(put_socket, id="socket"),
-    pytest.param(put_larger_than_declared, id="member larger than it declares"),
-    pytest.param(put_overlapping, id="member larger than the file"),
-    *(
-        pytest.param(functools.partial(put_archive, member=member), id=name)
-        for name, member in {
-            "10**25 elements": npy(header(f"({10**25},)")),
-            "10**25 elements of nothing": npy(header(f"({10**25},)", "'|V0'")),
-            "10**11 elements": npy(header(f"({10**11},)")),
-            "product of sizes beyond 64 bits": npy(header(f"({2**33}, {2**31})")),
-            "unclosed header": npy("{'descr': '<f4', 'shape': (3,"),
-            "unclosed text": npy("{'descr': '<f4"),
-            "deep header": npy("(" * 5000),
-            "many signs in a header": npy("-" * 9000 + "1"),
-            "header of another kind": npy("[1, 2]"),
-            "dtype that is none": npy(header("(1,)", "'<q9'"), bytes(9)),
-            "negative size": npy(header("(-1,)")),
-            "two negative sizes": npy(header("(-1, -4)"), bytes(16)),
-            "fewer elements than content": npy(header("(2,)"), bytes(16)),
-            "array of arrays": npy(header("(1,)", "('<f4', (2,))"), bytes(8)),
-            "later version of the format": b"\x93NUMPY\x09\0" + bytes(100),
-        }.items()
-    ),
-    *(
-        pytest.param(
-            functools.partial(
-                put_archive, member=npy(header("(4,)"), bytes(16)), described=described
-            ),
-            id=name,
+MEMBERS = {
+    "10**25 elements": npy(header(f"({10**25},)")),
+    "10**25 elements of nothing": npy(header(f"({10**25},)", "'|V0'")),
+    "10**11 elements": npy(header(f"({10**11},)")),
+    "product of sizes beyond 64 bits": npy(header(f"({2**33}, {2**31})")),
+    "unclosed header": npy("{'descr': '<f4', 'shape': (3,"),
+    "unclosed text": npy("{'descr': '<f4"),
+    "deep header": npy("(" * 5000),
+    "many signs in a header": npy("-" * 9000 + "1"),
+    "header of another kind": npy("[1, 2]"),
+    "dtype that is none": npy(header("(1,)", "'<q9'"), bytes(9)),
+    "negative size": npy(header("(-1,)")),
+    "two negative sizes": npy(header("(-1, -4)"), bytes(16)),
+    "fewer elements than content": npy(header("(2,)"), bytes(16)),
+    "array of arrays": npy(header("(1,)", "('<f4', (2,))"), bytes(8)),
+    "later version of the format": b"\x93NUMPY\x09\0" + bytes(100),
+}
+DESCRIBED: dict[str, Any] = {
+    "one member for two values": {
+        "kind": "list",
+        "keys": None,
+        "values": [ARRAY, ARRAY],
+    },
+    "no such kind": {**ARRAY, "kind": "pickle"},
+    "no such member": {**ARRAY, "member": "1.npy"},
+    "floats as bytes": {**ARRAY, "kind": "bytes"},
+    "list as a number": {"kind": "json", "value": [1]},
+    "no description": [],
+}
+COMPRESSED = {
+    "deflate": zipfile.ZIP_DEFLATED,
+    "bzip2": zipfile.ZIP_BZIP2,
+    "lzma": zipfile.ZIP_LZMA,
+}
+PUT: dict[str, Callable[[pathlib.Path], object]] = {
+    "folder": pathlib.Path.mkdir,
+    "loop of links": lambda path: path.symlink_to(path),
+    "link to nothing": lambda path: path.symlink_to(path.with_name("nothing")),
+    "FIFO": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "socket": put_socket,
+    "member larger than it declares": put_larger_than_declared,
+    "member larger than the file": put_overlapping,
+    **{
+        name: functools.partial(put_archive, member=member)
+        for name, member in MEMBERS.items()
+    },
+    **{
+        name: functools.partial(put_archive, member=FOUR, described=described)
+        for name, described in DESCRIBED.items()
+    },
+    **{
+        f"compressed by {name}": functools.partial(
+            put_archive, member=FOUR, compression=kind
         )
-        for name, described in {
-            "one member for two values": {
-                "kind": "list",
-                "keys": None,
-                "values": [ARRAY, ARRAY],
-            },
-            "no such kind": {**ARRAY, "kind": "pickle"},
-            "no such member": {**ARRAY, "member": "1.npy"},
-            "floats as bytes": {**ARRAY, "kind": "bytes"},
-            "list as a number": {"kind": "json", "value": [1]},
-            "no description": [],
-        }.items()
-    ),
-    *(
-        pytest.param(
-            functools.partial(
-                put_archive, member=npy(header("(4,)"), bytes(16)), compression=kind
-            ),
-            id=f"compressed by {name}",
-        )
-        for name, kind in {
-            "deflate": zipfile.ZIP_DEFLATED,
-            "bzip2": zipfile.ZIP_BZIP2,
-            "lzma": zipfile.ZIP_LZMA,
-        }.items()
-    ),
-]
+        for name, kind in COMPRESSED.items()
+    },
+}
+"""What is put in the place of a whole state."""
 
 
-@pytest.mark.parametrize("put", NOT_WHOLE)
+@pytest.mark.parametrize("name", PUT)
 def test_whatever_is_no_whole_state_is_passed_over_and_replaced_or_told(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    put: Callable[[pathlib.Path], None],
+    name: str,
 ) -> None:
     manager, path = save_two(tmp_path)
     monkeypatch.chdir(tmp_path)
-    put(path)
+    path.unlink()
+    PUT[name](path)
 
     with caplog.at_level(logging.WARNING):
         loaded, version = run(manager.load_latest(CONTENT))
@@ -487,7 +459,7 @@ def test_whatever_is_no_whole_state_is_passed_over_and_replaced_or_told(
     assert "Version 2 is passed over" in caplog.text
     with pytest.raises(errors.SavedStateError, match=r"program_state_2\.zip"):
         run(manager.load(2, {"model": 0}))
-    if put is put_folder:
+    if name == "folder":
         with pytest.raises(errors.SavedStateError, match="folder of that name: move"):
             run(manager.save(CONTENT, 2))
         run(manager.save(CONTENT, 3))
