@@ -262,79 +262,43 @@ def value_of_an_argument(placement: Any) -> Any:
     return flf.ConcreteComputation.from_building_block(flf.Lambda("x", member, block))
 
 
-def sum_and_count() -> Any:
-    accumulator = collections.OrderedDict(total=np.float32, count=np.int32)
+def aggregate(
+    clients: fl.FederatedType, partial: Any, zero: Callable[[], Any], *steps: Any
+) -> Callable[[], Any]:
+    """Return what makes an aggregation to partials, which are its result.
 
-    @rtf.computation(accumulator, np.float32)
-    def accumulate(partial: Any, x: Any) -> Any:
-        return collections.OrderedDict(
-            total=partial["total"] + x, count=partial["count"] + 1
+    Args:
+        clients: what is aggregated.
+        partial: the type of a partial.
+        zero: returns the first partial.
+        *steps: functions of TensorFlow that accumulate, and that merge.
+    """
+
+    def make() -> Any:
+        accumulate = rtf.computation(steps[0], partial, clients.member)
+        merge = rtf.computation(steps[1], partial, partial)
+        whole = rtf.computation(lambda x: x, partial)
+        return federated_computation(
+            lambda x: fl.federated_aggregate(x, zero(), accumulate, merge, whole),
+            clients,
         )
 
-    @rtf.computation(accumulator, accumulator)
-    def merge(x: Any, y: Any) -> Any:
-        return collections.OrderedDict(
-            total=x["total"] + y["total"], count=x["count"] + y["count"]
-        )
+    return make
 
-    report = rtf.computation(lambda x: x, accumulator)
-    zero = collections.OrderedDict(total=0.0, count=0)
-    return federated_computation(
-        lambda x: fl.federated_aggregate(x, zero, accumulate, merge, report), FLOAT
+
+def joined(x: Any, y: Any) -> Any:
+    return tf.strings.join([x, y])
+
+
+def merge_counts(x: Any, y: Any) -> Any:
+    return collections.OrderedDict(
+        total=x["total"] + y["total"], count=x["count"] + y["count"]
     )
 
 
-def nothing_of_each() -> Any:
-    """Return an aggregation whose partials have no elements, of clients' numbers."""
-    accumulate = rtf.computation(lambda x, _: x, EMPTY, np.float32)
-    merge = rtf.computation(lambda x, _: x, EMPTY, EMPTY)
-    return federated_computation(
-        lambda x: fl.federated_aggregate(x, (), accumulate, merge, same_nothing), FLOAT
-    )
-
-
-def joined_twice() -> Any:
-    """Return an aggregation to two strings, each of all clients'."""
-    pair = fl.TensorType(np.str_, (2,))
-    accumulate = rtf.computation(lambda x, y: tf.strings.join([x, y]), pair, np.str_)
-    merge = rtf.computation(lambda x, y: tf.strings.join([x, y]), pair, pair)
-    none = rtf.computation(lambda: tf.constant(["", ""]))
-    whole = rtf.computation(lambda x: x, pair)
-    return federated_computation(
-        lambda x: fl.federated_aggregate(x, none(), accumulate, merge, whole), TEXT
-    )
-
-
-def listed() -> Any:
-    """Return an aggregation to all clients' strings, one after another."""
-    texts_type = fl.TensorType(np.str_, (None,))
-    add_one = rtf.computation(lambda x, y: tf.concat([x, [y]], 0), texts_type, np.str_)
-    merge = rtf.computation(lambda x, y: tf.concat([x, y], 0), texts_type, texts_type)
-    none = rtf.computation(lambda: tf.zeros([0], tf.string))
-    whole = rtf.computation(lambda x: x, texts_type)
-    return federated_computation(
-        lambda x: fl.federated_aggregate(x, none(), add_one, merge, whole), TEXT
-    )
-
-
-def named_sum() -> Any:
-    partial = collections.OrderedDict(names=np.str_, total=np.float32)
-
-    @rtf.computation(partial, np.float32)
-    def accumulate(held: Any, x: Any) -> Any:
-        names = tf.strings.join([held["names"], "x"])
-        return collections.OrderedDict(names=names, total=held["total"] + x)
-
-    @rtf.computation(partial, partial)
-    def merge(x: Any, y: Any) -> Any:
-        names = tf.strings.join([x["names"], y["names"]])
-        return collections.OrderedDict(names=names, total=x["total"] + y["total"])
-
-    whole = rtf.computation(lambda x: x, partial)
-    zero = collections.OrderedDict(names="", total=0.0)
-    return federated_computation(
-        lambda x: fl.federated_aggregate(x, zero, accumulate, merge, whole), FLOAT
-    )
+def merge_names(x: Any, y: Any) -> Any:
+    names = tf.strings.join([x["names"], y["names"]])
+    return collections.OrderedDict(names=names, total=x["total"] + y["total"])
 
 
 def modular_sum(member: Any, modulus: Any) -> Callable[[], Any]:
@@ -665,17 +629,30 @@ CASES: Mapping[str, Case] = {
         lambda n: ([np.zeros([2, 0], np.int32)] * n,), lambda _: [[], []],
     ),
     "aggregate to a structure without elements": Case(
-        nothing_of_each, lambda n: (numbers(n),), lambda _: [],
+        aggregate(FLOAT, EMPTY, tuple, lambda x, _: x, lambda x, _: x),
+        lambda n: (numbers(n),), lambda _: [],
     ),
     "aggregate to a vector of strings": Case(
-        joined_twice,
+        aggregate(
+            TEXT, fl.TensorType(np.str_, (2,)),
+            rtf.computation(lambda: tf.constant(["", ""])), joined, joined,
+        ),
         lambda n: (texts(n),), lambda n: ["".join(texts(n)).encode()] * 2,
     ),
     "aggregate to strings of any number": Case(
-        listed, lambda n: (texts(n),), lambda n: [text.encode() for text in texts(n)],
+        aggregate(
+            TEXT, fl.TensorType(np.str_, (None,)),
+            rtf.computation(lambda: tf.zeros([0], tf.string)),
+            lambda x, y: tf.concat([x, [y]], 0), lambda x, y: tf.concat([x, y], 0),
+        ),
+        lambda n: (texts(n),), lambda n: [text.encode() for text in texts(n)],
     ),
     "aggregate to a string beside a number": Case(
-        named_sum,
+        aggregate(
+            FLOAT, collections.OrderedDict(names=np.str_, total=np.float32),
+            lambda: collections.OrderedDict(names="", total=0.0),
+            lambda held, x: merge_names(held, {"names": "x", "total": x}), merge_names,
+        ),
         lambda n: (numbers(n),),
         lambda n: {"names": b"x" * n, "total": sum(numbers(n))},
     ),
@@ -751,7 +728,11 @@ CASES: Mapping[str, Case] = {
         lambda n: (texts(n),), lambda n: f"<{''.join(texts(n))}>".encode(),
     ),
     "aggregate to another type": Case(
-        sum_and_count,
+        aggregate(
+            FLOAT, collections.OrderedDict(total=np.float32, count=np.int32),
+            lambda: collections.OrderedDict(total=0.0, count=0),
+            lambda held, x: merge_counts(held, {"total": x, "count": 1}), merge_counts,
+        ),
         lambda n: (numbers(n),),
         lambda n: {"total": sum(numbers(n)), "count": n},
     ),
