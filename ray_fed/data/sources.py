@@ -41,8 +41,6 @@ class FunctionSource(ClientSource):
         type_spec: of what `load` returns.
     """
 
-    is_resident = False
-
     def __init__(
         self, load: Callable[[Any], Any], ids: Sequence[Hashable], type_spec: fl.Type
     ) -> None:
@@ -109,8 +107,6 @@ class MappedSource(ClientSource):
         row_map: of the rows.
     """
 
-    is_resident = False
-
     def __init__(
         self, base: ClientSource, ids: Sequence[Hashable], row_map: "RowMap"
     ) -> None:
@@ -158,8 +154,6 @@ class TableSource(ClientSource):
         features: how rows become elements.
         index: of the clients.
     """
-
-    is_resident = False
 
     def __init__(self, rows: TableRows, features: Features, index: ClientIndex) -> None:
         self.token = uuid.uuid4().hex
@@ -245,8 +239,6 @@ class JoinedSource(ClientSource):
         parts: a source of each, and the positions of clients in it.
     """
 
-    is_resident = False
-
     def __init__(self, parts: Sequence[tuple[ClientSource, NDArray[np.int64]]]) -> None:
         self.token = uuid.uuid4().hex
         self.num_bytes = sum(source.num_bytes for source, _ in parts)
@@ -281,8 +273,6 @@ class SqliteSource(ClientSource):
     Attributes:
         element: the type of an example.
     """
-
-    is_resident = False
 
     def __init__(self, rows: SqliteRows, features: Mapping[str, Any]) -> None:
         from ray_fed.tensorflow import external_data

@@ -67,8 +67,6 @@ class SortedRows(ClientSource):
         index: of the clients.
     """
 
-    is_resident = False
-
     def __init__(
         self, files: TableFiles, features: Features, client: str, index: ClientIndex
     ) -> None:

@@ -55,7 +55,7 @@ class ClientSource(abc.ABC):
     """
 
     token: str
-    is_resident: bool
+    is_resident: bool = False
     opens_once: bool = False
     num_bytes: int = 0
     base: "ClientSource | None" = None
