@@ -1,7 +1,9 @@
-"""The tree of settings: its defaults, how they are read, and where they come from.
+"""Settings: one frozen tree, read from YAML, the environment and arguments.
 
-All are frozen and strict about names, mappings and lists in them, too. They come from
-Python, from variables and from a YAML file; an error names which of them.
+Later sources win: defaults, a YAML file, `RAY_FED_...` variables, arguments. A variable
+names a field, with two underscores between levels (`RAY_FED_RETRY__CRASH=5`), and its
+value is read as YAML. Unknown keys are refused, with the nearest one. Mappings and
+lists are frozen, too; an error names where a setting comes from.
 """
 
 import contextlib
