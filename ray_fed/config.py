@@ -326,9 +326,7 @@ def __explain_one(detail: dict[str, Any], model: type[pydantic.BaseModel]) -> st
 
 def _fields_at(path: list[str], model: type[pydantic.BaseModel]) -> list[str]:
     for part in path:
-        annotation = model.model_fields[part].annotation
-        if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-            model = annotation
+        model = cast("Any", model.model_fields[part].annotation)
     return list(model.model_fields)
 
 

@@ -81,7 +81,7 @@ class Features:
         """Return the features that a user names, by the schema of their table.
 
         Args:
-            schema: of arrow.
+            schema: of arrow, with all of these columns.
             x: the columns of the inputs.
             y: the columns of the labels; None: rows have none.
             dtypes: the dtype to cast a column to, by its name.
@@ -89,8 +89,7 @@ class Features:
             table: what the table is called in an error.
 
         Raises:
-            ConfigError: a column is not there, or `dtypes` or `missing` is none that a
-                column can have.
+            ConfigError: `dtypes` or `missing` is none that a column can have.
             ValueMismatchError: no tensor holds what a column has, or columns of
                 different types are to be stacked.
         """
@@ -228,8 +227,6 @@ class _Columns:
 
     def _cell(self, name: str) -> tuple[np.dtype[Any], Dims]:
         """Return dtype and shape of a column's cells."""
-        if name not in self._schema.names:
-            raise missing_column(name, self._schema.names, self._table)
         inside, shape = arrow_types.cell_of(self._schema.field(name).type)
         dtype, cast = arrow_types.dtype_of(inside), self._casts.get(name)
         if dtype is None and (cast is None or not arrow_types.is_castable(inside)):
