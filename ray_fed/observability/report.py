@@ -4,9 +4,9 @@ There it is a table with a row for each subround, and a bar for when it ran.
 """
 
 import collections
-import dataclasses
 import html
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import pydantic
 from typing_extensions import override
@@ -15,6 +15,8 @@ import ray_fed.observability.timeline as timeline
 from ray_fed.observability import events, reprs
 from ray_fed.plan import diagnostics, outcomes
 from ray_fed.plan.fingerprint import Fingerprint
+
+_Event = TypeVar("_Event", bound=events.Event)
 
 _BAR_PX = 160
 _BAR_COLOR = "#4c78a8"
@@ -256,7 +258,7 @@ class ReportBuilder:
     def __init__(self) -> None:
         self.num_calls = 0
         self.seconds = 0.0
-        self._open: dict[int, _OpenRound] = {}
+        self._open: dict[int, list[events.Event]] = {}
         self.last: RoundReport | None = None
 
     def on_event(self, event: events.Event) -> None:
@@ -266,73 +268,47 @@ class ReportBuilder:
         if isinstance(event, events.RoundStarted):
             if len(self._open) >= _OPEN_ROUNDS:
                 self._open.pop(next(iter(self._open)))
-            self._open[event.round_index] = _OpenRound(event)
+            self._open[event.round_index] = []
+        if event.round_index not in self._open:
             return
-        open_round = self._open.get(event.round_index)
-        if open_round is None:
-            return
+        self._open[event.round_index].append(event)
         if isinstance(event, events.RoundFinished):
-            del self._open[event.round_index]
+            told = self._open.pop(event.round_index)
             self.num_calls += 1
             self.seconds += event.seconds
             if event.round_index < ASIDE_FROM:
-                self.last = open_round.report(event)
-        else:
-            open_round.add(event)
+                self.last = _report(told)
 
 
-@dataclasses.dataclass
-class _OpenRound:
-    """What is known of a round that has not returned."""
+def _report(told: Sequence[events.Event]) -> RoundReport:
+    """Return the report of a round that has returned, from all of its events."""
 
-    started: events.RoundStarted
-    subrounds: list[SubroundReport] = dataclasses.field(
-        default_factory=list[SubroundReport]
+    def of(kind: type[_Event]) -> list[_Event]:
+        return [event for event in told if isinstance(event, kind)]
+
+    (started,), (finished,) = of(events.RoundStarted), of(events.RoundFinished)
+    ended = sorted(of(events.SubroundFinished), key=lambda event: event.subround_index)
+    dropped = {event.client_index: event.reason for event in of(events.ClientDropped)}
+    return RoundReport(
+        round_index=started.round_index,
+        num_clients=started.num_clients,
+        num_leaves=started.num_leaves,
+        subrounds=tuple(SubroundReport(**vars(event)) for event in ended),
+        seconds=finished.seconds,
+        unkeyed_ops=tuple(
+            f"{event.computation}: {', '.join(event.ops)}"
+            for event in of(events.RandomOpsUnkeyed)
+        ),
+        unlowered=tuple(
+            f"{event.computation}: {event.reason}"
+            for event in of(events.ComputationUnlowered)
+        ),
+        bytes_broadcast=finished.bytes_broadcast,
+        bytes_sliced=finished.bytes_sliced,
+        dropped_clients=dict(sorted(dropped.items())),
+        jit_decisions=tuple(event.decision for event in of(events.JitDecided)),
+        interpreted=tuple(
+            f"{event.work}: {event.reason}" for event in of(events.WorkInterpreted)
+        ),
+        num_workers=started.num_workers,
     )
-    unkeyed: list[str] = dataclasses.field(default_factory=list[str])
-    unlowered: list[str] = dataclasses.field(default_factory=list[str])
-    dropped: dict[int, str] = dataclasses.field(default_factory=dict[int, str])
-    decisions: list[diagnostics.JitDecision] = dataclasses.field(
-        default_factory=list[diagnostics.JitDecision]
-    )
-
-    interpreted: list[str] = dataclasses.field(default_factory=list[str])
-
-    def add(self, event: events.Event) -> None:
-        """Add an event of the round."""
-        match event:
-            case events.SubroundFinished():
-                fields = vars(event).copy()
-                fields.pop("round_index")
-                self.subrounds.append(SubroundReport(**fields))
-            case events.ClientDropped():
-                self.dropped[event.client_index] = event.reason
-            case events.JitDecided():
-                self.decisions.append(event.decision)
-            case events.RandomOpsUnkeyed():
-                self.unkeyed.append(f"{event.computation}: {', '.join(event.ops)}")
-            case events.ComputationUnlowered():
-                self.unlowered.append(f"{event.computation}: {event.reason}")
-            case events.WorkInterpreted():
-                self.interpreted.append(f"{event.work}: {event.reason}")
-            case _:
-                pass
-
-    def report(self, finished: events.RoundFinished) -> RoundReport:
-        """Return its report, now that it has returned."""
-        subrounds = sorted(self.subrounds, key=lambda report: report.subround_index)
-        return RoundReport(
-            round_index=self.started.round_index,
-            num_clients=self.started.num_clients,
-            num_leaves=self.started.num_leaves,
-            subrounds=tuple(subrounds),
-            seconds=finished.seconds,
-            unkeyed_ops=tuple(self.unkeyed),
-            unlowered=tuple(self.unlowered),
-            bytes_broadcast=finished.bytes_broadcast,
-            bytes_sliced=finished.bytes_sliced,
-            dropped_clients=dict(sorted(self.dropped.items())),
-            jit_decisions=tuple(self.decisions),
-            interpreted=tuple(self.interpreted),
-            num_workers=self.started.num_workers,
-        )
