@@ -73,9 +73,15 @@ class SqliteRows:
         """
         with self._connect() as connection:
             if self._row_ids is None:
-                found: list[Any] = self._search(connection, self.ids[position])
+                arguments = self._arguments(self.ids[position])
+                rows = connection.execute(self._client_query, arguments).fetchall()
             else:
-                found = self._pick(connection, self._row_ids[position])
+                query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
+                rows = [
+                    connection.execute(query, (int(row),)).fetchone()
+                    for row in self._row_ids[position]
+                ]
+        found: list[Any] = [row for (row,) in rows]
         wrong = [row for row in found if not isinstance(row, bytes)]
         if wrong:
             raise errors.ValueMismatchError(
@@ -165,13 +171,3 @@ class SqliteRows:
                 )
             found[positions[client]].append(row)
         return [np.array(rows, np.int64) for rows in found]
-
-    def _search(self, connection: sqlite3.Connection, client: object) -> list[bytes]:
-        rows = connection.execute(self._client_query, self._arguments(client))
-        return [row for (row,) in rows]
-
-    def _pick(
-        self, connection: sqlite3.Connection, row_ids: NDArray[np.int64]
-    ) -> list[bytes]:
-        query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
-        return [connection.execute(query, (int(row),)).fetchone()[0] for row in row_ids]

@@ -61,10 +61,6 @@ def _check_size(k: int | None, num_clients: int, among: str) -> int:
     return k
 
 
-def _sorted(drawn: NDArray[np.int64]) -> list[int]:
-    return np.sort(drawn).tolist()
-
-
 @dataclasses.dataclass(frozen=True)
 class UniformSampler:
     """Draws `k` clients, each set of them equally likely; all where `k` is None.
@@ -89,7 +85,7 @@ class UniformSampler:
         """
         size = _check_size(k, num_clients, "clients")
         generator = _generator(self.seed, round_index)
-        return _sorted(generator.choice(num_clients, size, replace=False))
+        return sorted(generator.choice(num_clients, size, replace=False).tolist())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +171,7 @@ class WeightedSampler:
         size = _check_size(k, len(eligible), "clients of a weight above 0")
         uniform = 1 - _generator(self.seed, round_index).random(num_clients)
         keys = np.log(uniform[eligible]) / weights[eligible]  # of u^(1/w), no underflow
-        return _sorted(eligible[np.argsort(-keys, kind="stable")[:size]])
+        return sorted(eligible[np.argsort(-keys, kind="stable")[:size]].tolist())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,4 +228,4 @@ class AvailabilitySampler:
         there = np.flatnonzero([hour in given for given in self.hours])
         size = len(there) if k is None else min(k, len(there))
         generator = _generator(self.seed, round_index)
-        return _sorted(generator.choice(there, size, replace=False))
+        return sorted(generator.choice(there, size, replace=False).tolist())
