@@ -283,10 +283,10 @@ class ClientData(ClientRun):
 
     def _base(self) -> tuple[ClientSource, fl.Type, Arrangement]:
         """Return what has the values, the type of one, and how rows are arranged."""
-        if not isinstance(self.source, ArrangedSource):
-            return self.source, self.type_signature, Arrangement()
-        base, row, arrangement = self._rows()
-        return base, fl.SequenceType(row), arrangement
+        source = self.source
+        if isinstance(source, ArrangedSource):
+            return source.rows, fl.SequenceType(source.row), source.arrangement
+        return source, self.type_signature, Arrangement()
 
     @tracebacks.shorten
     def take(self, count: int) -> Self:
@@ -438,14 +438,13 @@ class ClientData(ClientRun):
         Raises:
             UnsupportedError: clients have no sequences.
         """
-        if isinstance(self.source, ArrangedSource):
-            return self.source.rows, self.source.row, self.source.arrangement
-        if not isinstance(self.type_signature, fl.SequenceType):
+        base, member, arrangement = self._base()
+        if not isinstance(member, fl.SequenceType):
             raise errors.UnsupportedError(
                 "Expected clients that have a sequence of rows each, to arrange, found"
-                f" that each has a value of `{self.type_signature}`."
+                f" that each has a value of `{member}`."
             )
-        return self.source, self.type_signature.element, Arrangement()
+        return base, member.element, arrangement
 
     def _arranged(self, **changes: Any) -> Self:
         base, row, arrangement = self._rows()
