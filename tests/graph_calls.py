@@ -47,17 +47,6 @@ def _marked(verb: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _told(owner: Any, name: str, line: str) -> None:
-    verb = getattr(owner, name)
-
-    @functools.wraps(verb)
-    async def run(*args: Any, **options: Any) -> Any:
-        tell(line)
-        return await verb(*args, **options)
-
-    setattr(owner, name, run)
-
-
 def tell_of_subrounds() -> None:
     """Tell of each subround that is evaluated in this process."""
     from ray_fed.plan import plans
@@ -102,20 +91,20 @@ def tell_of_graphs() -> None:
 def in_ray_process() -> None:
     """Tell of what a process of Ray does; workers alone load TensorFlow."""
     from ray_fed.cluster.ray_strategy import RayFederatingStrategy
-
-    tell_of_subrounds()
-    _told(RayFederatingStrategy, "evaluate", "subround")
-    _told_of_workers()
-
-
-def _told_of_workers() -> None:
     from ray_fed.cluster.worker_actor import LeafWorker
 
-    load = LeafWorker.load_now
+    tell_of_subrounds()
+    evaluate, load = RayFederatingStrategy.evaluate, LeafWorker.load_now
+
+    @functools.wraps(evaluate)
+    async def evaluate_and_tell(*args: Any, **options: Any) -> Any:
+        tell("subround")
+        return await evaluate(*args, **options)
 
     @functools.wraps(load)
     def load_and_tell(self: LeafWorker) -> None:
         load(self)
         tell_of_graphs()
 
+    RayFederatingStrategy.evaluate = evaluate_and_tell
     LeafWorker.load_now = load_and_tell

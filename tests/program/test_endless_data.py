@@ -90,15 +90,15 @@ def _raise_in_the_middle(client: int) -> Iterator[int]:
     raise ValueError(client)
 
 
-def _only_at(bad: int, load: Callable[[int], Any]) -> Callable[[int], Any]:
-    return lambda client: load(client) if client == bad else [client, 1]
+def _only_at_two(load: Callable[[int], Any]) -> Callable[[int], Any]:
+    return lambda client: load(client) if client == 2 else [client, 1]
 
 
 @pytest.mark.parametrize("load", [_endless, _endless_dataset])
 def test_endless_client_ends_at_the_bound_and_the_next_call_runs(
     context: ExecutionContext, load: Any
 ) -> None:
-    data = ClientData.from_function(range(4), _only_at(2, load), SEQUENCE)
+    data = ClientData.from_function(range(4), _only_at_two(load), SEQUENCE)
 
     with pytest.raises(
         errors.ValueMismatchError,
@@ -130,7 +130,7 @@ EXITS = [
     indirect=["context"],
 )
 def test_exit_of_a_client_is_its_failure(context: ExecutionContext, load: Any) -> None:
-    data = ClientData.from_function(range(4), _only_at(2, load), SEQUENCE)
+    data = ClientData.from_function(range(4), _only_at_two(load), SEQUENCE)
 
     with pytest.raises(errors.ComputationError, match=r"id 2, .*raised") as caught:
         context.invoke(sum_of_totals, data)
