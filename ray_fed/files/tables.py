@@ -17,7 +17,7 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import federated_language as fl
 import numpy as np
@@ -207,30 +207,12 @@ class ColumnSpec:
     label: str
 
 
-class Table(Protocol):
-    """A file of columns."""
-
-    @property
-    def specs(self) -> Mapping[str, ColumnSpec]:
-        """What the file says of each column, by name."""
-        ...
-
-    def count_bytes(self, names: Sequence[str]) -> int:
-        """Return about how many bytes the cells of columns take; 0: not known."""
-        ...
-
-    def read(self, names: Sequence[str], max_bytes: float) -> Iterator[list[Cells]]:
-        """Open the file anew and yield chunks: the cells of each column named.
-
-        Args:
-            names: of the columns.
-            max_bytes: of a chunk; infinite: columns may have different numbers of rows.
-        """
-        ...
-
-
 class NumpyTable:
-    """Arrays of an npz file, or the one of an npy file; the first dimension is rows."""
+    """Arrays of an npz file, or the one of an npy file; the first dimension is rows.
+
+    Attributes:
+        specs: what the file says of each column, by name.
+    """
 
     def __init__(self, file: DataFile) -> None:
         self._file = file
@@ -244,7 +226,12 @@ class NumpyTable:
         return sum(self._sizes[name] for name in names)
 
     def read(self, names: Sequence[str], max_bytes: float) -> Iterator[list[Cells]]:
-        """Yield rows of the arrays named."""
+        """Open the file anew and yield chunks: the cells of each column named.
+
+        Args:
+            names: of the columns.
+            max_bytes: of a chunk; infinite: columns may have different numbers of rows.
+        """
         with self._arrays(names) as found:
             arrays = [found[name] for name in names]
             if math.isinf(max_bytes):
@@ -324,14 +311,14 @@ class ArrowTable:
         self.specs = {field.name: _arrow_spec(field.type) for field in empty.schema}
 
     def count_bytes(self, names: Sequence[str]) -> int:
-        """Return how many bytes the columns of a parquet file take, by its footer."""
+        """Return about how many bytes the columns take; 0: not known."""
         if self._kind != "parquet":
             return 0
         with self._reading() as opened, parquet.open_bounded(opened) as found:
             return int(parquet.count_group_bytes(found.metadata, names).sum())
 
     def read(self, names: Sequence[str], max_bytes: float) -> Iterator[list[Cells]]:
-        """Yield the columns named of some rows."""
+        """Open the file anew and yield chunks; see `NumpyTable`."""
         pyarrow: Any = opening.import_extra("pyarrow")
         is_parquet = self._kind == "parquet"
         # Other formats than parquet know no parts of structs.
@@ -379,6 +366,9 @@ class ArrowTable:
         splits = np.cumsum([0, *lengths], dtype=np.int64)
         return [values[a:b] for a, b in itertools.pairwise(splits)]
 
+
+Table: TypeAlias = NumpyTable | ArrowTable
+"""A file of columns."""
 
 _WHOLE_BYTES = 64 * 2**20
 """Rows of arrow that are read at once, where all are wanted."""
