@@ -183,19 +183,13 @@ async def _end_loop() -> None:
 
 
 class WorkThread:
-    """Does one thing after another, in order; a context manager.
+    """Does one thing after another, in order; a context manager."""
 
-    Args:
-        prepare: done first, on the thread.
-    """
-
-    def __init__(self, prepare: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._prepare = prepare
         threading.Thread(target=self._run, name="ray_fed run", daemon=True).start()
 
     def _run(self) -> None:
-        self._prepare()
         while (task := self._tasks.get()) is not None:
             task()
 
@@ -272,7 +266,18 @@ class ProcessCalls:
         process: to call.
         context: the default one, which threads of the run are to have too.
         interrupts: end a call.
+
+    Attributes:
+        first_number: the number of the call of round 0: in a run that is resumed, that
+            of the run before.
+        bytes_read: how many bytes of states came into this process so far.
+        takes_ahead: whether a round can be called before the one is done whose state it
+            takes.
     """
+
+    first_number = 0
+    bytes_read = 0
+    takes_ahead = False
 
     def __init__(
         self, process: LearningProcess, context: Any, interrupts: Interrupts
@@ -280,24 +285,6 @@ class ProcessCalls:
         self._process = process
         self._context = context
         self._interrupts = interrupts
-
-    @property
-    def first_number(self) -> int:
-        """The number of the call of round 0."""
-        return 0
-
-    @property
-    def bytes_read(self) -> int:
-        """How many bytes of states came into this process so far."""
-        return 0
-
-    @property
-    def takes_ahead(self) -> bool:
-        """Whether a round can be called before the one is done whose state it takes."""
-        return False
-
-    def resume(self, first_number: int) -> None:
-        """Number rounds as the run did that is resumed."""
 
     def subscribe(self, sink: EventSink) -> None:
         """Send events of calls to a sink until `close`."""
@@ -397,25 +384,10 @@ class ReferencedCalls(ProcessCalls):
         self._context = context
         self._io = io
         self._owns = owns
-        self._first_number = 0
-        self._bytes_read = 0
+        self.takes_ahead = owns  # so that `close` ends what was called in vain
         self._reports = RoundReports()
         self._sinks: list[EventSink] = []
         self.subscribe(self._reports)
-
-    @property
-    @override
-    def first_number(self) -> int:
-        return self._first_number
-
-    @property
-    @override
-    def takes_ahead(self) -> bool:
-        return self._owns  # so that `close` ends what was called in vain
-
-    @override
-    def resume(self, first_number: int) -> None:
-        self._first_number = first_number
 
     @override
     def subscribe(self, sink: EventSink) -> None:
@@ -425,12 +397,12 @@ class ReferencedCalls(ProcessCalls):
     @override
     def initialize(self) -> Any:
         state = self._context.invoke(self._process.initialize)
-        self._first_number = self._context.num_invocations
+        self.first_number = self._context.num_invocations
         return state
 
     @override
     def next(self, state: Any, clients: Sequence[Any], round_index: int) -> GoingRound:
-        number = self._first_number + round_index
+        number = self.first_number + round_index
         self._reports.expect(number)
         new_state, *kept, metrics = self._context.invoke_at(
             number, self._process.next, (state, *clients)
@@ -451,13 +423,8 @@ class ReferencedCalls(ProcessCalls):
     async def fetch(self, state: Any) -> Any:
         found = await fl.program.materialize_value(state)
         leaves = structure_utils.flatten(found)
-        self._bytes_read += sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
+        self.bytes_read += sum(getattr(leaf, "nbytes", 0) for leaf in leaves)
         return found
-
-    @property
-    @override
-    def bytes_read(self) -> int:
-        return self._bytes_read
 
     @override
     def evaluating(self, round_index: int) -> None:
@@ -472,7 +439,7 @@ class ReferencedCalls(ProcessCalls):
         for sink in self._sinks:
             self._context.execution_context.unsubscribe(sink)
         if self._context.execution_context.is_open:
-            self._context.resume_at(self._first_number + num_rounds)
+            self._context.resume_at(self.first_number + num_rounds)
         if self._owns:
             self._context.close()
 
@@ -514,26 +481,16 @@ class NumberedCalls(ProcessCalls):
     ) -> None:
         super().__init__(process, context, interrupts)
         self._numbers = context
-        self._first_number = 0
-
-    @property
-    @override
-    def first_number(self) -> int:
-        return self._first_number
-
-    @override
-    def resume(self, first_number: int) -> None:
-        self._first_number = first_number
 
     @override
     def initialize(self) -> Any:
         state = super().initialize()
-        self._first_number = self._numbers.num_calls
+        self.first_number = self._numbers.num_calls
         return state
 
     @override
     def call(self, round_index: int, arguments: tuple[Any, ...]) -> Any:
-        number = self._first_number + round_index
+        number = self.first_number + round_index
         return self._numbers.invoke_at(number, self._process.next, arguments)
 
     @override
@@ -544,4 +501,4 @@ class NumberedCalls(ProcessCalls):
     @override
     def close(self, num_rounds: int) -> None:
         if self._numbers.is_open:
-            self._numbers.resume_at(self._first_number + num_rounds)
+            self._numbers.resume_at(self.first_number + num_rounds)

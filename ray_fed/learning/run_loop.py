@@ -563,12 +563,20 @@ class RunLoop:
         self._bytes_read = 0
         self._changed: dict[ClientId, bytes] = {}  # since a state was to be saved
 
-    def begin(
-        self, state: Any, records: Sequence[RoundRecord], first_round: int
-    ) -> None:
-        """Take what the run begins or goes on from."""
-        self._done = Reached(state, tuple(records))
-        self._first = first_round
+    def begin(self, saved: SavedRun, initial: Any, first_round: int) -> None:
+        """Begin where the saved run was, else with a state after some rounds."""
+        if saved.first_number is not None:
+            self._calls.first_number = saved.first_number
+        self._done, self._first = Reached(initial), first_round
+        if saved.records:
+            self._done = Reached(saved.state, tuple(saved.records))
+        if self.num_rounds > self._spec.num_rounds:
+            _logger.warning(
+                "The run has %d rounds behind it, more than `num_rounds`, which is %d:"
+                " it runs no other, and returns what it has.",
+                self.num_rounds,
+                self._spec.num_rounds,
+            )
 
     @property
     def num_rounds(self) -> int:
@@ -585,10 +593,6 @@ class RunLoop:
     def read_state(self) -> Any:
         """Return the state after these rounds, as plain values."""
         return self._calls.read(self._done.state)
-
-    def put_back(self) -> None:
-        """Let clients keep what they had after these rounds, if one more was done."""
-        self._clients.put_back(self.num_rounds)
 
     def run(self) -> Reason:
         """Run all rounds that are left, and return why the run ended.
@@ -612,6 +616,7 @@ class RunLoop:
         else:
             self._save_last()
             self._callbacks.end(self.history, reason)
+            self._clients.put_back(self.num_rounds)
             return reason
         finally:
             if self._progress is not None:
@@ -622,7 +627,7 @@ class RunLoop:
             return "stopped early"
         following: concurrent.futures.Future[bool] | None = None
         state, called = self._done.state, None
-        with WorkThread(lambda: None) as work:
+        with WorkThread() as work:
             for index in range(self.num_rounds, self._spec.num_rounds):
                 started, started_at = time.monotonic(), time.time()
                 called = called or self._call(state, index)
@@ -1020,18 +1025,11 @@ def run(
                 saved = _wait_for(io.submit(opening), interrupts, storage_path)
             if clients is not None and client_states is not None and not saved.records:
                 clients.fill_from(client_states)
-            _begin(
-                loop,
-                calls,
-                saved,
-                initial if state is None else state,
-                state,
-                spec.num_rounds,
-            )
+            first_round = int(getattr(state, "round_index", 0))
+            loop.begin(saved, initial if state is None else state, first_round)
             reason = loop.run()
             if reason == "interrupted":
                 _say_interrupted(loop.num_rounds, storage_path)
-            loop.put_back()
             return TrainingResult(loop.history, loop.read_state(), reason, clients)
         finally:
             calls.close(loop.num_rounds)
@@ -1056,27 +1054,3 @@ def _wait_for(
             f" {_OPEN_S:g} seconds after a signal: see that the place can be reached,"
             " and run again. No round was run, and what is saved stays."
         ) from None
-
-
-def _begin(
-    loop: RunLoop,
-    calls: ProcessCalls,
-    saved: SavedRun,
-    initial: Any,
-    given: Any,
-    num_rounds: int,
-) -> None:
-    """Begin where the saved run was, else where the given state was."""
-    if saved.first_number is not None:
-        calls.resume(saved.first_number)
-    if saved.records:
-        loop.begin(saved.state, saved.records, saved.records[-1].round_index + 1)
-    else:
-        loop.begin(initial, (), int(getattr(given, "round_index", 0)))
-    if loop.num_rounds > num_rounds:
-        _logger.warning(
-            "The run has %d rounds behind it, more than `num_rounds`, which is %d: it"
-            " runs no other, and returns what it has.",
-            loop.num_rounds,
-            num_rounds,
-        )
