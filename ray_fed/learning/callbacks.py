@@ -19,7 +19,7 @@ import pathlib
 import time
 import uuid
 from collections.abc import Generator, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import federated_language as fl
 from typing_extensions import override
@@ -43,15 +43,6 @@ __all__ = [
 ]
 
 _logger = logging.getLogger("ray_fed.learning.run_loop")
-
-
-@runtime_checkable
-class RoundCallback(Protocol):
-    """The one method that a callback must have."""
-
-    def on_round(self, record: RoundRecord) -> None:
-        """Take what a round did, once it is evaluated."""
-        ...
 
 
 class Callback:
@@ -187,7 +178,7 @@ class Callbacks:
 def _as_callback(found: Any) -> Any:
     if isinstance(found, fl.program.ReleaseManager):
         return ReleaseCallback(found)
-    if isinstance(found, type) or not isinstance(found, RoundCallback):
+    if isinstance(found, type) or not hasattr(found, "on_round"):
         raise errors.ConfigError(
             "Expected objects with a method `on_round(record)`, or release managers, as"
             f" `callbacks`, found {errors.describe(found)}: those of Keras are told of"
@@ -388,10 +379,8 @@ class ModelCheckpoint(Callback):
         *before, now = self._history.values(self.monitor)
         if now is None or now != now:  # noqa: PLR0124 (a loss over no examples is NaN)
             return False
-        known = [value for value in before if value is not None]
-        if self._is_rising:
-            return all(now > value or value != value for value in known)  # noqa: PLR0124
-        return all(now < value or value != value for value in known)  # noqa: PLR0124
+        known = [v for v in before if v is not None and v == v]  # noqa: PLR0124
+        return all(now > v if self._is_rising else now < v for v in known)
 
     @override
     def on_state(self, record: RoundRecord, state: Any) -> None:

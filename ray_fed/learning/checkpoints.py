@@ -63,8 +63,8 @@ def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -
     if not names:
         return
     told = "; ".join(
-        f"{_MEANINGS.get(name, name)}: {_show(saved.get(name))} there,"
-        f" {_show(found.get(name))} here"
+        f"{_MEANINGS.get(name, name)}: {errors.describe(saved.get(name))} there,"
+        f" {errors.describe(found.get(name))} here"
         for name in names
     )
     traced = ""
@@ -77,10 +77,6 @@ def check_same(saved: Mapping[str, Any], found: Mapping[str, Any], where: str) -
         f"Expected to resume the run in `{where}` as it was begun, found other"
         f" arguments: {told}. Pass those, or another `storage_path`.{traced}"
     )
-
-
-def _show(value: object) -> str:
-    return errors.describe(value)
 
 
 _FORMAT = 2

@@ -78,24 +78,6 @@ def read_whole(name: str, value: Any, least: int, most: int | None = None) -> in
     return int(value)
 
 
-def check_epochs(epochs: int) -> int:
-    """Return a number of passes over data.
-
-    Raises:
-        ConfigError: it is below 1.
-    """
-    return read_whole("epochs", epochs, 1)
-
-
 def read_whole_or_none(name: str, value: Any, least: int) -> int | None:
     """Return what `read_whole` does, or None for None."""
     return None if value is None else read_whole(name, value, least)
-
-
-def expect_name(metric: object) -> None:
-    """Raise ConfigError unless a metric is given by its name."""
-    if not isinstance(metric, str):
-        raise errors.ConfigError(
-            "Expected a metric by its name, such as `training.loss`, found"
-            f" {errors.describe(metric)}."
-        )

@@ -25,7 +25,7 @@ import ray_fed.errors as errors
 import ray_fed.observability.timeline as timeline
 import ray_fed.tracebacks as tracebacks
 from ray_fed.imports import import_extra
-from ray_fed.learning.checks import expect_name, read_whole
+from ray_fed.learning.checks import read_whole
 from ray_fed.observability import reprs
 from ray_fed.program.checkpoint_store import Decoder, Encoder, Versions
 
@@ -374,7 +374,7 @@ class History(Sequence[RoundRecord]):
         Raises:
             ConfigError: it is no name, or rounds have metrics, but not this one.
         """
-        expect_name(metric)
+        _expect_name(metric)
         name = self._full_name(metric)
         return [record.numbers().get(name) for record in self]
 
@@ -570,10 +570,18 @@ def is_rising(metric: str, mode: str) -> bool:
     Raises:
         ConfigError: the mode is none, or the metric no name.
     """
-    expect_name(metric)
+    _expect_name(metric)
     if mode not in ("auto", "min", "max"):
         raise errors.ConfigError(
             f'Expected "auto", "min" or "max" as `mode`, found {errors.describe(mode)}.'
         )
     name = re.sub(r"_\d+$", "", re.sub(r"(/\d+)+$", "", metric))  # auc_1, f1_score/0
     return mode == "max" or (mode == "auto" and name.endswith(_RISING))
+
+
+def _expect_name(metric: object) -> None:
+    if not isinstance(metric, str):
+        raise errors.ConfigError(
+            "Expected a metric by its name, such as `training.loss`, found"
+            f" {errors.describe(metric)}."
+        )

@@ -15,7 +15,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
-from ray_fed.learning.checks import check_epochs, expect_object
+from ray_fed.learning.checks import expect_object, read_whole
 from ray_fed.learning.models import Model, ModelWeights, reseed
 from ray_fed.learning.optimizers import (
     OptimizerLike,
@@ -83,7 +83,7 @@ class LocalTraining:
     ) -> None:
         self._model = model
         self.optimizer = OptimizerSpec.of(optimizer)
-        self.epochs = check_epochs(epochs)
+        self.epochs = read_whole("epochs", epochs, 1)
         self._learning_rate = learning_rate
         if learning_rate is None:
             return

@@ -192,9 +192,6 @@ def keyed_global_seeds() -> Generator[None]:
         global_state.set_global_attribute(name, before)
 
 
-# pyright: reportPrivateUsage=false
-
-
 _SEED_NAME = "seed_generator_state"
 """What Keras names the variable that a random layer draws from."""
 

@@ -48,10 +48,6 @@ class Ranked(Aggregator):
         rows = _Rows(update_type, weight_type, self.max_clients)
         finish = self._build_finish(rows)
 
-        @rtf.computation(finish.type_signature.result)
-        def select(result: Any) -> Any:
-            return result[0]
-
         @fl.federated_computation(
             initialize.type_signature.result,
             fl.FederatedType(update_type, fl.CLIENTS),
