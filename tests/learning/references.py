@@ -3,6 +3,7 @@
 The model is y = x w + b with the mean squared error; weights are (w, b), f64.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import federated_language as fl
@@ -18,9 +19,12 @@ def gradient(weights: Weights, batch: Any) -> Weights:
     return 2 * batch["x"].T @ residual / len(residual), 2 * residual.mean(axis=0)
 
 
+def joined(batches: Batches) -> Any:
+    return {key: np.concatenate([b[key] for b in batches]) for key in ("x", "y")}
+
+
 def full_gradient(weights: Weights, batches: Batches) -> Weights:
-    joined = {key: np.concatenate([b[key] for b in batches]) for key in ("x", "y")}
-    return gradient(weights, joined)
+    return gradient(weights, joined(batches))
 
 
 def count(batches: Batches) -> int:
@@ -39,21 +43,37 @@ def as_doubles(weights: Any) -> Weights:
     return tuple(np.array(part, np.float64) for part in weights)
 
 
+def descend(start: Weights, batches: Batches, rate: float, push: Any = None) -> Weights:
+    """One pass of local SGD; `push` adds to the gradient at some weights."""
+    own = start
+    for batch in batches:
+        pushed = push(own) if push else [0.0] * len(own)
+        own = tuple(
+            w - rate * (g + p)
+            for w, g, p in zip(own, gradient(own, batch), pushed, strict=True)
+        )
+    return own
+
+
+def less(one: Sequence[Any], other: Sequence[Any]) -> Weights:
+    return tuple(a - b for a, b in zip(one, other, strict=True))
+
+
+def more(one: Sequence[Any], other: Sequence[Any], factor: float = 1.0) -> Weights:
+    return tuple(a + factor * b for a, b in zip(one, other, strict=True))
+
+
 def fed_prox(
     start: Weights, clients: list[Batches], rounds: int, rate: float, mu: float
 ) -> Weights:
     """Li et al. 2020, Equation 2: each client descends F_k(w) + mu/2 |w - w_t|^2."""
     weights = start
     for _ in range(rounds):
-        trained: list[Weights] = []
-        for batches in clients:
-            own = weights
-            for batch in batches:
-                own = tuple(
-                    w - rate * (g + mu * (w - w0))
-                    for w, g, w0 in zip(own, gradient(own, batch), weights, strict=True)
-                )
-            trained.append(own)
+
+        def push(now: Weights) -> list[Any]:
+            return [mu * d for d in less(now, weights)]  # noqa: B023 (in this round)
+
+        trained = [descend(weights, batches, rate, push) for batches in clients]
         weights = average(trained, [count(batches) for batches in clients])
     return weights
 
@@ -67,7 +87,7 @@ def fed_sgd(
     for _ in range(rounds):
         gradients = [full_gradient(weights, batches) for batches in clients]
         mean = average(gradients, sizes)
-        weights = tuple(w - rate * g for w, g in zip(weights, mean, strict=True))
+        weights = more(weights, mean, -rate)
     return weights
 
 
@@ -81,21 +101,14 @@ def mime_lite(
     weights, momentum = start, tuple(np.zeros_like(w) for w in start)
     sizes = [float(count(batches)) for batches in clients]
     for _ in range(rounds):
-        trained: list[Weights] = []
-        for batches in clients:
-            own = weights
-            for batch in batches:
-                own = tuple(
-                    y + beta * s - rate * g
-                    for y, s, g in zip(own, momentum, gradient(own, batch), strict=True)
-                )
-            trained.append(own)
+        push = [-beta * s / rate for s in momentum]
+        trained = [
+            descend(weights, each, rate, lambda _, p=push: p) for each in clients
+        ]
         gradients = [full_gradient(weights, batches) for batches in clients]
         mean = average(gradients, sizes)
         weights = average(trained, sizes)
-        momentum = tuple(
-            beta * s - rate * g for s, g in zip(momentum, mean, strict=True)
-        )
+        momentum = more([beta * s for s in momentum], mean, -rate)
     return weights
 
 
@@ -109,38 +122,16 @@ def scaffold(
         deltas: list[Weights] = []
         shifts: list[Weights] = []
         for client in cohort:
-            own = weights
-            for batch in clients[client]:
-                own = tuple(
-                    y - rate * (g - ci + c)
-                    for y, g, ci, c in zip(
-                        own,
-                        gradient(own, batch),
-                        own_controls[client],
-                        control,
-                        strict=True,
-                    )
-                )
-            steps = len(clients[client])
-            new = tuple(
-                ci - c + (x - y) / (steps * rate)
-                for ci, c, x, y in zip(
-                    own_controls[client], control, weights, own, strict=True
-                )
-            )
-            deltas.append(tuple(y - x for y, x in zip(own, weights, strict=True)))
-            shifts.append(
-                tuple(n - o for n, o in zip(new, own_controls[client], strict=True))
-            )
+            push = less(control, own_controls[client])
+            own = descend(weights, clients[client], rate, lambda _, p=push: p)
+            share = 1 / (len(clients[client]) * rate)
+            new = more(less(own_controls[client], control), less(weights, own), share)
+            deltas.append(less(own, weights))
+            shifts.append(less(new, own_controls[client]))
             own_controls[client] = new
         ones = [1.0] * len(cohort)
-        share = len(cohort) / len(clients)
-        weights = tuple(
-            w + d for w, d in zip(weights, average(deltas, ones), strict=True)
-        )
-        control = tuple(
-            c + share * s for c, s in zip(control, average(shifts, ones), strict=True)
-        )
+        weights = more(weights, average(deltas, ones))
+        control = more(control, average(shifts, ones), len(cohort) / len(clients))
     return weights, control, own_controls
 
 
@@ -150,43 +141,16 @@ def adaptive_clip(
     """Andrew et al. 2021, Algorithm 1 without noise, over one pass of local SGD."""
     weights, bound = start, adapt.initial
     for _ in range(rounds):
-        deltas: list[Weights] = []
-        within: list[bool] = []
-        for batches in clients:
-            own = weights
-            for batch in batches:
-                own = tuple(
-                    w - rate * g for w, g in zip(own, gradient(own, batch), strict=True)
-                )
-            delta = tuple(y - x for y, x in zip(own, weights, strict=True))
-            norm = np.sqrt(sum((part**2).sum() for part in delta))
-            within.append(norm <= bound)
-            deltas.append(tuple(part * min(1.0, bound / norm) for part in delta))
-        mean = average(deltas, [1.0] * len(clients))
-        weights = tuple(w + d for w, d in zip(weights, mean, strict=True))
-        bound *= np.exp(-adapt.learning_rate * (np.mean(within) - adapt.quantile))
+        deltas = [less(descend(weights, each, rate), weights) for each in clients]
+        norms = [np.sqrt(sum((part**2).sum() for part in each)) for each in deltas]
+        clipped = [
+            tuple(part * min(1.0, bound / norm) for part in delta)
+            for delta, norm in zip(deltas, norms, strict=True)
+        ]
+        weights = more(weights, average(clipped, [1.0] * len(clients)))
+        within = np.mean([norm <= bound for norm in norms])
+        bound *= np.exp(-adapt.learning_rate * (within - adapt.quantile))
     return weights, bound
-
-
-def loss(weights: Weights, batches: Batches) -> float:
-    joined = {key: np.concatenate([b[key] for b in batches]) for key in ("x", "y")}
-    return float(np.mean((joined["x"] @ weights[0] + weights[1] - joined["y"]) ** 2))
-
-
-def descend(start: Weights, batches: Batches, rate: float, push: Any = None) -> Weights:
-    """One pass of local SGD; `push` adds to the gradient at some weights."""
-    own = start
-    for batch in batches:
-        pushed = push(own) if push else [0.0] * len(own)
-        own = tuple(
-            w - rate * (g + p)
-            for w, g, p in zip(own, gradient(own, batch), pushed, strict=True)
-        )
-    return own
-
-
-def less(one: Weights, other: Weights) -> Weights:
-    return tuple(a - b for a, b in zip(one, other, strict=True))
 
 
 def fed_nova(
@@ -203,7 +167,7 @@ def fed_nova(
             for each, tau in zip(clients, steps, strict=True)
         ]
         mean = average(by_step, sizes)
-        weights = tuple(w + effective * d for w, d in zip(weights, mean, strict=True))
+        weights = more(weights, mean, effective)
     return weights
 
 
@@ -226,15 +190,17 @@ def fed_dyn(
                 return [alpha * d - g for d, g in zip(drawn, kept, strict=True)]
 
             trained.append(descend(weights, clients[client], rate, push))
-            moved = less(trained[-1], weights)
-            own[client] = tuple(
-                g - alpha * d for g, d in zip(own[client], moved, strict=True)
-            )
+            own[client] = more(own[client], less(trained[-1], weights), -alpha)
         total = [sum(less(each, weights)[part] for each in trained) for part in (0, 1)]
-        h = tuple(a - alpha / len(clients) * d for a, d in zip(h, total, strict=True))
+        h = more(h, total, -alpha / len(clients))
         mean = average(trained, [1.0] * len(trained))
-        weights = tuple(w - a / alpha for w, a in zip(mean, h, strict=True))
+        weights = more(mean, h, -1 / alpha)
     return weights, h, own
+
+
+def loss(weights: Weights, batches: Batches) -> float:
+    rows = joined(batches)
+    return float(np.mean((rows["x"] @ weights[0] + weights[1] - rows["y"]) ** 2))
 
 
 def q_fed_avg(
@@ -243,15 +209,15 @@ def q_fed_avg(
     """Li et al. 2020, Algorithm 2, with L = 1 / rate."""
     weights = start
     for _ in range(rounds):
-        summed, divisor = [0.0, 0.0], 0.0
+        summed, divisor = (0.0, 0.0), 0.0
         for batches in clients:
             now = loss(weights, batches)
             delta = less(weights, descend(weights, batches, rate))
             scaled = [d / rate for d in delta]
             squares = sum(float((d**2).sum()) for d in scaled)
-            summed = [s + now**q * d for s, d in zip(summed, scaled, strict=True)]
+            summed = more(summed, scaled, now**q)
             divisor += q * now ** (q - 1) * squares + now**q / rate
-        weights = tuple(w - s / divisor for w, s in zip(weights, summed, strict=True))
+        weights = more(weights, summed, -1 / divisor)
     return weights
 
 
