@@ -156,7 +156,7 @@ class ClientArchives:
             StorageError: they cannot be written.
         """
         self._write(changed)
-        live = [number for number, count in self._num_live.items() if count]
+        live = list(self._num_live)
         num_rows = sum(self._sizes[number] for number in live)
         num_old = num_rows - len(self._latest)
         if num_old > max(len(changed), _WASTED_SHARE * num_rows):
@@ -164,17 +164,13 @@ class ClientArchives:
                 [n for n in live if self._num_live[n] < _WASTED_SHARE * self._sizes[n]]
             )
         elif len(live) > _MOST_ARCHIVES:
-            self._write_anew(
-                sorted(live, key=lambda number: self._num_live[number])[
-                    : len(live) // 2
-                ]
-            )
-        return sorted(number for number, count in self._num_live.items() if count)
+            fewest_first = sorted(live, key=lambda number: self._num_live[number])
+            self._write_anew(fewest_first[: len(live) // 2])
+        return sorted(self._num_live)
 
     def collect(self, keep: AbstractSet[int]) -> None:
         """Remove archives without a row that counts, but for those to keep."""
-        live = {number for number, count in self._num_live.items() if count}
-        old = {*self._versions.find()} - live - keep
+        old = {*self._versions.find()} - self._num_live.keys() - keep
         if old:
             self._versions.remove(old)
 
@@ -212,6 +208,8 @@ class ClientArchives:
             former = self._latest.get(client)
             if former is not None:
                 self._num_live[former] -= 1
+                if not self._num_live[former]:
+                    del self._num_live[former]
             self._latest[client] = number
             self._num_live[number] += 1
         self._sizes[number] = self._num_live[number]

@@ -153,22 +153,10 @@ def is_same(one: Any, other: Any) -> bool:
             return one == other
 
 
-def draw_rounds(rows: Sequence[Mapping[str, Any]], num_rounds: int) -> str:
-    """Return HTML of a table."""
-    shown = [shown_row(row) for row in rows]
-    names = list(dict.fromkeys(name for row in shown for name in row))
-    names.sort(key=_is_cost)  # numbers first: a page may be narrow
-    above = f", the last {len(rows)} of them" if num_rounds > len(rows) else ""
-    return reprs.draw_table(
-        f"{num_rounds} rounds{above}",
-        [{name: row.get(name) for name in names} for row in shown],
-    )
-
-
-def shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def _shown_row(record: "RoundRecord") -> dict[str, Any]:
     """Return a round as a notebook shows it: bytes by the million."""
     shown: dict[str, Any] = {}
-    for name, value in row.items():
+    for name, value in row_of(record).items():
         way = name.removeprefix("bytes_")
         shown |= {name: value} if way == name else {f"MB {way}": value / 1e6}
     return shown
@@ -239,7 +227,7 @@ class RoundRecord:
         return f"<round {self.round}: {cost}, {_show_numbers(self)}>"
 
     def _repr_html_(self) -> str:
-        return reprs.draw_facts(f"round {self.round}", shown_row(row_of(self)))
+        return reprs.draw_facts(f"round {self.round}", _shown_row(self))
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers of metrics by name: `training.loss`.
@@ -472,8 +460,14 @@ class History(Sequence[RoundRecord]):
             ) from error
 
     def _repr_html_(self) -> str:
-        rows = [row_of(record) for record in self[-_SHOWN_ROWS:]]
-        return draw_rounds(rows, len(self))
+        rows = [_shown_row(record) for record in self[-_SHOWN_ROWS:]]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        names.sort(key=_is_cost)  # numbers first: a page may be narrow
+        above = f", the last {len(rows)} of them" if len(self) > len(rows) else ""
+        return reprs.draw_table(
+            f"{len(self)} rounds{above}",
+            [{name: row.get(name) for name in names} for row in rows],
+        )
 
 
 def row_of(record: RoundRecord) -> dict[str, Any]:

@@ -10,15 +10,15 @@ import ray_fed.errors as errors
 from ray_fed.learning.batches import check_batches
 from ray_fed.program import ClientData
 
-BATCHES = fl.SequenceType(
-    fl.StructWithPythonType(
-        [
-            ("x", fl.TensorType(np.float32, [None, 2])),
-            ("y", fl.TensorType(np.int32, [None])),
-        ],
-        dict,
+
+def batches_of(label: type) -> fl.SequenceType:
+    inputs, labels = fl.TensorType(np.float32, [None, 2]), fl.TensorType(label, [None])
+    return fl.SequenceType(
+        fl.StructWithPythonType([("x", inputs), ("y", labels)], dict)
     )
-)
+
+
+BATCHES = batches_of(np.int32)
 
 
 def batch(num_inputs: int, num_labels: int) -> dict[str, Any]:
@@ -60,22 +60,11 @@ def test_what_a_function_loads_is_named_when_it_is_read() -> None:
         data[1].read()
 
 
-FLOATS = fl.SequenceType(
-    fl.StructWithPythonType(
-        [
-            ("x", fl.TensorType(np.float32, [None, 2])),
-            ("y", fl.TensorType(np.float32, [None])),
-        ],
-        dict,
-    )
-)
-
-
 def test_labels_that_are_not_a_number_are_told_with_the_client(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     spoilt = [batch(3, 3) | {"y": np.array([0, np.nan, 1], np.float32)}]
-    data = ClientData.from_values({"anna": spoilt}, FLOATS)
+    data = ClientData.from_values({"anna": spoilt}, batches_of(np.float32))
 
     check_batches({0: data[0]})
     check_batches({0: data[0]})  # told once

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +207,23 @@ def test_mlflow_and_wandb_have_the_rounds_once(tmp_path: pathlib.Path) -> None:
     content = file.read_bytes()
     assert b"training.loss" in content
     assert b"evaluation.accuracy" in content
+
+
+def test_trackers_count_rounds_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = unittest.mock.MagicMock()
+    tracker.MlflowException = Exception
+
+    def give(*_: object) -> Any:
+        return tracker
+
+    monkeypatch.setattr(callbacks, "import_extra", give)
+    tell(callbacks.MLflow("a"), 0)
+    tell(callbacks.WandB("a", "b"), 0)
+
+    logged = tracker.MlflowClient().log_metric.call_args_list
+    assert sorted({call.kwargs["step"] for call in logged}) == [1, 2, 3, 4]
+    logged = tracker.init().log.call_args_list
+    assert [call.args[0]["round"] for call in logged] == [1, 2, 3, 4]
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -78,20 +78,6 @@ def test_states_that_wait_give_way_to_the_latest(
     assert "read b" not in storage.saved
 
 
-def test_each_state_is_saved_without_a_spacing(
-    io: IoThread, storage: GatedStorage
-) -> None:
-    storage.gate.set()
-    saver = Checkpoints(storage, io, fetch, spacing_s=None)
-
-    for count in range(1, 9):
-        saver.add(Reached(count, RECORDS[:count]))
-    saver.finish(Reached(9, RECORDS), no_limit)
-
-    assert storage.saved[:8] == [f"read {count}" for count in range(1, 9)]
-    assert storage.saved[-1] == "read 9"
-
-
 def test_what_clients_keep_is_saved_with_the_state_that_takes_the_place(
     io: IoThread, tmp_path: pathlib.Path
 ) -> None:
@@ -140,19 +126,6 @@ def test_last_state_that_takes_too_long_is_told(
 
     assert "state after 1 rounds was not saved in time" in caplog.text
     storage.gate.set()
-
-
-def test_short_rounds_share_a_save(io: IoThread, tmp_path: pathlib.Path) -> None:
-    storage = GatedStorage(tmp_path)
-    storage.gate.set()
-    saver = Checkpoints(storage, io, fetch, spacing_s=0.5)
-
-    for count in range(1, 9):
-        saver.add(Reached(count, RECORDS[:count]))
-    saver.finish(Reached(9, RECORDS), no_limit)
-
-    assert len(storage.saved) <= 3
-    assert storage.saved[-1] == "read 9"
 
 
 def test_nothing_is_read_to_be_saved_without_a_place(io: IoThread) -> None:

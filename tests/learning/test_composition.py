@@ -23,6 +23,12 @@ RATE = 0.05
 build_process: Any = learning.build_process
 
 
+def view_type_of(model: Model) -> fl.Type:
+    """Return the type of what clients can be sent of a server without a state."""
+    members: Any = (model.weights_type, fl.to_type(()), np.int32)
+    return fl.to_type(learning.ServerView(*members))
+
+
 def as_functions(model: Model) -> dict[str, Any]:
     """Return federated averaging as functions."""
     train = learning.LocalTraining(model, keras.optimizers.SGD(RATE))
@@ -107,8 +113,7 @@ def test_typed_part_does_what_a_function_does(
     averaging: LearningProcess, linear_model: Model, make_batches: Any
 ) -> None:
     functions = as_functions(linear_model)
-    members: Any = (linear_model.weights_type, fl.to_type(()), np.int32)
-    view_type = fl.to_type(learning.ServerView(*members))
+    view_type = view_type_of(linear_model)
     select = rtf.computation(learning.send_weights, view_type)
 
     @fl.federated_computation(
@@ -217,8 +222,7 @@ def test_functions_that_return_something_else_are_refused(
 
 
 def test_part_that_keeps_something_says_its_beginning(linear_model: Model) -> None:
-    members: Any = (linear_model.weights_type, fl.to_type(()), np.int32)
-    view_type = fl.to_type(learning.ServerView(*members))
+    view_type = view_type_of(linear_model)
     client: Any = as_functions(linear_model)["client"]
 
     @rtf.computation(view_type, np.int32, linear_model.data_type.member)

@@ -15,21 +15,27 @@ from ray_fed.learning import (
 )
 
 
-def build_model() -> tuple[keras.Model, Model]:
-    keras.utils.set_random_seed(5)
-    keras_model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(8, activation="relu"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.5),
-            keras.layers.Dense(3),
-        ]
-    )
+def build_linear(
+    units: int, seed: int, *hidden: keras.layers.Layer
+) -> tuple[keras.Model, Model]:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.Input((4,)), *hidden, keras.layers.Dense(units)]
+    keras_model = keras.Sequential(layers)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     metrics = [keras.metrics.SparseCategoricalAccuracy("accuracy")]
-    keras_model.compile(loss=loss, metrics=metrics)
+    keras_model.compile(keras.optimizers.SGD(0.1), loss=loss, metrics=metrics)
     return keras_model, Model.from_keras(keras_model, loss=loss, metrics=metrics)
+
+
+def build_model() -> tuple[keras.Model, Model]:
+    keras.utils.set_random_seed(5)
+    return build_linear(
+        3,
+        5,
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.5),
+    )
 
 
 def make_examples(size: int) -> tuple[Any, Any]:
@@ -100,15 +106,6 @@ def test_evaluation_over_no_examples_has_no_loss() -> None:
 
     assert metrics["num_examples"] == 0
     assert np.isnan(metrics["loss"])
-
-
-def build_linear(units: int, seed: int) -> tuple[keras.Model, Model]:
-    keras.utils.set_random_seed(seed)
-    keras_model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    metrics = [keras.metrics.SparseCategoricalAccuracy("accuracy")]
-    keras_model.compile(keras.optimizers.SGD(0.1), loss=loss, metrics=metrics)
-    return keras_model, Model.from_keras(keras_model, loss=loss, metrics=metrics)
 
 
 def test_several_models_have_the_metrics_of_each_alone() -> None:

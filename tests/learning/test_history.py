@@ -1,6 +1,8 @@
 """The history of a run as values, a table, a picture, and JSON."""
 
+import json
 import math
+import pathlib
 import re
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -63,6 +65,25 @@ def test_picture_has_a_panel_a_metric() -> None:
     with pytest.raises(errors.ConfigError, match="without any number"):
         History().plot()
     assert (repr(History()), History().rows()) == ("<history of 0 rounds>", [])
+
+
+def test_all_that_a_history_shows_counts_rounds_from_one(
+    tmp_path: pathlib.Path,
+) -> None:
+    trace = tmp_path / "trace.json"
+
+    HISTORY.write_trace(trace)
+
+    events = json.loads(trace.read_text())["traceEvents"]
+    named = [event["name"] for event in events if event.get("cat") == "round"]
+    assert named == ["round 1", "round 2", "round 3", "round 4"]
+    assert list(HISTORY[1:3].plot().axes[0].lines[0].get_xdata()) == [2, 3]
+    html: str = getattr(HISTORY, "_repr_html_")()  # noqa: B009
+    assert re.findall("<tr><td>(.*?)</td>", html) == ["1", "2", "3", "4"]
+    record = HISTORY[1]
+    assert repr(record).startswith("<round 2: ")
+    assert "round 2<" in getattr(record, "_repr_html_")()  # noqa: B009
+    assert record.timeline().axes[0].get_title() == "round 2 of the run"
 
 
 def test_notebook_shows_a_table_of_the_last_rounds() -> None:

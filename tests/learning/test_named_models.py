@@ -103,17 +103,6 @@ def test_each_output_needs_a_loss() -> None:
             Model.from_keras(two, loss=loss)
 
 
-def test_labels_follow_the_output_for_a_loss_by_name() -> None:
-    keras_model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-
-    by_name = Model.from_keras(keras_model, loss="mse")
-    given = fl.TensorType(np.float64, [None, 3])
-    by_type = Model.from_keras(keras_model, loss="mse", label_type=given)
-
-    assert str(by_name.batch_type) == "<x=float32[?,4],y=float32[?,3]>"
-    assert str(by_type.batch_type) == "<x=float32[?,4],y=float64[?,3]>"
-
-
 def test_batch_of_two_numbers_of_rows_names_client_and_batch() -> None:
     model = Model.from_keras(build_two_towers(), loss="mse")
     training = build_fed_avg(model, keras.optimizers.SGD(0.1))
@@ -127,21 +116,23 @@ def test_batch_of_two_numbers_of_rows_names_client_and_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "labels"),
+    ("units", "loss", "given", "labels"),
     [
-        (keras.losses.MeanSquaredError(), "float32[?]"),
-        (keras.losses.Huber(), "float32[?]"),
-        (keras.losses.mean_squared_error, "float32[?]"),
-        (functools.partial(keras.losses.huber, delta=0.5), "float32[?]"),
-        (keras.losses.BinaryCrossentropy(), "int32[?]"),
+        (1, keras.losses.MeanSquaredError(), None, "float32[?]"),
+        (1, keras.losses.Huber(), None, "float32[?]"),
+        (1, keras.losses.mean_squared_error, None, "float32[?]"),
+        (1, functools.partial(keras.losses.huber, delta=0.5), None, "float32[?]"),
+        (1, keras.losses.BinaryCrossentropy(), None, "int32[?]"),
+        (3, "mse", None, "float32[?,3]"),
+        (3, "mse", fl.TensorType(np.float64, [None, 3]), "float64[?,3]"),
     ],
-    ids=["object", "huber", "function", "partial", "binary"],
+    ids=["object", "huber", "function", "partial", "binary", "name", "type"],
 )
 def test_labels_are_as_the_output_unless_they_are_classes(
-    loss: Any, labels: str
+    units: int, loss: Any, given: Any, labels: str
 ) -> None:
-    keras_model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    keras_model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units)])
 
-    model = Model.from_keras(keras_model, loss=loss)
+    model = Model.from_keras(keras_model, loss=loss, label_type=given)
 
     assert str(model.batch_type) == f"<x=float32[?,3],y={labels}>"

@@ -300,19 +300,10 @@ def test_constants_of_layers_are_neither_averaged_nor_refused() -> None:
     layer = keras.layers.Normalization()
     layer.adapt(np.random.default_rng(0).normal(size=(20, 3)))
     model = build_normalised(layer)
-    process = build_fed_avg(
-        model, keras.optimizers.SGD(0.1), aggregator=AGGREGATORS["dp_mean"]
-    )
-    state = process.initialize()
-    batch = {"x": np.ones((2, 3), np.float32), "y": np.ones(2, np.float32)}
 
-    after, _ = process.next(state, [[batch]])
+    process = build_fed_avg(model, "sgd", aggregator=AGGREGATORS["dp_mean"])
 
-    assert model.statistics_indices == ()
-    for before, now in zip(
-        state.weights.non_trainable, after.weights.non_trainable, strict=True
-    ):
-        assert np.array_equal(before, now)
+    assert process.initialize().weights.non_trainable == ()
 
 
 @pytest.mark.parametrize(
