@@ -14,6 +14,7 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import learning
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import callbacks
 
 K = keras.layers
@@ -25,7 +26,7 @@ SEQUENCES = RNG.normal(size=(2, NUM_ROWS, 8, 4)).astype(np.float32)
 IMAGES = RNG.integers(0, 256, (2, NUM_ROWS, 8, 8, 3)).astype(np.float32)
 VOLUMES = RNG.normal(size=(2, NUM_ROWS, 4, 4, 4, 2)).astype(np.float32)
 NUMBERS = RNG.integers(0, 7, (2, NUM_ROWS, 5)).astype(np.int32)
-WORDS = RNG.choice(["a b", "b", "c a", "d"], (2, NUM_ROWS, 1))
+WORDS = RNG.choice(["a b", "b", "c a", "café"], (2, NUM_ROWS, 1))
 SOUNDS = RNG.normal(size=(2, NUM_ROWS, 256)).astype(np.float32)
 LABELS = RNG.normal(size=(2, NUM_ROWS)).astype(np.float32)
 
@@ -87,6 +88,7 @@ ON_VECTORS: dict[str, Callable[[], Any]] = {
         kernel_constraint="max_norm",
     ),
     "Discretization": lambda: embedded(adapted(K.Discretization(num_bins=4), VECTORS)),
+    "Discretization_given": lambda: embedded(K.Discretization(bin_boundaries=[0, 1.5])),
     "Dot": lambda: two(K.Dot(1)),
     "Lambda": lambda: K.Lambda(lambda x: x / 255.0),
     "Maximum": lambda: two(K.Maximum()),
@@ -165,11 +167,25 @@ ON_NUMBERS: dict[str, Callable[[], Any]] = {
     ),
     "Hashing": lambda: embedded(K.Hashing(8)),
     "IntegerLookup": lambda: embedded(adapted(K.IntegerLookup(), NUMBERS[0])),
+    "IntegerLookup_given": lambda: embedded(K.IntegerLookup(vocabulary=[4, 1, 3])),
 }
 ON_WORDS: dict[str, Callable[[], Any]] = {
+    "Hashing_of_words": lambda: embedded(K.Hashing(5)),
+    "HashedCrossing_of_words": lambda: (
+        lambda x: K.HashedCrossing(4, output_mode="one_hot")([x, x])
+    ),
     "StringLookup": lambda: embedded(adapted(K.StringLookup(), WORDS[0])),
+    "StringLookup_several_unknown": lambda: embedded(
+        adapted(K.StringLookup(num_oov_indices=3), WORDS[0][:1])
+    ),
+    "StringLookup_given": lambda: K.StringLookup(
+        vocabulary=["b", "café"], output_mode="one_hot"
+    ),
     "TextVectorization": lambda: embedded(
         adapted(K.TextVectorization(output_sequence_length=3), WORDS[0])
+    ),
+    "TextVectorization_weighed": lambda: adapted(
+        K.TextVectorization(output_mode="tf_idf"), WORDS[0]
     ),
 }
 ON_SOUNDS: dict[str, Callable[[], Any]] = {
@@ -251,6 +267,7 @@ RANDOM_GROUPS: dict[str, tuple[Any, dict[str, Callable[[], Any]]]] = {
     "volumes": (VOLUMES, RANDOM_VOLUMES),
     "images": (IMAGES, RANDOM_IMAGES),
 }
+"""Layers on each kind of input, by the names of their classes, with `_` and more."""
 QUICK = ["words"]
 
 
@@ -263,7 +280,8 @@ def test_table_has_every_layer() -> None:
 
     tables = [table for _, table in [*GROUPS.values(), *RANDOM_GROUPS.values()]]
 
-    assert {name for table in tables for name in table} | set(LEFT_OUT) == classes
+    names = {name.partition("_")[0] for table in tables for name in table}
+    assert names | set(LEFT_OUT) == classes
 
 
 def build_keras_model(data: Any, makers: dict[str, Callable[[], Any]]) -> keras.Model:
@@ -285,17 +303,20 @@ def train(keras_model: keras.Model, data: Any) -> tuple[learning.Model, Any]:
     """Return the state after a round of one client with a row of batches."""
     model = learning.Model.from_keras(keras_model, loss="mse")
     process = learning.build_fed_avg(model, "sgd")
-    batches = [{"x": x, "y": y} for x, y in zip(data, LABELS, strict=True)]
-    state, _ = process.next(process.initialize(), [batches])
+    state, _ = process.next(process.initialize(), [batches_of(data)])
     return model, state
+
+
+def batches_of(data: Any) -> list[Any]:
+    return [{"x": x, "y": y} for x, y in zip(data, LABELS, strict=True)]
 
 
 def to_tensor(keras_model: Any, x: Any) -> Any:
     return keras.ops.convert_to_tensor(x, dtype=keras_model.inputs[0].dtype)
 
 
-def predict(keras_model: Any, data: Any) -> Any:
-    return np.asarray(keras_model(to_tensor(keras_model, data[0]), training=False))
+def predict(keras_model: Any, data: Any, batch: int = 0) -> Any:
+    return np.asarray(keras_model(to_tensor(keras_model, data[batch]), training=False))
 
 
 def expect_equal(found: keras.Model, expected: keras.Model) -> None:
@@ -317,7 +338,9 @@ def each_group(groups: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("group", each_group(GROUPS))
-def test_layers_train_as_keras_fits(group: str) -> None:
+def test_layers_train_as_keras_fits(
+    group: str, thread_context: ExecutionContext
+) -> None:
     data, makers = GROUPS[group]
     reference = build_keras_model(data, makers)
     reference.compile("sgd", "mse", run_eagerly=True)
@@ -327,6 +350,9 @@ def test_layers_train_as_keras_fits(group: str) -> None:
     keras_model = build_keras_model(data, makers)
     model, state = train(keras_model, data)
 
+    report = thread_context.last_report
+    assert report is not None
+    assert (report.no_kernel, report.unlowered) == ((), ())
     trained = model.to_keras(state)
     expect_equal(trained, reference)
     np.testing.assert_allclose(
@@ -334,6 +360,12 @@ def test_layers_train_as_keras_fits(group: str) -> None:
     )
     untrained = model.to_keras(model.initial_weights())
     np.testing.assert_array_equal(predict(untrained, data), predict(keras_model, data))
+    if group in QUICK:
+        evaluation = learning.build_fed_eval(model)
+        found = evaluation.next(state.weights, [batches_of(data)])
+        predicted = [predict(reference, data, batch)[:, 0] for batch in range(2)]
+        expected = np.mean((np.stack(predicted) - LABELS) ** 2)
+        np.testing.assert_allclose(found["loss"], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("group", each_group(RANDOM_GROUPS))
@@ -475,9 +507,8 @@ ALGORITHMS: dict[str, Callable[[learning.Model], Any]] = {
 def test_weight_that_the_loss_does_not_reach_stays(name: str) -> None:
     keras_model = build_unreached()
     model = learning.Model.from_keras(keras_model, loss="mse")
-    clients = [[{"x": x, "y": y} for x, y in zip(VECTORS, LABELS, strict=True)]]
 
-    result = learning.run(ALGORITHMS[name](model), clients, num_rounds=1)
+    result = learning.run(ALGORITHMS[name](model), [batches_of(VECTORS)], num_rounds=1)
 
     trained: Any = model.to_keras(result.state)
     for weight, initial in zip(trained.weights, keras_model.weights, strict=True):
