@@ -23,35 +23,24 @@ class Grown(NamedTuple):
     weights: Any
 
 
-class Growing:
-    """A process whose state has another size from some round on; counts rounds.
+def growing(grows_at: int = 99, size: int = 0) -> LearningProcess:
+    """Return a process whose state is f64[size], not f64[8], from some round on."""
 
-    Args:
-        grows_at: that round.
-        size: of the state then, f64[size].
-    """
-
-    def __init__(self, grows_at: int = 99, size: int = 0) -> None:
-        self.rounds = 0
-        self._grows_at = grows_at
-        self._size = size
-
-    @property
-    def process(self) -> LearningProcess:
-        return LearningProcess(lambda: Grown(0, np.zeros(8)), self._advance)
-
-    def _advance(self, state: Grown, _: Any) -> tuple[Grown, dict[str, float]]:
-        self.rounds += 1
+    def advance(state: Grown, _: Any) -> tuple[Grown, dict[str, float]]:
         count = state.round_index + 1
-        size = self._size if count >= self._grows_at else 8
-        return Grown(count, np.full(size, float(count))), {"loss": 1.0 / count}
+        now = np.full(size if count >= grows_at else 8, float(count))
+        return Grown(count, now), {"loss": 1.0 / count}
+
+    return LearningProcess(lambda: Grown(0, np.zeros(8)), advance)
 
 
 def fails_before_the_first_round(place: Any) -> errors.StorageError:
-    job = Growing()
+    def advance(*_: Any) -> Any:
+        pytest.fail("a round ran")
+
+    process = LearningProcess(growing().initialize, advance)
     with pytest.raises(errors.StorageError) as caught:
-        run(job.process, CLIENTS, num_rounds=3, storage_path=place)
-    assert job.rounds == 0
+        run(process, CLIENTS, num_rounds=5, storage_path=place)
     return caught.value
 
 
@@ -84,7 +73,7 @@ def test_disk_that_is_full_is_told(small_disk: pathlib.Path) -> None:
 def test_file_that_may_not_be_read_is_told_and_stays(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    run(Growing().process, CLIENTS, num_rounds=4, storage_path=tmp_path)
+    run(growing(), CLIENTS, num_rounds=4, storage_path=tmp_path)
     open_regular = opening.open_regular
 
     def refuse(path: pathlib.Path) -> Any:
@@ -105,17 +94,17 @@ def test_disk_that_becomes_full_ends_the_run_and_keeps_what_was_saved(
     small_disk: pathlib.Path, checkpoint_every: int | None
 ) -> None:
     place = small_disk / "run"
-    run(Growing().process, CLIENTS, num_rounds=2, storage_path=place)
+    run(growing(), CLIENTS, num_rounds=2, storage_path=place)
 
     with pytest.raises(errors.StorageError, match="No space left"):
         run(
-            Growing(grows_at=4, size=100_000).process,
+            growing(grows_at=4, size=100_000),
             CLIENTS,
             num_rounds=200,
             storage_path=place,
             checkpoint_every=checkpoint_every,
         )
-    resumed = run(Growing().process, CLIENTS, num_rounds=5, storage_path=place)
+    resumed = run(growing(), CLIENTS, num_rounds=5, storage_path=place)
 
     assert resumed.state.round_index == 5
     assert len(resumed.history) == 5
@@ -137,10 +126,8 @@ def test_folder_that_is_removed_in_a_run_is_made_anew(tmp_path: pathlib.Path) ->
     place = tmp_path / "run"
     arguments: dict[str, Any] = {"storage_path": place, "checkpoint_every": 9}
 
-    run(
-        Growing().process, CLIENTS, num_rounds=3, callbacks=[Remove(place)], **arguments
-    )
-    resumed = run(Growing().process, CLIENTS, num_rounds=5, **arguments)
+    run(growing(), CLIENTS, num_rounds=3, callbacks=[Remove(place)], **arguments)
+    resumed = run(growing(), CLIENTS, num_rounds=5, **arguments)
 
     assert [record.round_index for record in resumed.history] == list(range(5))
     assert resumed.state.round_index == 5
