@@ -109,11 +109,6 @@ def check_clients(data: object, member: fl.Type | None) -> None:
         data.check_type(member)
 
 
-def name_client(index: int, ids: Sequence[object]) -> str:
-    """Return what an error calls a client: by its id, where clients have ids."""
-    return f"with the id {ids[index]!r}" if ids else f"`data[{index}]`"
-
-
 def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> None:
     """Raise unless inputs and labels of each batch have one number of rows.
 
@@ -127,7 +122,7 @@ def check_batches(clients: Mapping[int, Any], ids: Sequence[object] = ()) -> Non
         ValueMismatchError: a batch has several; client and batch are named.
     """
     for index, batches in clients.items():
-        client = name_client(index, ids)
+        client = f"with the id {ids[index]!r}" if ids else f"`data[{index}]`"
         kind = _kind_of_one(batches)
         if kind:
             raise errors.ValueMismatchError(

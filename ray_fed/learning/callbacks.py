@@ -308,12 +308,11 @@ class JSONLines(Callback):
 
 
 def _lines(records: Sequence[RoundRecord]) -> list[str]:
-    rows = ({k: _finite(v) for k, v in row_of(r).items()} for r in records)
+    rows = (
+        {k: v if math.isfinite(v) else None for k, v in row_of(record).items()}
+        for record in records
+    )
     return [json.dumps(row, allow_nan=False) + "\n" for row in rows]
-
-
-def _finite(value: Any) -> Any:
-    return value if math.isfinite(value) else None
 
 
 def _append(path: pathlib.Path, text: str) -> None:

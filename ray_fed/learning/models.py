@@ -755,15 +755,11 @@ def _named(keras_model: Any, kind: str) -> dict[Any, Any]:
         is_input = kind == "input"
         names = [t.name for t in tensors] if is_input else keras_model.output_names
         named = dict(zip(names, tensors, strict=True))
-    return {name: _of_any_batch(t) for name, t in named.items()}
-
-
-def _of_any_batch(tensor: Any) -> Any:
-    """Return a symbolic tensor whose batch is of any size.
-
-    Keras, too, lets a model take other batches than that which it was built with.
-    """
-    return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype)
+    # Keras, too, lets a model take other batches than that which it was built with.
+    return {
+        name: keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype)
+        for name, tensor in named.items()
+    }
 
 
 def _check_size(constants: Sequence[tuple[Any, tf.Tensor]]) -> None:

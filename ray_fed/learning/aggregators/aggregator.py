@@ -289,15 +289,12 @@ def _join(first: Any, second: Any) -> "OrderedDict[str, Any]":
     )
 
 
-def floats_of(update: Any) -> list[Any]:
-    """Return the tensors of floats of an update, in order."""
-    return [t for t in tf.nest.flatten(update) if t.dtype.is_floating]
-
-
 def norm_of(update: Any) -> tf.Tensor:
     """Return the Euclidean norm of all floats of an update as one vector, f32[]."""
     squares = [
-        tf.reduce_sum(tf.square(tf.cast(t, tf.float32))) for t in floats_of(update)
+        tf.reduce_sum(tf.square(tf.cast(t, tf.float32)))
+        for t in tf.nest.flatten(update)
+        if t.dtype.is_floating
     ]
     return tf.sqrt(tf.add_n(squares)) if squares else tf.constant(0.0)
 
