@@ -41,11 +41,6 @@ def test_values_at_hand_are_named_by_client_and_batch() -> None:
             check_batches(dict(enumerate(held)))
 
 
-def test_lists_are_named_by_client_and_batch() -> None:
-    with pytest.raises(errors.ValueMismatchError, match=r"batch 1 .*`data\[1\]`"):
-        check_batches({0: GOOD, 1: BAD})
-
-
 def test_what_a_function_loads_is_named_when_it_is_read() -> None:
     by_name = {"anna": GOOD, "bert": BAD}
     data = ClientData.from_function(by_name, by_name.__getitem__, BATCHES)

@@ -65,18 +65,6 @@ def test_csv_has_a_row_a_round_also_after_a_resume(tmp_path: pathlib.Path) -> No
     assert [float(row["training.loss"]) for row in rows] == [3.0, 2.0, 1.5, 1.0]
 
 
-def test_files_have_a_number_for_each_element(tmp_path: pathlib.Path) -> None:
-    scores = {"f1": np.array([0.5, 0.25], np.float32)}
-    history = History([RoundRecord(0, (), {}, scores, 0.5)])
-    callbacks.CSV(tmp_path / "a.csv").on_start(history)
-    callbacks.JSONLines(tmp_path / "a.jsonl").on_start(history)
-
-    (row,) = read_csv(tmp_path / "a.csv")
-    line = json.loads((tmp_path / "a.jsonl").read_text())
-    assert (row["evaluation.f1/0"], row["evaluation.f1/1"]) == ("0.5", "0.25")
-    assert (line["evaluation.f1/0"], line["evaluation.f1/1"]) == (0.5, 0.25)
-
-
 def test_json_lines_have_an_object_a_round(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "rounds.jsonl"
     tell(callbacks.JSONLines(path), 0, 3)

@@ -9,7 +9,6 @@ import federated_language as fl
 import keras
 import numpy as np
 import pytest
-from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.learning.models as models
@@ -18,6 +17,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import Model
 from ray_fed.learning.processes import LearningProcess
+from tests.learning.test_keras_layers import Counting
 
 BATCH = {
     "x": np.random.default_rng(1).normal(size=(6, 4)).astype(np.float32),
@@ -28,19 +28,6 @@ TOKENS = {
     "x": np.random.default_rng(1).integers(0, 9, (6, 4)).astype(np.int32),
     "y": BATCH["y"],
 }
-
-
-class Counting(keras.layers.Layer):
-    """A layer that writes whether it is trained or not."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
-
-    @override
-    def call(self, inputs: Any) -> Any:
-        self.count.assign_add(1.0)
-        return inputs
 
 
 def build_keras_model() -> keras.Model:

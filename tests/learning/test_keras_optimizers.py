@@ -152,23 +152,14 @@ def expect_weights(found: Any, expected: Any, initial: Any) -> None:
     assert max(moves) > 1e-4
 
 
-def to_clients(batches: list[dict[str, Any]], dtype: str) -> Any:
-    """Return one client with batches whose labels are as a loss by name takes them."""
-    return [[{"x": b["x"], "y": b["y"][:, 0].astype(dtype)} for b in batches]]
-
-
-def train(optimizer: Any, keras_model: keras.Model, where: str) -> Any:
-    """Return the weights after all batches, with an optimizer at one of two places."""
+def train(optimizer: Any, keras_model: keras.Model) -> Any:
+    """Return the weights after a client's batches, with an optimizer of clients."""
     model = learning.Model.from_keras(keras_model, loss="mse")
     dtype = keras_model.trainable_variables[0].dtype
-    if where == "client":
-        process = learning.build_fed_avg(model, optimizer)
-        state, _ = process.next(process.initialize(), to_clients(BATCHES, dtype))
-    else:
-        process = learning.build_fed_sgd(model, optimizer)
-        state = process.initialize()
-        for batch in BATCHES:
-            state, _ = process.next(state, to_clients([batch], dtype))
+    # Labels are as a loss by name takes them.
+    batches = [{"x": b["x"], "y": b["y"][:, 0].astype(dtype)} for b in BATCHES]
+    process = learning.build_fed_avg(model, optimizer)
+    state, _ = process.next(process.initialize(), [batches])
     return state.weights.trainable
 
 
@@ -185,39 +176,30 @@ def dtype_of(cls: type) -> str:
     return "float32" if cls is keras.optimizers.Muon else "float64"
 
 
-def expect_as_fit(
-    make: Callable[[keras.Model], Any], where: str, **kwargs: str
-) -> None:
+def expect_as_fit(make: Callable[[keras.Model], Any], **kwargs: str) -> None:
     """Raise unless an optimizer trains as in Keras.
 
     Args:
         make: of the model that it trains, so that it may exclude some of its weights.
-        where: "client" or "server".
         **kwargs: for `build_keras_model`.
     """
     ours, theirs = build_keras_model(**kwargs), build_keras_model(**kwargs)
     initial = theirs.get_weights()
 
-    found = train(make(ours), ours, where)
+    found = train(make(ours), ours)
 
     expect_weights(found, fit(make(theirs), theirs), initial)
 
 
 @pytest.mark.parametrize(
-    ("cls", "where", "first"),
+    "cls",
     [
-        (keras.optimizers.Muon, "client", "sparse"),
-        pytest.param(
-            keras.optimizers.ScheduleFreeAdamW,
-            "client",
-            "sparse",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(keras.optimizers.Adam, "server", "dense", marks=pytest.mark.slow),
+        keras.optimizers.Muon,
+        pytest.param(keras.optimizers.ScheduleFreeAdamW, marks=pytest.mark.slow),
     ],
 )
-def test_optimizer_trains_as_keras_fits(cls: Any, where: str, first: str) -> None:
-    expect_as_fit(lambda _: cls(0.1), where, first=first, dtype=dtype_of(cls))
+def test_optimizer_trains_as_keras_fits(cls: Any) -> None:
+    expect_as_fit(lambda _: cls(0.1), first="sparse", dtype=dtype_of(cls))
 
 
 @pytest.mark.slow
@@ -341,7 +323,7 @@ def used_before(_: keras.Model) -> Any:
     ],
 )
 def test_what_no_config_has_is_as_in_keras(make: Any) -> None:
-    expect_as_fit(make, "client")
+    expect_as_fit(make)
 
 
 def test_optimizer_that_was_used_before_starts_afresh() -> None:
@@ -349,7 +331,7 @@ def test_optimizer_that_was_used_before_starts_afresh() -> None:
     optimizer = used_before(ours)
     before = [variable.numpy() for variable in optimizer.variables]
 
-    found = train(optimizer, ours, "client")
+    found = train(optimizer, ours)
 
     initial = theirs.get_weights()
     expect_weights(found, fit(keras.optimizers.Nadam(0.1), theirs), initial)

@@ -111,25 +111,3 @@ def test_model_that_is_not_functional_is_refused(*, is_built: bool) -> None:
         errors.ValueMismatchError, match=r"functional Keras model.*Model\(x, model\(x"
     ):
         build_model(subclassed)
-
-
-def test_integer_inputs_reach_an_embedding() -> None:
-    keras_model = keras.Sequential(
-        [
-            keras.Input((3,), dtype="int32"),
-            keras.layers.Embedding(5, 4),
-            keras.layers.Flatten(),
-            keras.layers.Dropout(0.1),
-            keras.layers.Dense(3),
-        ]
-    )
-    model = build_model(keras_model)
-    process = build_fed_avg(model, keras.optimizers.SGD(0.1))
-    x = np.array([[0, 1, 2], [2, 1, 0]], np.int32)
-    state = process.initialize()
-
-    after, _ = process.next(state, [[{"x": x, "y": np.array([0, 1], np.int32)}]])
-
-    moved = np.abs(after.weights.trainable[0] - state.weights.trainable[0]).sum(axis=1)
-    assert (moved[:3] > 0).all()
-    assert (moved[3:] == 0).all()

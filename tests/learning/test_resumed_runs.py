@@ -1,18 +1,15 @@
 """Runs that are saved: resumed to the same bits, or refused with what differs."""
 
 import asyncio
-import io
 import logging
 import pathlib
 import re
 import time
 import uuid
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
-import fsspec
 import keras
 import numpy as np
 import pytest
@@ -354,21 +351,6 @@ def test_run_of_an_earlier_version_is_told_and_its_model_taken_over(
     assert (saved["state"], version) == (reached, 3)
     assert again.state.round_index == 5
     assert {p: p.read_bytes() for p in pathlib.Path(place).iterdir()} == before
-
-
-def test_checkpoint_of_a_newer_version_is_told_and_stays() -> None:
-    place = f"memory://{uuid.uuid4().hex}/run"
-    run(build_tally(), CLIENTS, num_rounds=4, storage_path=place)
-    files, root = fsspec.url_to_fs(place)
-    path, newer = f"{root}/round_4.zip", io.BytesIO()
-    with zipfile.ZipFile(newer, "w") as archive:
-        archive.writestr("manifest.json", '{"format": 9}')
-    files.pipe_file(path, newer.getvalue())
-
-    with pytest.raises(errors.StateFormatError, match="found format 9"):
-        run(build_tally(), CLIENTS, num_rounds=9, storage_path=place)
-
-    assert files.cat_file(path) == newer.getvalue()
 
 
 def test_state_that_is_given_gives_way_to_a_saved_one(tmp_path: pathlib.Path) -> None:

@@ -148,44 +148,35 @@ def test_training_with_noise_spends_by_the_rounds_of_its_state(
     assert not np.array_equal(again.weights.trainable[0], state.weights.trainable[0])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ((np.inf, 1.0, 2, 10, 1e-5), "`clip_norm` above 0 and finite"),
-        ((True, 1.0, 2, 10, 1e-5), "`clip_norm` above 0"),
-        ((1.0, 0.0, 2, 10, 1e-5), "`noise_multiplier` above 0"),
-        ((1.0, np.inf, 2, 10, 1e-5), "`noise_multiplier` above 0 and"),
-        ((1.0, 1.0, 20, 10, 1e-5), "`clients_per_round` as a whole .* from 1 to 10"),
-        ((1.0, 1.0, 2.5, 10, 1e-5), "`clients_per_round` as a whole"),
-        ((1.0, 1.0, 2, np.inf, 1e-5), "`num_clients` as a whole"),
-        ((1.0, 1.0, 2, 10, "a"), "`delta` above 0"),
-        ((1.0, 1.0, 2, 10, 1e-5, 2**31), "`seed` as a whole"),
-        ((1.0, 1.0, 2, 10, 1e-5, None), "`seed` as a whole"),
-    ],
-    ids=str,
-)
-def test_settings_without_a_guarantee_are_refused(arguments: Any, match: str) -> None:
-    *settings, seed = arguments if len(arguments) == 6 else (*arguments, 0)
-
-    with pytest.raises(errors.ConfigError, match=match):
-        aggregators.dp_mean(*settings, seed=seed)
+def dp_mean(clip_norm: Any = 1.0, noise: Any = 1.0, **more: Any) -> Any:
+    settings = {"clients_per_round": 2, "num_clients": 10, "delta": 1e-5} | more
+    return aggregators.dp_mean(clip_norm, noise, **settings)
 
 
 @pytest.mark.parametrize(
     ("build", "match"),
     [
+        (lambda: dp_mean(np.inf), "`clip_norm` above 0 and finite"),
+        (lambda: dp_mean(clip_norm=True), "`clip_norm` above 0"),
+        (lambda: dp_mean(noise=0.0), "`noise_multiplier` above 0"),
+        (lambda: dp_mean(noise=np.inf), "`noise_multiplier` above 0 and"),
+        (lambda: dp_mean(clients_per_round=20), "`clients_per_round` .* from 1 to 10"),
+        (lambda: dp_mean(clients_per_round=2.5), "`clients_per_round` as a whole"),
+        (lambda: dp_mean(num_clients=np.inf), "`num_clients` as a whole"),
+        (lambda: dp_mean(delta="a"), "`delta` above 0"),
+        (lambda: dp_mean(seed=2**31), "`seed` as a whole"),
+        (lambda: dp_mean(seed=None), "`seed` as a whole"),
         (lambda: aggregators.dp_ftrl_mean(1.0, 1.0, 2, 10, 1.0), "`delta`"),
         (
-            lambda: aggregators.clipped(
-                aggregators.AdaptiveNorm(),
-                aggregators.dp_mean(1.0, 1.0, 2, 10, 1e-5),
-            ).build(UPDATE_TYPE, WEIGHT_TYPE),
+            lambda: aggregators.clipped(aggregators.AdaptiveNorm(), dp_mean()).build(
+                UPDATE_TYPE, WEIGHT_TYPE
+            ),
             "fixed bound",
         ),
     ],
-    ids=["no guarantee", "a bound that adapts without noise"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_breaks_the_guarantee_is_refused(build: Any, match: str) -> None:
+def test_settings_without_a_guarantee_are_refused(build: Any, match: str) -> None:
     with pytest.raises(errors.ConfigError, match=match):
         build()
 
