@@ -684,18 +684,8 @@ def _build_guard(guards: Guards, result_type: Any, kept_type: Any) -> Any:
         )
 
     if kept_type is None:
-
-        @rtf.computation(result_type)
-        def guard_result(result: ClientResult) -> ClientResult:
-            return guard(result, (), ())[0]
-
-        return guard_result
-
-    @rtf.computation(result_type, kept_type, kept_type)
-    def guard_with_kept(result: ClientResult, old: Any, new: Any) -> Any:
-        return guard(result, old, new)
-
-    return guard_with_kept
+        return rtf.computation(lambda result: guard(result, (), ())[0], result_type)
+    return rtf.computation(guard, result_type, kept_type, kept_type)
 
 
 def _leave_out(result: ClientResult, finite: tf.Tensor) -> ClientResult:
