@@ -44,10 +44,10 @@ def as_doubles(weights: Any) -> Weights:
 
 
 def descend(start: Weights, batches: Batches, rate: float, push: Any = None) -> Weights:
-    """One pass of local SGD; `push` adds to the gradient at some weights."""
+    """One pass of local SGD; `push`, also as a function, is added to gradients."""
     own = start
     for batch in batches:
-        pushed = push(own) if push else [0.0] * len(own)
+        pushed: Any = push(own) if callable(push) else push or [0.0] * len(own)
         own = tuple(
             w - rate * (g + p)
             for w, g, p in zip(own, gradient(own, batch), pushed, strict=True)
@@ -102,9 +102,7 @@ def mime_lite(
     sizes = [float(count(batches)) for batches in clients]
     for _ in range(rounds):
         push = [-beta * s / rate for s in momentum]
-        trained = [
-            descend(weights, each, rate, lambda _, p=push: p) for each in clients
-        ]
+        trained = [descend(weights, each, rate, push) for each in clients]
         gradients = [full_gradient(weights, batches) for batches in clients]
         mean = average(gradients, sizes)
         weights = average(trained, sizes)
@@ -123,7 +121,7 @@ def scaffold(
         shifts: list[Weights] = []
         for client in cohort:
             push = less(control, own_controls[client])
-            own = descend(weights, clients[client], rate, lambda _, p=push: p)
+            own = descend(weights, clients[client], rate, push)
             share = 1 / (len(clients[client]) * rate)
             new = more(less(own_controls[client], control), less(weights, own), share)
             deltas.append(less(own, weights))

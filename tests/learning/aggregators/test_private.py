@@ -149,7 +149,7 @@ def test_training_with_noise_spends_by_the_rounds_of_its_state(
 
 
 def dp_mean(clip_norm: Any = 1.0, noise: Any = 1.0, **more: Any) -> Any:
-    settings = {"clients_per_round": 2, "num_clients": 10, "delta": 1e-5} | more
+    settings: Any = {"clients_per_round": 2, "num_clients": 10, "delta": 1e-5} | more
     return aggregators.dp_mean(clip_norm, noise, **settings)
 
 
