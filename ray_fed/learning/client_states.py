@@ -10,7 +10,6 @@ archives with rows that count: of several with a client's row, the one written l
 """
 
 import concurrent.futures
-import dataclasses
 import functools
 import os
 import tempfile
@@ -633,21 +632,6 @@ def check_client_states(given: object, initial: Any, num_clients: int) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Taken:
-    """What clients of a round had kept before it.
-
-    Attributes:
-        round_index: of the round.
-        cohort: its clients.
-        values: theirs, in order.
-    """
-
-    round_index: int
-    cohort: Sequence[int]
-    values: Sequence[Any]
-
-
 class RunClients:
     """Takes and puts the values of one round after another.
 
@@ -657,7 +641,9 @@ class RunClients:
 
     def __init__(self, states: ClientStates | None) -> None:
         self._states = states
-        self._taken = self._put = _Taken(-1, (), ())
+        # Of the rounds that took and put last: index, clients, what these had before.
+        self._taken: tuple[int, Sequence[int], Sequence[Any]] = -1, (), ()
+        self._put = self._taken
 
     def take(self, round_index: int, cohort: Sequence[int]) -> list[list[Any]]:
         """Return what `next` takes before the cohort's data: a list of values, or none.
@@ -669,7 +655,7 @@ class RunClients:
         if self._states is None:
             return []
         values = self._states.take(cohort)
-        self._taken = _Taken(round_index, cohort, values)
+        self._taken = round_index, cohort, values
         return [values]
 
     def put(self, kept: "concurrent.futures.Future[Any] | None") -> Rows:
@@ -683,7 +669,8 @@ class RunClients:
         """
         if self._states is None or kept is None:
             return {}
-        self._states.put(self._taken.cohort, kept.result())
+        _, cohort, _ = self._taken
+        self._states.put(cohort, kept.result())
         self._put = self._taken
         if isinstance(self._states, SavedClientStates):
             return self._states.take_changed()
@@ -696,6 +683,6 @@ class RunClients:
 
     def put_back(self, num_rounds: int) -> None:
         """Put what clients had after some rounds, if one more round was put."""
-        put = self._put
-        if self._states is not None and put.round_index >= num_rounds:
-            self._states.put(put.cohort, put.values)
+        round_index, cohort, values = self._put
+        if self._states is not None and round_index >= num_rounds:
+            self._states.put(cohort, values)
