@@ -525,39 +525,6 @@ def test_loss_that_reaches_no_weight_is_refused() -> None:
         learning.build_fed_avg(model, "sgd")
 
 
-class OwnStep(keras.Sequential):
-    @override
-    def train_step(self, *args: Any) -> Any:
-        return super().train_step(*args)
-
-
-class OwnLoss(keras.Sequential):
-    @override
-    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        return super().compute_loss(*args, **kwargs)
-
-
-@pytest.mark.parametrize("cls", [OwnStep, OwnLoss])
-def test_models_that_train_in_their_own_way_are_refused(cls: Any) -> None:
-    keras_model = cls([keras.Input((6,)), K.Dense(1)])
-
-    with pytest.raises(errors.ValueMismatchError, match=r"`Own.*of its own"):
-        learning.Model.from_keras(keras_model, loss="mse")
-
-
-def test_layers_that_go_on_from_batch_to_batch_are_refused() -> None:
-    keras_model = keras.Sequential(
-        [
-            keras.Input(batch_shape=(4, 6, 4)),
-            K.Bidirectional(K.GRU(3, stateful=True)),
-            K.Dense(1),
-        ]
-    )
-
-    with pytest.raises(errors.ValueMismatchError, match="stateful=True"):
-        learning.Model.from_keras(keras_model, loss="mse")
-
-
 def test_layer_whose_config_lacks_an_argument_is_named(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -1,4 +1,5 @@
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -88,11 +89,6 @@ def test_a_metric_of_the_users_that_raises_is_told_by_its_line() -> None:
         build_model(build_keras_model(), [_raise])
 
 
-def test_model_without_weights_is_refused() -> None:
-    with pytest.raises(errors.ValueMismatchError, match="that is built"):
-        build_model(keras.Sequential([keras.layers.Dense(3)]))
-
-
 class Subclassed(keras.Model):
     """A model whose inputs Keras does not know."""
 
@@ -101,13 +97,52 @@ class Subclassed(keras.Model):
         return inputs
 
 
-@pytest.mark.parametrize("is_built", [False, True])
-def test_model_that_is_not_functional_is_refused(*, is_built: bool) -> None:
-    subclassed = Subclassed()
-    if is_built:
-        subclassed.build((None, 2))
+class OwnStep(keras.Sequential):
+    @override
+    def train_step(self, *args: Any) -> Any:
+        return super().train_step(*args)
 
-    with pytest.raises(
-        errors.ValueMismatchError, match=r"functional Keras model.*Model\(x, model\(x"
-    ):
-        build_model(subclassed)
+
+class OwnLoss(keras.Sequential):
+    @override
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs)
+
+
+def build_subclassed() -> keras.Model:
+    subclassed = Subclassed()
+    subclassed.build((None, 2))
+    return subclassed
+
+
+LAYERS = [keras.Input((6,)), keras.layers.Dense(1)]
+IS_NOT_FUNCTIONAL = r"functional Keras model.*Model\(x, model\(x"
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: keras.Sequential([keras.layers.Dense(3)]), "that is built"),
+        (Subclassed, IS_NOT_FUNCTIONAL),
+        (build_subclassed, IS_NOT_FUNCTIONAL),
+        (lambda: OwnStep(LAYERS), r"`OwnStep` with a `train_step` of its own"),
+        (lambda: OwnLoss(LAYERS), r"`OwnLoss` with a `compute_loss` of its own"),
+        (
+            lambda: keras.Sequential(
+                [
+                    keras.Input(batch_shape=(4, 6, 4)),
+                    keras.layers.Bidirectional(keras.layers.GRU(3, stateful=True)),
+                ]
+            ),
+            "stateful=True",
+        ),
+    ],
+    ids=["no weights", "subclass", "built", "own step", "own loss", "stateful"],
+)
+def test_models_that_clients_cannot_train_as_keras_does_are_refused(
+    build: Callable[[], keras.Model], message: str
+) -> None:
+    keras_model = build()
+
+    with pytest.raises(errors.ValueMismatchError, match=message):
+        build_model(keras_model)
