@@ -18,26 +18,21 @@ from collections.abc import Callable, Sequence
 import federated_language as fl
 
 import ray_fed.errors as errors
-from ray_fed.compiler.normalize import (
-    find_blocks,
-    free_references,
-    needed_names,
-    normalize,
-)
+from ray_fed.compiler.normalize import free_references, needed_names, normalize
 from ray_fed.language import blocks, intrinsics, structs, type_checks
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
 
 
-def check_up_to_merge(up_to_merge: flf.ConcreteComputation) -> None:
+def _check_contents_of_up_to_merge(up_to_merge: flf.ConcreteComputation) -> None:
     """Refuse an aggregation that depends on another one's result.
 
     Raises:
         CompileError: there is one.
     """
     block = _to_block(up_to_merge)
-    if len(find_blocks(block, intrinsics.is_aggregation)) < 2:  # noqa: PLR2004
+    if len(blocks.find_blocks(block, intrinsics.is_aggregation)) < 2:  # noqa: PLR2004
         return
     calls = dict(normalize(block).calls)
     aggregations = {
@@ -58,45 +53,13 @@ def check_up_to_merge(up_to_merge: flf.ConcreteComputation) -> None:
             )
 
 
-def check_merge(merge: flf.ConcreteComputation) -> None:
-    """Refuse aggregations, and whatever else is placed.
-
-    Raises:
-        CompileError: there is such a block.
-    """
-    block = _to_block(merge)
-    _refuse(
-        block,
-        intrinsics.is_aggregation,
-        "no aggregation in `merge`, which takes two partials and no clients",
-        "aggregate in `up_to_merge`.",
-    )
-    _refuse(
-        block,
-        lambda part: flf.contains_federated_types(part.type_signature),
-        "`merge` to take two partials and nothing that is placed",
-        "move it to `up_to_merge` or to `after_merge`.",
-    )
-
-
-def check_after_merge(after_merge: flf.ConcreteComputation) -> None:
-    """Refuse aggregations.
-
-    Raises:
-        CompileError: there is one.
-    """
-    _refuse(
-        _to_block(after_merge),
-        intrinsics.is_aggregation,
-        "no aggregation in `after_merge`, which each slice of the clients runs apart",
-        "aggregate in `up_to_merge`.",
-    )
-
-
 def _refuse(
-    block: Block, is_refused: Callable[[Block], bool], expected: str, advice: str
+    comp: flf.ConcreteComputation,
+    is_refused: Callable[[Block], bool],
+    expected: str,
+    advice: str,
 ) -> None:
-    refused = find_blocks(block, is_refused)
+    refused = blocks.find_blocks(_to_block(comp), is_refused)
     if not refused:
         return
     named = [part for part in refused if isinstance(part, flf.Intrinsic)]
@@ -151,9 +114,26 @@ class MergeableCompForm:
         _check_merge(merge, partial)
         merged = fl.FederatedType(merge.type_signature.result, fl.SERVER)
         _check_after_merge(after_merge, up_to_merge.type_signature.parameter, merged)
-        check_up_to_merge(up_to_merge)
-        check_merge(merge)
-        check_after_merge(after_merge)
+        _check_contents_of_up_to_merge(up_to_merge)
+        _refuse(
+            merge,
+            intrinsics.is_aggregation,
+            "no aggregation in `merge`, which takes two partials and no clients",
+            "aggregate in `up_to_merge`.",
+        )
+        _refuse(
+            merge,
+            lambda part: flf.contains_federated_types(part.type_signature),
+            "`merge` to take two partials and nothing that is placed",
+            "move it to `up_to_merge` or to `after_merge`.",
+        )
+        _refuse(
+            after_merge,
+            intrinsics.is_aggregation,
+            "no aggregation in `after_merge`, which each slice of the clients runs"
+            " apart",
+            "aggregate in `up_to_merge`.",
+        )
         self.up_to_merge = up_to_merge
         self.merge = merge
         self.after_merge = after_merge

@@ -32,8 +32,8 @@ import numpy as np
 
 import ray_fed.plan.plans as plans
 from ray_fed.compiler.normalize import (
-    bound_names,
     called_uris,
+    close_over,
     free_references,
     needed_names,
     replace_free,
@@ -91,18 +91,14 @@ def read_aggregates(block: Block) -> Aggregates:
             raise plans.Fallback(OTHER_FORM)
     names = [name for name, _ in body.locals]
     locals_ = _without_aliases(body.locals, parameter)
-    result, *kept = _results(body.result)
+    result, kept = body.result, list[Block]()
+    if isinstance(result, flf.Struct) and len(result):
+        result, *kept = (element for _, element in result.items())
     zipped = _zipped(result)
     aggregates = dict(_aggregate(part, locals_) for part in zipped)
     if len(set(names)) != len(names) or len(aggregates) != len(zipped):
         raise plans.Fallback(OTHER_FORM)
     return Aggregates(parameter, locals_, aggregates, kept)
-
-
-def _results(result: Block) -> list[Block]:
-    if isinstance(result, flf.Struct) and len(result):
-        return [element for _, element in result.items()]
-    return [result]
 
 
 def _without_aliases(
@@ -191,23 +187,6 @@ def bind(
         (reference.name, select(select(parameter, position), index))
         for index, reference in enumerate(references)
     ]
-
-
-def close_over(
-    parameter: flf.Reference | None, locals_: list[tuple[str, Block]], result: Block
-) -> flf.Lambda:
-    """Return a function of a parameter, or of none, with locals."""
-    body = flf.Block(locals_, result) if locals_ else result
-    if parameter is None:
-        return flf.Lambda(None, None, body)
-    return flf.Lambda(parameter.name, parameter.type_signature, body)
-
-
-def server_placed(block: Block) -> Block:
-    """Return a block, placed at the server unless it is placed."""
-    if isinstance(block.type_signature, fl.FederatedType):
-        return block
-    return flf.create_federated_value(block, fl.SERVER)
 
 
 def as_passed(block: Block) -> tuple[Block, list[int]]:
@@ -355,7 +334,7 @@ def fuse(up_to_merge: flf.ConcreteComputation) -> plans.Kernel | plans.Fallback:
         up_to_merge: as `compiler.split` writes it, or anybody else.
     """
     block = Block.from_proto(up_to_merge.to_proto())
-    if any(name.startswith(_NAMES) for name in bound_names(block)):
+    if any(name.startswith(_NAMES) for name in blocks.bound_names(block)):
         return plans.Fallback(OTHER_FORM)
     try:
         return _Fusion(read_aggregates(block)).run()
@@ -547,8 +526,16 @@ class _Fusion:
             used = [*results, *(self._locals[later] for later in needed)]
             if any(name in free_references(block) for block in used):
                 needed.insert(0, name)
-        self._check_server(needed)
-        placed = [server_placed(block) for block in results]
+        for name in needed:
+            is_at_clients = type_checks.is_at_clients(self._locals[name].type_signature)
+            if is_at_clients or name in self._aggregates:
+                raise plans.Fallback("work at the server that needs clients' values")
+        placed = [
+            block
+            if isinstance(block.type_signature, fl.FederatedType)
+            else flf.create_federated_value(block, fl.SERVER)
+            for block in results
+        ]
         for block in [*placed, *(self._locals[name] for name in needed)]:
             replace_free(block, self._note_part)
         parameter = None
@@ -570,15 +557,6 @@ class _Fusion:
         result = zip_at_server([replaced(b) for b in placed])
         locals_ = [(name, replaced(self._locals[name])) for name in needed]
         return close_over(parameter, locals_, result)
-
-    def _check_server(self, needed: list[str]) -> None:
-        for name in needed:
-            block = self._locals[name]
-            if (
-                type_checks.is_at_clients(block.type_signature)
-                or name in self._aggregates
-            ):
-                raise plans.Fallback("work at the server that needs clients' values")
 
     def _note_part(self, free: Block) -> None:
         part, _ = as_passed(free)

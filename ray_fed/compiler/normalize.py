@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, cast
 import federated_language as fl
 
 import ray_fed.errors as errors
-from ray_fed.language import intrinsics
+from ray_fed.language import blocks, intrinsics
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -83,44 +83,10 @@ def root_name(block: Block) -> str | None:
     return block.name if isinstance(block, flf.Reference) else None
 
 
-def bound_names(block: Block) -> set[str]:
-    """Return the names of all parameters and locals in a building block."""
-    return _names_in(block, _names)
-
-
 def called_uris(block: Block) -> set[str]:
     """Return the uris of all intrinsics in a building block."""
-    return _names_in(
-        block, lambda part: [part.uri] if isinstance(part, flf.Intrinsic) else []
-    )
-
-
-def find_blocks(block: Block, is_wanted: Callable[[Block], bool]) -> list[Block]:
-    """Return the blocks in a building block, itself included, that a test accepts."""
-    accepted: list[Block] = []
-
-    def note(part: Block) -> tuple[Block, bool]:
-        if is_wanted(part):
-            accepted.append(part)
-        return part, False
-
-    flf.transform_postorder(block, note)
-    return accepted
-
-
-def _names_in(block: Block, of: Callable[[Block], Iterable[str]]) -> set[str]:
-    parts = find_blocks(block, lambda _: True)
-    return {name for part in parts for name in of(part)}
-
-
-def _names(part: Block) -> list[str]:
-    match part:
-        case flf.Lambda(parameter_name=str(name)):
-            return [name]
-        case flf.Block():
-            return [name for name, _ in part.locals]
-        case _:
-            return []
+    parts = blocks.find_blocks(block, lambda _: True)
+    return {part.uri for part in parts if isinstance(part, flf.Intrinsic)}
 
 
 def zip_at_server(values: Sequence[Block]) -> Block:
@@ -135,6 +101,16 @@ def select(source: Block, index: int) -> Block:
     if isinstance(source, flf.Struct):
         return cast("Any", source)[index]
     return flf.Selection(source, index=index)
+
+
+def close_over(
+    parameter: flf.Reference | None, locals_: Sequence[tuple[str, Block]], result: Block
+) -> flf.Lambda:
+    """Return a function of a parameter, or of none, with locals."""
+    body = flf.Block(locals_, result) if locals_ else result
+    if parameter is None:
+        return flf.Lambda(None, None, body)
+    return flf.Lambda(parameter.name, parameter.type_signature, body)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,9 +303,7 @@ def _look_up(name: str, names: Mapping[str, Any]) -> Any:
 def _select(source: Any, index: int) -> Any:
     if isinstance(source, _Elements):
         return source.elements[index][1]
-    if isinstance(source, flf.Struct):
-        return source[index]
-    return flf.Selection(source, index=index)
+    return select(source, index)
 
 
 def free_references(block: Block) -> frozenset[str]:

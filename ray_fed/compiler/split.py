@@ -50,13 +50,14 @@ from ray_fed.compiler.form import (
 )
 from ray_fed.compiler.normalize import (
     CallGraph,
+    close_over,
     free_references,
     needed_names,
     normalize,
     select,
     zip_at_server,
 )
-from ray_fed.language import intrinsics, type_checks
+from ray_fed.language import blocks, intrinsics, type_checks
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -78,11 +79,6 @@ def at_clients(result: Block) -> list[Block]:
         for part in _parts(result)
         if type_checks.differs_by_client(part.type_signature)
     ]
-
-
-def struct(parts: Sequence[Block]) -> flf.Struct:
-    """Return parts as a struct without names."""
-    return flf.Struct([(None, part) for part in parts])
 
 
 def _parts(block: Block) -> Iterator[Block]:
@@ -257,7 +253,10 @@ def stage_input(
         loaded: names of clients' values that those stages kept.
     """
     merged = [
-        flf.Reference(f"merged_{index}" if index else "merged", _merged_type(stage))
+        flf.Reference(
+            f"merged_{index}" if index else "merged",
+            fl.FederatedType(partial_type(stage), fl.SERVER),
+        )
         for index, stage in enumerate(stages)
     ]
     reports = {
@@ -284,10 +283,6 @@ def stage_input(
         for index, part in enumerate(parts)
     )
     return StageInput(parameter, bound, calls)
-
-
-def _merged_type(aggregations: Sequence[PartialAggregation]) -> fl.FederatedType:
-    return fl.FederatedType(partial_type(aggregations), fl.SERVER)
 
 
 def partial_type(aggregations: Sequence[PartialAggregation]) -> fl.Type:
@@ -417,15 +412,9 @@ def _working(calls: Mapping[str, Block]) -> set[str]:
 
 def _is_work(call: Block) -> bool:
     """Return whether a call runs more than selections."""
-    graphs: list[Block] = []
-
-    def note(part: Block) -> tuple[Block, bool]:
-        if isinstance(part, flf.CompiledComputation):
-            graphs.append(part)
-        return part, False
-
-    flf.transform_postorder(call, note)
-    return bool(graphs)
+    return bool(
+        blocks.find_blocks(call, lambda b: isinstance(b, flf.CompiledComputation))
+    )
 
 
 def _may_be_kept(type_spec: fl.Type) -> bool:
@@ -518,8 +507,7 @@ def _keep(
 ) -> list[KeptNames]:
     """Return what each stage, and then the end, loads and saves."""
     calls_of_stages: list[StageCalls] = []
-    clients_part = struct(at_clients(graph.result))
-    wanted = free_references(clients_part)
+    wanted = free_references(flf.Struct(at_clients(graph.result)))
     stage_of = {a.name: i for i, stage in enumerate(stages) for a in stage}
     early = find_early(wanted, dict(graph.calls), stage_of)
     for index, stage in enumerate(stages):
@@ -543,8 +531,8 @@ def _divide_result(
     if not of_clients:
         return None
     of_server = at_server(graph.result)
-    server_part = _after_merge(graph, stages, struct(of_server))
-    clients_part = struct(of_clients)
+    server_part = _after_merge(graph, stages, flf.Struct(of_server))
+    clients_part = flf.Struct(of_clients)
     names = [p.name for p in of_clients if isinstance(p, flf.Reference)]
     is_kept = len(names) == len(of_clients) and set(names) <= set(kept.loads)
     return ResultParts(
@@ -587,12 +575,6 @@ def _compute(block: Block) -> flf.ConcreteComputation:
     return flf.ConcreteComputation.from_building_block(block)
 
 
-def _lambda(parameter: flf.Reference | None, body: Block) -> flf.Lambda:
-    if parameter is None:
-        return flf.Lambda(None, None, body)
-    return flf.Lambda(parameter.name, parameter.type_signature, body)
-
-
 def _up_to_merge(
     graph: CallGraph,
     before: Sequence[Sequence[PartialAggregation]],
@@ -600,7 +582,7 @@ def _up_to_merge(
     kept: KeptNames = _NOTHING,
 ) -> Block:
     if not aggregations and not kept.saves:
-        return _lambda(graph.parameter, zip_at_server([]))
+        return close_over(graph.parameter, (), zip_at_server([]))
     inputs = stage_input(graph, before, kept.loads)
     locals_ = inputs.locals_for(_roots(inputs.calls, aggregations) | {*kept.saves})
     for aggregation in aggregations:
@@ -609,7 +591,7 @@ def _up_to_merge(
     if kept.saves:
         saved = [_reference(name, inputs.calls[name]) for name in kept.saves]
         result = flf.Struct([result, *saved])
-    return _lambda(inputs.parameter, flf.Block(locals_, result))
+    return close_over(inputs.parameter, locals_, result)
 
 
 def _reference(name: str, block: Block) -> flf.Reference:
@@ -656,7 +638,7 @@ def _merge(graph: CallGraph, aggregations: Sequence[PartialAggregation]) -> Bloc
             " the result of an aggregation: carry it in the accumulator."
         )
     merged = flf.Struct([_reference(name, call) for name, call in merges])
-    return _lambda(pair, flf.Block([*captured, *merges], merged) if merges else merged)
+    return close_over(pair, [*captured, *merges], merged)
 
 
 def _after_merge(
@@ -668,5 +650,4 @@ def _after_merge(
     """Return what evaluates a result, or a part of it, of what the stages merged."""
     inputs = stage_input(graph, stages, kept.loads)
     locals_ = inputs.locals_for(free_references(result))
-    body = flf.Block(locals_, result) if locals_ else result
-    return _lambda(inputs.parameter, body)
+    return close_over(inputs.parameter, locals_, result)

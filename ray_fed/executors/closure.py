@@ -4,8 +4,9 @@ Names in sight while building blocks are interpreted, and what they stand for.
 """
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import federated_language as fl
 from typing_extensions import override
@@ -17,6 +18,7 @@ from ray_fed.language import blocks, structs, type_checks
 from ray_fed.plan import random_keys
 
 flf = fl.framework
+_Value = TypeVar("_Value", bound=flf.ExecutorValue)
 
 
 class Scope:
@@ -24,14 +26,13 @@ class Scope:
 
     def __init__(self, parent: "Scope | None" = None) -> None:
         self.parent = parent
-        self._names: dict[str, Callable[[], Coroutine[Any, Any, ResolvedValue]]] = {}
-        self._tasks: dict[str, asyncio.Task[ResolvedValue]] = {}
+        self.names: dict[str, Callable[[], asyncio.Task[ResolvedValue]]] = {}
 
     def bind(
         self, name: str, evaluate: "Callable[[], Coroutine[Any, Any, ResolvedValue]]"
     ) -> None:
         """Bind a name to what will be evaluated when it is first needed."""
-        self._names[name] = evaluate
+        self.names[name] = functools.cache(lambda: asyncio.create_task(evaluate()))
 
     async def resolve(self, name: str) -> "ResolvedValue":
         """Return what a name stands for, in this scope or the nearest around it.
@@ -39,28 +40,14 @@ class Scope:
         Raises:
             UnsupportedError: no scope binds the name.
         """
-        holder = self._holder(name)
-        if holder is None:
+        scope: Scope | None = self
+        while scope is not None and name not in scope.names:
+            scope = scope.parent
+        if scope is None:
             raise errors.UnsupportedError(
                 f"Expected a name that is bound, found the free reference `{name}`."
             )
-        return await holder.task(name)
-
-    def _holder(self, name: str) -> "Scope | None":
-        scope: Scope | None = self
-        while scope is not None and not scope.binds(name):
-            scope = scope.parent
-        return scope
-
-    def binds(self, name: str) -> bool:
-        """Return whether this scope itself binds the name."""
-        return name in self._names
-
-    def task(self, name: str) -> "asyncio.Task[ResolvedValue]":
-        """Return the task that evaluates a name of this scope, started once."""
-        if name not in self._tasks:
-            self._tasks[name] = asyncio.create_task(self._names[name]())
-        return self._tasks[name]
+        return await scope.names[name]()
 
 
 class ResolvedValue(EmbeddedValue):
@@ -96,12 +83,10 @@ class ScopedLambda:
         self.scope = scope
 
 
-def constant(
-    value: ResolvedValue,
-) -> Callable[[], Coroutine[Any, Any, ResolvedValue]]:
-    """Return what `Scope.bind` takes for a value that is there already."""
+def constant(value: _Value) -> Callable[[], Coroutine[Any, Any, _Value]]:
+    """Return what `Scope.bind` and `Deferred` take for a value that is there."""
 
-    async def resolve() -> ResolvedValue:
+    async def resolve() -> _Value:
         return value
 
     return resolve
@@ -203,7 +188,7 @@ def split_captures(
         indices to select, one after another.
     """
     free = set(flf.get_map_of_unbound_references(block)[block])
-    split = free - _bound_names(block)  # a name of two meanings is captured whole
+    split = free - blocks.bound_names(block)  # a name of two meanings is captured whole
     paths: dict[str, tuple[str, list[int]]] = {name: (name, []) for name in free}
 
     def replace(
@@ -223,25 +208,6 @@ def split_captures(
     names = flf.get_map_of_unbound_references(replaced)[replaced]
     narrowed = type_checks.narrow(replaced, flf.Lambda, "a closure")
     return narrowed, {name: paths[name] for name in sorted(names)}
-
-
-def _bound_names(block: flf.ComputationBuildingBlock) -> set[str]:
-    names: set[str] = set()
-
-    def note(
-        part: flf.ComputationBuildingBlock,
-    ) -> tuple[flf.ComputationBuildingBlock, bool]:
-        match part:
-            case flf.Lambda(parameter_name=str(name)):
-                names.add(name)
-            case flf.Block():
-                names.update(name for name, _ in part.locals)
-            case _:
-                pass
-        return part, False
-
-    flf.transform_postorder(block, note)
-    return names
 
 
 async def to_function(value: flf.ExecutorValue) -> blocks.Function:

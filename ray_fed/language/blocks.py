@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import federated_language as fl
@@ -212,6 +212,38 @@ def is_tensorflow(block: fl.framework.CompiledComputation) -> bool:
 def show_block(block: fl.framework.ComputationBuildingBlock) -> str:
     """Return a building block for an error message, cut when long."""
     return errors.cut(block.compact_representation())
+
+
+def find_blocks(
+    block: fl.framework.ComputationBuildingBlock,
+    is_wanted: Callable[[fl.framework.ComputationBuildingBlock], bool],
+) -> list[fl.framework.ComputationBuildingBlock]:
+    """Return the blocks in a building block, itself included, that a test accepts."""
+    accepted: list[fl.framework.ComputationBuildingBlock] = []
+
+    def note(
+        part: fl.framework.ComputationBuildingBlock,
+    ) -> tuple[fl.framework.ComputationBuildingBlock, bool]:
+        if is_wanted(part):
+            accepted.append(part)
+        return part, False
+
+    fl.framework.transform_postorder(block, note)
+    return accepted
+
+
+def bound_names(block: fl.framework.ComputationBuildingBlock) -> set[str]:
+    """Return the names of all parameters and locals in a building block."""
+    names: set[str] = set()
+    for part in find_blocks(block, lambda _: True):
+        match part:
+            case fl.framework.Lambda(parameter_name=str(name)):
+                names.add(name)
+            case fl.framework.Block():
+                names.update(name for name, _ in part.locals)
+            case _:
+                pass
+    return names
 
 
 def operand_name(
