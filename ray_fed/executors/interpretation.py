@@ -19,7 +19,7 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
-from ray_fed.executors.closure import Closure, may_draw, to_function
+from ray_fed.executors.closure import Closure, constant, may_draw, to_function
 from ray_fed.executors.embedded_value import EmbeddedValue
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.language import blocks, intrinsics, structs, type_checks
@@ -40,15 +40,6 @@ class Deferred:
     def __init__(self, embed: Callable[[], Coroutine[Any, Any, flf.ExecutorValue]]):
         self._embed = embed
         self._embedded: asyncio.Future[flf.ExecutorValue] | None = None
-
-    @classmethod
-    def of(cls, value: flf.ExecutorValue) -> "Deferred":
-        """Return one of a value that is embedded already."""
-
-        async def embedded() -> flf.ExecutorValue:
-            return value
-
-        return cls(embedded)
 
     async def get(self) -> flf.ExecutorValue:
         """Return the value embedded in the unplaced executor."""
@@ -272,10 +263,6 @@ def _whole(arg: FederatedValue | None) -> FederatedValue:
     return type_checks.narrow(arg, FederatedValue, "FederatingExecutor")
 
 
-def _member(type_spec: fl.Type) -> fl.Type:
-    return cast("fl.FederatedType", type_spec).member
-
-
 async def _value_at_server(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
@@ -291,7 +278,7 @@ async def _all_equal_at_clients(
     result = cast("fl.FederatedType", type_spec.result)
     placed_type = fl.FederatedType(result.member, fl.CLIENTS, all_equal=True)
     placed = await interpreter.strategy.place(value, placed_type)
-    return FederatedValue(placed, result, Deferred.of(value))
+    return FederatedValue(placed, result, Deferred(constant(value)))
 
 
 async def _eval_at_server(
@@ -305,7 +292,9 @@ async def _eval_at_clients(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
     function = await to_function(_whole(arg))
-    placed = await interpreter.strategy.map(function, None, _member(type_spec.result))
+    placed = await interpreter.strategy.map(
+        function, None, type_checks.member_type(type_spec.result)
+    )
     return FederatedValue(placed, type_spec.result)
 
 
@@ -314,7 +303,7 @@ async def _map(
 ) -> FederatedValue:
     function = await to_function(_part(arg, 0))
     placed = await interpreter.strategy.map(
-        function, _part(arg, 1).reference, _member(type_spec.result)
+        function, _part(arg, 1).reference, type_checks.member_type(type_spec.result)
     )
     return FederatedValue(placed, type_spec.result)
 
@@ -352,7 +341,7 @@ async def _zip_at_clients(
     interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
 ) -> FederatedValue:
     placed = await interpreter.strategy.map(
-        None, _placed_arg(_whole(arg)), _member(type_spec.result)
+        None, _placed_arg(_whole(arg)), type_checks.member_type(type_spec.result)
     )
     return FederatedValue(placed, type_spec.result)
 
@@ -431,7 +420,9 @@ async def _zipped(interpreter: Interpreter, value: FederatedValue) -> Placed:
     if not isinstance(value.reference, structs.Struct):
         return cast("Placed", value.reference)
     elements = structs.iter_elements(value.reference)
-    member = fl.StructType([_member(part.type_signature) for _, part in elements])
+    member = fl.StructType(
+        [type_checks.member_type(part.type_signature) for _, part in elements]
+    )
     return await interpreter.strategy.map(None, _placed_arg(value), member)
 
 
@@ -440,7 +431,7 @@ def _secure_sum(uri: str) -> Handler:
         interpreter: Interpreter, arg: FederatedValue | None, type_spec: fl.FunctionType
     ) -> FederatedValue:
         value, bound = _part(arg, 0), await unplaced_value(interpreter, _part(arg, 1))
-        member = _member(value.type_signature)
+        member = type_checks.member_type(value.type_signature)
         bound_type = bound.type_signature
         everywhere = fl.FederatedType(bound_type, fl.CLIENTS, all_equal=True)
         placed = await interpreter.strategy.map(
