@@ -214,7 +214,8 @@ class LeafCalls:
             FailedLeafError: the clients' work raised.
         """
         partials: Partials = {}
-        shapes = [self.graph.shape_of(each, laid, self._leaf_size) for each in leaves]
+        shape_of = self.graph.shaped.shape_of
+        shapes = [shape_of(leaf, laid, self._leaf_size) for leaf in leaves]
         accumulators: Accumulators = self._zeros
         start, done = leaves[0].start, 0
         while done < len(leaves):
@@ -230,7 +231,7 @@ class LeafCalls:
                 if is_full or shape != shapes[done] or leaf.stop > start + count:
                     break
                 whole.append(leaf)
-            alike = laid.of_shape(shapes[done])
+            alike = dataclasses.replace(laid, shape=shapes[done])
             if whole:
                 whole[0] = range(start, whole[0].stop)
                 stop = done + len(whole)
@@ -373,7 +374,7 @@ def _lay(
     """
     content = cast("plans.Kernel", subround.kernel).content
     # Whether the shapes of clients decide which graph runs them.
-    with_shapes = graph.refuse_shapes(subround.clients_per_leaf) is None
+    with_shapes = graph.shaped.refuse_shapes(subround.clients_per_leaf) is None
     runs = {
         part: members
         for part, members in enumerate(data)

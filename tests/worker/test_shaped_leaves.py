@@ -181,9 +181,9 @@ def shaped_fixture(monkeypatch: pytest.MonkeyPatch) -> Shapes:
     shapes: Shapes = []
 
     class Noting(client_batches.ShapedClients):
-        def __init__(self, client: Any, layout: Any, shape: Any, **options: Any):
+        def __init__(self, client: Any, shape: Any, **options: Any):
             shapes.append(shape)
-            super().__init__(client, layout, shape, **options)
+            super().__init__(client, shape, **options)
 
     monkeypatch.setattr(client_kernel, "ShapedClients", Noting)
     return shapes
@@ -237,7 +237,7 @@ def refusals(leaf: DeviceStack, prepared: Prepared) -> set[str]:
     graph: Any = leaf.eager.kernels.clients(subround.kernel, subround.merge)
     assert not isinstance(graph, plans.Fallback)
     with diagnostics.noting() as noted:
-        graph._shaped.note_refusals()
+        graph.shaped.note_refusals()
     return {note.reason for note in noted if isinstance(note, diagnostics.WorkUnshaped)}
 
 

@@ -556,20 +556,6 @@ class ClientWork:
         )
         return flatten(GraphBuilder(importer).call(self._accumulate, folded))
 
-    def kept_values(self, stacked: Sequence[Sequence[tf.Tensor]]) -> list[list[Any]]:
-        """Return the plain values of each of what is kept, in client order.
-
-        Args:
-            stacked: what calls of `run` kept, in order.
-        """
-        clients: list[Any] = []
-        for tensors in stacked:
-            arrays = [tensor.numpy() for tensor in tensors]
-            clients.extend(map(list, zip(*arrays, strict=True)))
-        nest = tensor_structures.nester(self.kept)
-        plain = [nest(iter(leaves)) for leaves in clients]
-        return [[member[k] for member in plain] for k in range(len(self.kept))]
-
 
 @dataclasses.dataclass(frozen=True)
 class Window:
@@ -598,7 +584,6 @@ class ShapedClients:
 
     Args:
         client: what is done with each.
-        layout: of the data.
         shape: of each client's.
         window: of rows that one step takes.
         at_once: how many clients' work runs vectorised.
@@ -608,7 +593,6 @@ class ShapedClients:
     def __init__(
         self,
         client: ClientWork,
-        layout: ClientLayout,
         shape: ClientShape,
         *,
         window: Window,
@@ -616,9 +600,8 @@ class ShapedClients:
         jit: bool,
     ) -> None:
         self._client = client
-        self._layout = layout
         self._shape = shape
-        self._extents = layout.extents(shape)
+        self._extents = client.layout.extents(shape)
         self._at_once = at_once
         self._is_whole = window.is_whole
         self._window = -(-window.size // at_once) * at_once
@@ -716,7 +699,7 @@ class ShapedClients:
 
         @tf.autograph.experimental.do_not_convert
         def run(member_rows: Sequence[tf.Tensor]) -> list[Any]:
-            member = self._layout.static_member(list(member_rows), self._shape)
+            member = self._client.layout.static_member(list(member_rows), self._shape)
             return flatten_all(self._client.work(work, constants, member))
 
         def run_one(index: tf.Tensor, *state: tf.Tensor) -> list[Any]:
@@ -869,7 +852,3 @@ class LaidClients:
     states: tuple[tf.Tensor, tf.Tensor]
     data: LaidData
     shape: UniformShape | None = None
-
-    def of_shape(self, shape: UniformShape | None) -> "LaidClients":
-        """Return the same clients, for leaves of a shape."""
-        return dataclasses.replace(self, shape=shape)

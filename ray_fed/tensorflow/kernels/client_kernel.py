@@ -268,7 +268,8 @@ class LeafLoop:
                 return [leaf + 1, *written, *folded[size:]]
 
         partials = [empty_array(spec, num_leaves) for spec in self.specs]
-        kept = self._kept_arrays(bounds[-1, 1] - inputs.first)
+        num_clients = tf.cast(bounds[-1, 1] - inputs.first, tf.int32)
+        kept = [empty_array(s, num_clients) for s in specs_of(self._client.kept)]
         _, *arrays = tf.while_loop(
             before(num_leaves),
             fold,
@@ -337,12 +338,6 @@ class LeafLoop:
         with tf.control_dependencies(self.work_importer.ends):
             following = index + 1
         return [following, *added, *written]
-
-    def _kept_arrays(self, count: tf.Tensor) -> list[Any]:
-        return [
-            empty_array(spec, tf.cast(count, tf.int32))
-            for spec in specs_of(self._client.kept)
-        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -502,7 +497,6 @@ class ShapedGraphs:
             return self._refuse("values are kept of clients")
         clients = ShapedClients(
             self._client,
-            self._client.layout,
             shape.clients,
             window=shape.window,
             at_once=self._at_once,
@@ -548,6 +542,7 @@ class ClientKernel:
         one_a_leaf: whether each leaf is of one client, which spares the inner loop.
 
     Attributes:
+        shaped: its graphs for leaves whose clients are all of one shape.
         merges: whether it merges partials.
         at_once: how many clients of a leaf of one shape work at once; a call that
             covers some of a leaf covers a multiple of these.
@@ -575,7 +570,7 @@ class ClientKernel:
         with tf.device(device):
             fold = loop.fold_client if one_a_leaf else loop.fold_clients
             self._function = loop.trace(LeafFold(fold))
-            self._shaped = ShapedGraphs(kernel, client, loop, device)
+            self.shaped = ShapedGraphs(kernel, client, loop, device)
             loop.work_importer.create()
             loop.fold_importer.create()
             self._no_states = tf.zeros([0, 0, random_keys.STATE_SIZE], tf.int64)
@@ -589,20 +584,12 @@ class ClientKernel:
         """Whether several threads may run it at once: it keeps no random states."""
         importers = self._loop.work_importer, self._loop.fold_importer
         keep_states = any(each.keeps_states for each in importers)
-        return not keep_states and not self._shaped.is_asked_for
+        return not keep_states and not self.shaped.is_asked_for
 
     def close(self) -> None:
         """Free what the graph keeps between calls."""
         self._loop.work_importer.close()
         self._loop.fold_importer.close()
-
-    def refuse_shapes(self, leaf_size: int) -> str | None:
-        """Return why the shapes of clients decide nothing; None where they do.
-
-        Args:
-            leaf_size: how many clients the leaves of the cohort have.
-        """
-        return self._shaped.refuse_shapes(leaf_size)
 
     def lay_part(
         self, part: int, values: ClientValues, keep: external_data.Keep
@@ -622,22 +609,10 @@ class ClientKernel:
 
         Args:
             parts: in the order of `plans.Kernel.data`.
-            with_shapes: whether `shape_of` is to know the shapes of the clients.
+            with_shapes: whether `shaped` is to know the shapes of the clients.
         """
         with tf.device(self._device):
             return LaidData.of(self._client.layout, parts, with_shapes=with_shapes)
-
-    def shape_of(
-        self, leaf: range, laid: LaidClients, leaf_size: int
-    ) -> UniformShape | None:
-        """Return the shape of all clients of a leaf, where `run` is to know of it.
-
-        Args:
-            leaf: positions of its clients, all of them, among those that were laid.
-            laid: what `lay` returned.
-            leaf_size: how many clients the leaves of the cohort have.
-        """
-        return self._shaped.shape_of(leaf, laid, leaf_size)
 
     def lay(self, data: LaidData, clients: range) -> LaidClients:
         """Return some clients' data as `run` takes it in this round.
@@ -717,8 +692,8 @@ class ClientKernel:
                 *constants,
                 *laid.data.tensors,
             ]
-            results = self._shaped.call(laid.shape, arguments, self._function)
-            self._shaped.note_refusals()
+            results = self.shaped.call(laid.shape, arguments, self._function)
+            self.shaped.note_refusals()
             stacked = [tensor.numpy() for tensor in results[:size]]
             partials = [[array[i] for array in stacked] for i in range(len(nodes))]
             return partials, results[size:]
@@ -738,7 +713,13 @@ class ClientKernel:
         Args:
             stacked: what calls of `run` kept, in order.
         """
-        return self._client.kept_values(stacked)
+        clients: list[Any] = []
+        for tensors in stacked:
+            arrays = [tensor.numpy() for tensor in tensors]
+            clients.extend(map(list, zip(*arrays, strict=True)))
+        nest = nester(self._client.kept)
+        plain = [nest(iter(leaves)) for leaves in clients]
+        return [[member[k] for member in plain] for k in range(len(self._client.kept))]
 
     @property
     def partial(self) -> fl.StructType:

@@ -95,8 +95,14 @@ class ServerGraph:
         ]
         signature = [spec for _, member in divided for spec in specs_of(member)]
         self._merged_from = len(signature)
-        self._merge_specs = [] if merge is None else _merge_signature(merge)
-        signature += self._merge_specs
+        self._merge_specs: list[tf.TensorSpec] = []
+        if merge is not None:  # takes partials, stacked, and the pairs to merge
+            some = tf.TensorShape([None])
+            self._merge_specs = [
+                tf.TensorSpec(some.concatenate(spec.shape), spec.dtype)
+                for spec in specs_of(merge.partial)
+            ]
+            signature += [*self._merge_specs, tf.TensorSpec([None, 2], tf.int32)]
         refuse_many(max(len(signature), self._num_results), "at the server")
 
         def build(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -172,7 +178,7 @@ class ServerGraph:
         if self._merge is None:
             return []
         flattened = [tensor_structures.flatten(partial) for partial in partials]
-        columns = zip(zip(*flattened, strict=True), self._merge_specs[:-1], strict=True)
+        columns = zip(zip(*flattened, strict=True), self._merge_specs, strict=True)
         stacked = [stack(column, spec.dtype) for column, spec in columns]
         tensors = [*stacked, self._pairs(tuple(pairs))]
         first = self._merged_from
@@ -212,15 +218,6 @@ def _types_of(
         return result, []
     elements = type_checks.struct_type(parameter).items()
     return result, [element for _, element in elements][:num_others]
-
-
-def _merge_signature(merge: MergeKernel) -> list[tf.TensorSpec]:
-    """Return the specs of partials, stacked, and of the pairs to merge."""
-    specs = [
-        tf.TensorSpec(tf.TensorShape([None]).concatenate(spec.shape), spec.dtype)
-        for spec in specs_of(merge.partial)
-    ]
-    return [*specs, tf.TensorSpec([None, 2], tf.int32)]
 
 
 def _merge(merge: MergeKernel, tensors: Sequence[tf.Tensor]) -> Any:
@@ -393,25 +390,21 @@ _Kernel = TypeVar("_Kernel", bound=Kernel)
 _Refused = tuple[Fallback, Sequence[diagnostics.WorkInterpreted]]
 
 
-class _SharedKernels:
-    """Kernels that keep nothing: one for all threads of a process, and its contexts."""
+_shared: LruCache[bytes, Kernel] = LruCache(_CACHED_GRAPHS)
+"""Kernels that keep nothing: one for all threads of a process, and its contexts."""
 
-    def __init__(self) -> None:
-        self._kernels: LruCache[bytes, Kernel] = LruCache(_CACHED_GRAPHS)
-        self._lock = threading.RLock()  # one may be built of another: of a merge
-
-    def get(self, key: bytes, make: Callable[[], Kernel]) -> Kernel:
-        """Return the kernel of a key; make it, and share it, if there is none."""
-        with self._lock:  # who else wants it waits, and need not build it too
-            kernel = self._kernels.find(key)
-            if kernel is None:
-                kernel = make()
-                if kernel.may_be_shared:
-                    self._kernels.put(key, kernel)
-            return kernel
+_sharing = threading.RLock()  # one may be built of another: of a merge
 
 
-_SHARED = _SharedKernels()
+def _get_shared(key: bytes, make: Callable[[], Kernel]) -> Kernel:
+    """Return the kernel of a key; make it, and share it, if there is none."""
+    with _sharing:  # who else wants it waits, and need not build it too
+        kernel = _shared.find(key)
+        if kernel is None:
+            kernel = make()
+            if kernel.may_be_shared:
+                _shared.put(key, kernel)
+        return kernel
 
 
 class Kernels:
@@ -510,7 +503,7 @@ class Kernels:
     ) -> _Kernel | Fallback:
         def try_build() -> Kernel | _Refused:
             try:
-                return _SHARED.get(repr(self._device).encode() + content, build)
+                return _get_shared(repr(self._device).encode() + content, build)
             except Fallback as fallback:
                 return Fallback(fallback.reason), []
             except errors.UnsupportedError as error:
