@@ -219,34 +219,9 @@ def write_process(graph_def: GraphDef) -> None:
         frames.add(func=_this_process())
 
 
-def check_process(graph_def: GraphDef) -> None:
-    """Raise unless the Python functions of a graph, if any, are of this process.
-
-    Args:
-        graph_def: with its debug information.
-
-    Raises:
-        UnsupportedError: another process traced them, or it is not known which.
-    """
-    if any(_callback_ops(graph_def)) and _process_of(graph_def) != _this_process():
-        raise _stays_error(graph_def)
-
-
-def check_absent(graph_def: GraphDef) -> None:
-    """Raise if a graph has Python functions, as before it is sent elsewhere.
-
-    Raises:
-        UnsupportedError: it has.
-    """
-    if any(_callback_ops(graph_def)):
-        raise _stays_error(graph_def)
-
-
 def _callback_ops(graph_def: GraphDef) -> Iterator[str]:
     """Yield the kinds of the ops that call Python functions."""
-    bodies: list[Iterable[Any]] = [graph_def.node]
-    bodies += [function.node_def for function in graph_def.library.function]
-    for nodes in bodies:
+    for nodes in all_nodes(graph_def):
         yield from (node.op for node in nodes if node.op in _OPS)
 
 
@@ -494,20 +469,12 @@ def _struct_binding(elements: Iterator[Binding]) -> Binding:
 
 def bound_names(binding: Binding) -> list[str]:
     """Return the names of the tensors of a binding, in the order of its type."""
-    match binding.WhichOneof("binding"):
-        case "tensor":
-            return [binding.tensor.tensor_name]
-        case "sequence":
-            sequence = binding.sequence
-            return [sequence.variant_tensor_name or sequence.graph_def_tensor_name]
-        case "struct":
-            return [
-                name
-                for element in binding.struct.element
-                for name in bound_names(element)
-            ]
-        case _:
-            return []
+    return [
+        leaf.tensor.tensor_name
+        or leaf.sequence.variant_tensor_name
+        or leaf.sequence.graph_def_tensor_name
+        for leaf in _leaves(binding)
+    ]
 
 
 def to_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor]:
@@ -528,17 +495,18 @@ def from_bound(tensors: Sequence[tf.Tensor], binding: Binding) -> list[tf.Tensor
 
 def are_variants(binding: Binding) -> list[bool]:
     """Return of each bound tensor whether it is no serialised graph of a dataset."""
+    return [not leaf.sequence.graph_def_tensor_name for leaf in _leaves(binding)]
+
+
+def _leaves(binding: Binding) -> list[Binding]:
+    """Return the bindings of tensors and sequences in one, in the order of its type."""
     match binding.WhichOneof("binding"):
         case "struct":
-            return [
-                v for element in binding.struct.element for v in are_variants(element)
-            ]
-        case "sequence":
-            return [not binding.sequence.graph_def_tensor_name]
-        case "tensor":
-            return [True]
-        case _:
+            return [leaf for e in binding.struct.element for leaf in _leaves(e)]
+        case None:
             return []
+        case _:
+            return [binding]
 
 
 def build_message(
@@ -595,10 +563,12 @@ def graph_of(message: TensorFlowMessage) -> Any:
     """Return the GraphDef inside a message, without what names its origin.
 
     Raises:
-        UnsupportedError: it has Python functions of another process.
+        UnsupportedError: it has Python functions of another process, or of one that it
+            does not name.
     """
     graph_def = _read_any(message)
-    check_process(graph_def)
+    if any(_callback_ops(graph_def)) and _process_of(graph_def) != _this_process():
+        raise _stays_error(graph_def)
     graph_def.ClearField("debug_info")
     return graph_def
 
@@ -619,7 +589,9 @@ def check_portable(message: TensorFlowMessage) -> None:
     Raises:
         UnsupportedError: it has Python functions.
     """
-    check_absent(_read_any(message))
+    graph_def = _read_any(message)
+    if any(_callback_ops(graph_def)):
+        raise _stays_error(graph_def)
 
 
 def _read_any(message: TensorFlowMessage) -> Any:
@@ -685,7 +657,7 @@ def _compose(
         raise Fallback("a sequence result of a computation with state")
     if not all(are_variants(first.result)):
         raise Fallback("a sequence result as a serialised graph")
-    second_leaves = list(_leaves(second.parameter))
+    second_leaves = _leaves(second.parameter)
     if not second_leaves[index].sequence.variant_tensor_name:
         raise Fallback("a sequence argument as a serialised graph")
     before, after = graph_of(first), graph_of(second)
@@ -702,16 +674,6 @@ def _compose(
     composed.parameter.Clear()
     composed.parameter.struct.element.extend(bindings)
     return composed
-
-
-def _leaves(binding: Any) -> list[Any]:
-    match binding.WhichOneof("binding"):
-        case "struct":
-            return [leaf for e in binding.struct.element for leaf in _leaves(e)]
-        case None:
-            return []
-        case _:
-            return [binding]
 
 
 def _renamed(leaf: Any) -> Any:
