@@ -205,19 +205,11 @@ def _check_column(
     fits = is_sequence <= bool(spec.shape) and (
         _fits_flat(declared.shape, is_sequence=is_sequence)
         if spec.is_flat
-        else _fits(shape, declared.shape)
+        else plain_values.fits_shape(shape, declared.shape)
     )
     if spec.dtype != tensor_structures.storage_dtype(declared) or not fits:
         of = "each row of " if is_sequence else ""
         raise file.mismatch(f"`{declared}` in {of}the column `{name}`", spec.label)
-
-
-def _fits(actual: Dims, declared: Dims) -> bool:
-    if actual is None or declared is None:
-        return True
-    return len(actual) == len(declared) and all(
-        None in (a, b) or a == b for a, b in zip(actual, declared, strict=True)
-    )
 
 
 def _fits_flat(declared: Dims, *, is_sequence: bool) -> bool:
@@ -273,7 +265,7 @@ def _whole(
         for index, leaf in enumerate(leaves.values())
     ]
     for (name, leaf), array in zip(leaves.items(), arrays, strict=True):
-        if not _fits(array.shape, leaf.shape):
+        if not plain_values.fits_shape(array.shape, leaf.shape):
             label = f"`{leaf}` as the column `{name}`"
             raise file.mismatch(label, f"the shape {list(array.shape)}")
     return tensor_structures.unflatten(iter(arrays), type_spec)

@@ -34,7 +34,7 @@ import itertools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import attrs
 import federated_language as fl
@@ -155,12 +155,12 @@ def _symbolic_error(value: object, label: str) -> errors.ValueMismatchError:
     )
 
 
-def fits_shape(found: tuple[int, ...], declared: columnar_sequence.Dims) -> bool:
-    """Return whether a shape is one that a type declares."""
-    if declared is None:
+def fits_shape(found: columnar_sequence.Dims, declared: columnar_sequence.Dims) -> bool:
+    """Return whether a shape, as far as it is known, is one that a type declares."""
+    if found is None or declared is None:
         return True
     return len(found) == len(declared) and all(
-        size is None or size == actual
+        size is None or size == actual or actual is None
         for actual, size in zip(found, declared, strict=True)
     )
 
@@ -386,9 +386,6 @@ def _lay_numbers(
     return columnar_sequence.Column(array)
 
 
-ToPlain: TypeAlias = Callable[[object, fl.Type, str], Plain]
-"""From a value, its type and its name in errors to the plain value."""
-
 _STEP_ELEMENTS = 4096
 """The most elements of an iterable that are read at once."""
 
@@ -405,16 +402,13 @@ _ALL = 2**62
 """The size of a batch that holds all elements."""
 
 
-def to_plain_sequence(
-    value: object, type_spec: fl.SequenceType, label: str, to_plain: ToPlain
-) -> Plain:
+def to_plain_sequence(value: object, type_spec: fl.SequenceType, label: str) -> Plain:
     """Check a dataset, a list or another iterable and return its columns.
 
     Args:
         value: what a caller gave.
         type_spec: the declared type.
         label: what the value is called in an error.
-        to_plain: checks one element, for what TensorFlow does not stack.
 
     Raises:
         ValueMismatchError: the value is not of the type.
@@ -434,7 +428,7 @@ def to_plain_sequence(
             f" `{element}`, found {show(value)}: pass a list of its elements, one a"
             " row, or one a batch where the type has batches."
         )
-    return _read_elements(value, tried, type_spec, label, to_plain)
+    return _read_elements(value, tried, type_spec, label)
 
 
 def is_dataset(value: object) -> bool:
@@ -468,7 +462,6 @@ def _read_elements(
     elements: Iterator[Any],
     type_spec: fl.SequenceType,
     label: str,
-    to_plain: ToPlain,
 ) -> columnar_sequence.ColumnarSequence:
     """Read an iterator over a value step by step; a list or an array is one step."""
     element = type_spec.element
@@ -481,20 +474,20 @@ def _read_elements(
         if _is_endless(value):
             raise _endless(label, f"itertools.{type(value).__name__}")
         alike = lay_alike(step, element)
-        runs.append(alike or _lay(step, element, label, length, to_plain))
+        runs.append(alike or _lay(step, element, label, length))
         length += len(step)
         if not at_hand:
             num_bytes = sum(map(columnar_sequence.count_column_bytes, runs[-1]))
             meter.add(max(num_bytes, len(step)))  # elements may have no tensors
             size = read_limits.next_step(len(step), num_bytes, _STEP_ELEMENTS)
-    runs = runs or [_lay([], element, label, 0, to_plain)]
+    runs = runs or [_lay([], element, label, 0)]
     return columnar_sequence.ColumnarSequence(
         tuple(map(columnar_sequence.join_columns, zip(*runs, strict=True))), length
     )
 
 
 def _lay(
-    elements: Sequence[Any], element: fl.Type, label: str, start: int, to_plain: ToPlain
+    elements: Sequence[Any], element: fl.Type, label: str, start: int
 ) -> list[columnar_sequence.Column]:
     """Check elements of a sequence, the first at position `start`, and lay them."""
     types = flatten_type(element)
@@ -527,7 +520,9 @@ def _read_stacked(
             return None
         size = _step_size(specs, length)
         batches = (
-            iterate_dataset(dataset.batch(size)) if size else iter([_all_of(dataset)])
+            iterate_dataset(dataset.batch(size))
+            if size
+            else iter([dataset.batch(_ALL).get_single_element()])
         )
     except Exception:  # noqa: BLE001 (`_read_elements` will say what it is)
         return None
@@ -582,10 +577,6 @@ def _step_size(specs: Sequence[tuple[fl.TensorType, Any]], length: int) -> int:
     return min(fitting, largest)
 
 
-def _all_of(dataset: Any) -> Any:
-    return dataset.batch(_ALL).get_single_element()
-
-
 def _read_batches(
     batches: Iterator[Any], element: fl.Type, label: str
 ) -> Iterator[list[columnar_sequence.Column] | None]:
@@ -634,34 +625,28 @@ def _column_of(
     return column.with_splits() if None in declared else column
 
 
-Pack: TypeAlias = Callable[[Plain], Any]
-"""From a plain value to what is made of it."""
-
-
-def pack_members(
-    members: Sequence[Plain], type_spec: fl.Type, pack: Callable[[Plain, fl.Type], Any]
-) -> list[Any]:
+def pack_members(members: Sequence[Plain], type_spec: fl.Type) -> list[Any]:
     """Return plain values of one type in the containers of the type.
 
     Args:
         members: in any order, which stays.
         type_spec: of each.
-        pack: does the same for one value, and checks that its type has containers.
     """
     if not members:
         return []
     first, *others = members
-    pack_one = _build_pack(type_spec, pack)
-    return [pack(first, type_spec), *map(pack_one, others)]
+    pack_one = _build_pack(type_spec)
+    # Of the first it is checked, too, that its type has containers.
+    return [from_plain(first, type_spec), *map(pack_one, others)]
 
 
-def _build_pack(type_spec: fl.Type, pack: Callable[[Plain, fl.Type], Any]) -> Pack:
+def _build_pack(type_spec: fl.Type) -> Callable[[Plain], Any]:
     if isinstance(type_spec, fl.TensorType):
         return lambda plain: plain
     if not isinstance(type_spec, fl.StructType):
-        return lambda plain: pack(plain, type_spec)
+        return lambda plain: from_plain(plain, type_spec)
     names = [name or "" for name, _ in type_spec.items()]
-    inside = [_build_pack(element, pack) for _, element in type_spec.items()]
+    inside = [_build_pack(element) for _, element in type_spec.items()]
     make = _build_maker(type_spec.python_container, names)
     return lambda plain: make(
         [pack_one(element) for pack_one, element in zip(inside, plain, strict=True)]
@@ -724,7 +709,7 @@ def to_plain(
                 )
             )
         case fl.SequenceType():
-            return to_plain_sequence(value, type_spec, label, to_plain)
+            return to_plain_sequence(value, type_spec, label)
         case fl.FederatedType():
             return _plain_federated(value, type_spec, label, lists)
         case _:
@@ -800,7 +785,7 @@ def from_plain(plain: Plain, type_spec: fl.Type) -> Any:
         )
         return fl.framework.type_to_py_container(plain, placed)
     if isinstance(type_spec, fl.FederatedType) and not type_spec.all_equal:
-        return pack_members(plain, type_spec.member, from_plain)
+        return pack_members(plain, type_spec.member)
     return fl.framework.type_to_py_container(to_structs(plain, type_spec), type_spec)
 
 
