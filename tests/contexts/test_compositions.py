@@ -6,7 +6,6 @@ value that it stands for. TensorFlow computations come from a pool, traced once.
 
 # pyright: reportUnknownLambdaType=false
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ import ray_fed
 import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
+from tests.executor_calls import evaluate
 
 import tensorflow as tf  # isort: skip
 
@@ -435,13 +435,6 @@ def threads() -> Iterator[list[Any]]:
         leaf.close()
 
 
-async def evaluate(executor: fl.framework.Executor, comp: Any, args: Any) -> Any:
-    function = await executor.create_value(comp)
-    argument = await executor.create_value(args, comp.type_signature.parameter)
-    computed = await (await executor.create_call(function, argument)).compute()
-    return fl.framework.type_to_py_container(computed, comp.type_signature.result)
-
-
 def check_in_context(context: ExecutionContext, program: Program) -> None:
     check(program, lambda comp, _, args: context.invoke(comp, args))
 
@@ -449,7 +442,7 @@ def check_in_context(context: ExecutionContext, program: Program) -> None:
 def check_directly(threads: list[Any], program: Program) -> None:
     def run(comp: Any, program: Program, args: list[Any]) -> Any:
         executor = stacks.local_stack(program.num_clients, threads, threads[0], 2)
-        return asyncio.run(evaluate(executor, comp, args))
+        return evaluate(executor, comp, args)
 
     check(program, run)
 

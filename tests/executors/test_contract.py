@@ -42,11 +42,11 @@ from tests.contract_cases import (
     simple,
     square,
 )
+from tests.executor_calls import evaluate
 
 flf = fl.framework
 IntrinsicDef = flf.IntrinsicDef
 StackFor = Callable[..., flf.Executor]
-Evaluate = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ SUPPORTED = [
     ("stack_for", "name", "num_clients"), SUPPORTED, indirect=["stack_for"]
 )
 def test_computes_what_numpy_says(
-    stack_for: StackFor, evaluate: Evaluate, name: str, num_clients: int
+    stack_for: StackFor, name: str, num_clients: int
 ) -> None:
     case, comp = CASES[name], computation_of(name)
 
@@ -211,7 +211,6 @@ def bits(value: Any) -> Any:
 @pytest.mark.parametrize("num_clients", [1, 33])
 def test_gives_the_same_bits_on_every_stack(
     request: pytest.FixtureRequest,
-    evaluate: Evaluate,
     stack_name: str,
     num_clients: int,
 ) -> None:
@@ -248,7 +247,7 @@ def test_gives_the_same_bits_on_every_stack(
 
 @pytest.mark.claim("federating.34", "semantics.60")
 def test_returns_results_in_client_order_when_the_first_is_slowest(
-    stack_for: StackFor, evaluate: Evaluate
+    stack_for: StackFor,
 ) -> None:
     @rtf.computation(np.int32)
     def count_down(x: Any) -> Any:
@@ -298,7 +297,7 @@ class TestErrors:
         ],
     )
     def test_no_clients_have_no_mean(
-        self, stack_for: StackFor, evaluate: Evaluate, make: Callable[[], Any]
+        self, stack_for: StackFor, make: Callable[[], Any]
     ) -> None:
         with pytest.raises(
             errors.CardinalityError, match="at least one client for federated_mean, fou"
@@ -308,7 +307,7 @@ class TestErrors:
     @pytest.mark.claim("semantics.48")
     @pytest.mark.parametrize("length", [0, 4])
     def test_the_wrong_number_of_clients(
-        self, stack_for: StackFor, evaluate: Evaluate, length: int
+        self, stack_for: StackFor, length: int
     ) -> None:
         comp = computation_of("map")
 
@@ -327,7 +326,7 @@ class TestErrors:
         ],
     )
     def test_client_values_that_are_not_of_their_type(
-        self, stack_for: StackFor, evaluate: Evaluate, value: Any
+        self, stack_for: StackFor, value: Any
     ) -> None:
         with pytest.raises(errors.ValueMismatchError, match=r"^Expected "):
             evaluate(stack_for(2), computation_of("map"), value)
@@ -348,7 +347,7 @@ class TestErrors:
         ],
     )
     def test_a_client_whose_work_fails_is_named(
-        self, stack_for: StackFor, evaluate: Evaluate, make: Callable[[], Any]
+        self, stack_for: StackFor, make: Callable[[], Any]
     ) -> None:
         executor = stack_for(5)
 
@@ -366,9 +365,7 @@ class TestErrors:
         assert evaluate(executor, computation_of("map"), [1.0] * 5) == [2.0] * 5
 
     @pytest.mark.claim("semantics.59")
-    def test_a_value_above_the_bound_of_a_secure_sum(
-        self, stack_for: StackFor, evaluate: Evaluate
-    ) -> None:
+    def test_a_value_above_the_bound_of_a_secure_sum(self, stack_for: StackFor) -> None:
         comp = computation_of("secure sum")
 
         with pytest.raises(
@@ -376,9 +373,7 @@ class TestErrors:
         ):
             evaluate(stack_for(2), comp, [100, 101])
 
-    def test_a_key_above_the_last(
-        self, stack_for: StackFor, evaluate: Evaluate
-    ) -> None:
+    def test_a_key_above_the_last(self, stack_for: StackFor) -> None:
         comp = computation_of("select")
 
         with pytest.raises(

@@ -30,6 +30,7 @@ from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.language import blocks, structs
 from ray_fed.tensorflow import normal_forms
 from ray_fed.tensorflow.normal_forms import Executable
+from tests.executor_calls import computed, embed
 
 flf = fl.framework
 INT = fl.TensorType(np.int32)
@@ -80,10 +81,6 @@ def executor() -> Iterator[EagerTFExecutor]:
     executor.close()
 
 
-def embed(executor: flf.Executor, value: Any, type_spec: Any = None) -> Any:
-    return asyncio.run(executor.create_value(value, type_spec))
-
-
 def call(executor: EagerTFExecutor, comp: Any, *args: Any) -> EagerValue:
     function = embed(executor, comp)
     if not args:
@@ -92,10 +89,6 @@ def call(executor: EagerTFExecutor, comp: Any, *args: Any) -> EagerValue:
     arg = args[0] if len(args) == 1 else args
     argument = embed(executor, arg, type_spec.parameter)
     return asyncio.run(executor.create_call(function, argument))
-
-
-def computed(value: EagerValue) -> Any:
-    return asyncio.run(value.compute())
 
 
 class TestTypesItUnderstands:
@@ -488,51 +481,6 @@ class TestCreateCall:
 
         assert times == sorted(set(times))
 
-    @pytest.mark.claim("eager_tf.37", "semantics.16", "semantics.24")
-    @pytest.mark.parametrize(
-        ("make", "message"),
-        [
-            pytest.param(
-                lambda e: e.create_call(embed(e, 1, np.int32)),
-                "Expected a function to call",
-                id="no function",
-            ),
-            pytest.param(
-                lambda e: e.create_call(embed(e, increment)),
-                "Expected an argument of type `int32`, found none",
-                id="no argument",
-            ),
-            pytest.param(
-                lambda e: e.create_call(embed(e, ten), embed(e, 1, np.int32)),
-                "Expected no argument",
-                id="argument too many",
-            ),
-            pytest.param(
-                lambda e: e.create_call(embed(e, increment), embed(e, 1.0, np.float32)),
-                "Expected an argument of type `int32`, found `float32`",
-                id="argument of another type",
-            ),
-            pytest.param(
-                lambda e: e.create_call(embed(e, increment), 1),
-                "Expected a value embedded in EagerTFExecutor, found `int`",
-                id="argument that is not embedded",
-            ),
-            pytest.param(
-                lambda e: e.create_call(increment, embed(e, 1, np.int32)),
-                "Expected a value embedded in EagerTFExecutor",
-                id="function that is not embedded",
-            ),
-        ],
-    )
-    def test_refuses_wrong_types(
-        self,
-        executor: EagerTFExecutor,
-        make: Callable[[EagerTFExecutor], Any],
-        message: str,
-    ) -> None:
-        with pytest.raises(TypeError, match=message):
-            asyncio.run(make(executor))
-
     def test_raises_what_tensorflow_raises(self, executor: EagerTFExecutor) -> None:
         @rtf.computation(np.int32)
         def positive(x: Any) -> Any:
@@ -547,22 +495,6 @@ class TestCreateCall:
 
 
 class TestStructs:
-    @pytest.mark.claim("eager_tf.41")
-    def test_keep_names(self, executor: EagerTFExecutor) -> None:
-        elements = collections.OrderedDict(
-            z=embed(executor, 1, np.int32), a=embed(executor, 2.0, np.float32)
-        )
-
-        struct = asyncio.run(executor.create_struct(elements))
-
-        assert struct.type_signature == NAMED
-        assert list(structs.iter_elements(computed(struct))) == [("z", 1), ("a", 2.0)]
-
-    def test_of_lists_have_no_names(self, executor: EagerTFExecutor) -> None:
-        struct = asyncio.run(executor.create_struct([embed(executor, 1, np.int32)] * 2))
-
-        assert str(struct.type_signature) == "<int32,int32>"
-
     def test_hold_functions(self, executor: EagerTFExecutor) -> None:
         struct = asyncio.run(executor.create_struct([embed(executor, ten)]))
         function = asyncio.run(executor.create_selection(struct, 0))
@@ -570,66 +502,6 @@ class TestStructs:
         assert computed(asyncio.run(executor.create_call(function))) == 10
         with pytest.raises(TypeError, match="Expected a value to compute"):
             computed(struct)
-
-    def test_may_be_empty(self, executor: EagerTFExecutor) -> None:
-        struct = asyncio.run(executor.create_struct([]))
-
-        assert (str(struct.type_signature), len(computed(struct))) == ("<>", 0)
-
-    def test_refuse_what_is_not_embedded(self, executor: EagerTFExecutor) -> None:
-        with pytest.raises(TypeError, match="embedded in EagerTFExecutor, found `int`"):
-            asyncio.run(executor.create_struct([1]))
-
-    @pytest.mark.claim("eager_tf.38", "semantics.33")
-    @pytest.mark.parametrize(
-        ("how", "expected"),
-        [
-            pytest.param({"index": 0}, 1, id="first index"),
-            pytest.param({"index": 1}, 2.0, id="last index"),
-            pytest.param({"name": "a"}, 2.0, id="name"),
-        ],
-    )
-    def test_are_selected_from(
-        self, executor: EagerTFExecutor, how: dict[str, Any], expected: float
-    ) -> None:
-        struct = embed(executor, (1, 2.0), NAMED)
-
-        selected = asyncio.run(executor.create_selection(struct, **how))
-
-        assert computed(selected) == expected
-
-    @pytest.mark.claim("eager_tf.40", "semantics.33")
-    @pytest.mark.parametrize(
-        ("how", "error"),
-        [
-            pytest.param({"index": 0, "name": "z"}, ValueError, id="both"),
-            pytest.param({}, ValueError, id="neither"),
-            pytest.param({"index": 2}, TypeError, id="index out of range"),
-            pytest.param({"index": -1}, TypeError, id="negative index"),
-            pytest.param({"name": "b"}, TypeError, id="unknown name"),
-        ],
-    )
-    def test_refuse_other_selections(
-        self, executor: EagerTFExecutor, how: dict[str, Any], error: type[Exception]
-    ) -> None:
-        struct = embed(executor, (1, 2.0), NAMED)
-
-        with pytest.raises(error, match=r"^Expected (either|an element)"):
-            asyncio.run(executor.create_selection(struct, **how))
-
-    @pytest.mark.claim("eager_tf.39")
-    @pytest.mark.parametrize(
-        "make",
-        [
-            pytest.param(lambda e: embed(e, 1, INT), id="tensor"),
-            pytest.param(lambda _: 1, id="not embedded"),
-        ],
-    )
-    def test_are_the_only_source_of_selections(
-        self, executor: EagerTFExecutor, make: Callable[[EagerTFExecutor], Any]
-    ) -> None:
-        with pytest.raises(TypeError, match=r"Expected a (struct|value embedded)"):
-            asyncio.run(executor.create_selection(make(executor), 0))
 
 
 PLUS = flf.Intrinsic(flf.GENERIC_PLUS.uri, fl.FunctionType([NAMED, NAMED], NAMED))

@@ -22,6 +22,7 @@ from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
 from ray_fed.language import blocks, type_checks
 from ray_fed.worker.stacks import LocalStrategy
+from tests.executor_calls import computed, embed
 
 flf = fl.framework
 NOTHING: Any = None
@@ -117,16 +118,8 @@ def executor(
     executor.close()
 
 
-def embed(executor: flf.Executor, value: Any, type_spec: Any = None) -> Any:
-    return asyncio.run(executor.create_value(value, type_spec))
-
-
 def call(executor: flf.Executor, comp: Any, arg: Any = None) -> Any:
     return asyncio.run(executor.create_call(comp, arg))
-
-
-def computed(value: Any) -> Any:
-    return asyncio.run(value.compute())
 
 
 def intrinsic(definition: Any, type_spec: Any) -> Any:
@@ -575,43 +568,16 @@ class TestCreateCall:
 
         assert [(m.z, m.a[0]) for m in computed(result)] == [(1, 9), (2, 9), (3, 9)]
 
-    @pytest.mark.claim(
-        "federating.16", "federating.17", "federating.18", "semantics.42"
-    )
+    @pytest.mark.claim("federating.16", "federating.18")
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            pytest.param(
-                lambda e: e.create_call(embed(e, 1, INT)),
-                "Expected a function to call",
-                id="no function",
-            ),
-            pytest.param(
-                lambda e: e.create_call(embed(e, increment)),
-                "Expected an argument of type `int32`, found none",
-                id="no argument",
-            ),
-            pytest.param(
-                lambda e: e.create_call(embed(e, ten), embed(e, 1, INT)),
-                "Expected no argument",
-                id="argument too many",
-            ),
             pytest.param(
                 lambda e: e.create_call(
                     embed(e, flf.FEDERATED_SUM, SUM), embed(e, 1, AT_SERVER)
                 ),
                 "Expected an argument of type `{int32}@CLIENTS`, found `int32@SERVER`",
                 id="argument at another placement",
-            ),
-            pytest.param(
-                lambda e: e.create_call(embed(e, increment), 1),
-                "embedded in FederatingExecutor, found `int`",
-                id="argument that is not embedded",
-            ),
-            pytest.param(
-                lambda e: e.create_call(increment),
-                "embedded in FederatingExecutor",
-                id="function that is not embedded",
             ),
             pytest.param(
                 lambda e: e.create_call(embed(e.unplaced, ten)),
@@ -683,98 +649,14 @@ class TestStructs:
         assert str(struct.type_signature) == "<z={int32}@CLIENTS,a=int32>"
         assert (computed(struct).z, computed(struct).a) == ([1, 2, 3], 5)
 
-    @pytest.mark.claim("federating.28")
-    def test_refuse_what_is_not_embedded(self, executor: FederatingExecutor) -> None:
-        with pytest.raises(TypeError, match="embedded in FederatingExecutor, found"):
-            asyncio.run(executor.create_struct([1]))
-
-    @pytest.mark.claim("federating.28")
-    @pytest.mark.parametrize("elements", [5, None, "ab", {1}, iter([])], ids=type)
-    def test_refuse_what_is_no_collection(
-        self, executor: FederatingExecutor, elements: Any
+    @pytest.mark.claim("federating.24")
+    def test_at_the_server_are_no_source_of_selections(
+        self, executor: FederatingExecutor
     ) -> None:
-        with pytest.raises(
-            errors.ValueMismatchError, match="of embedded values, found"
-        ):
-            asyncio.run(executor.create_struct(elements))
+        placed = embed(executor, (1, 2), fl.FederatedType(NAMED, fl.SERVER))
 
-    @pytest.mark.claim("federating.20", "federating.21", "federating.22")
-    @pytest.mark.parametrize("source", ["created", "embedded", "unplaced"])
-    @pytest.mark.parametrize(
-        ("how", "expected"),
-        [
-            pytest.param({"index": 0}, 1, id="index"),
-            pytest.param({"name": "a"}, 2, id="name"),
-        ],
-    )
-    def test_are_selected_from(
-        self,
-        executor: FederatingExecutor,
-        source: str,
-        how: dict[str, Any],
-        expected: int,
-    ) -> None:
-        selected = asyncio.run(executor.create_selection(pair(executor, source), **how))
-
-        assert isinstance(selected, FederatedValue)
-        assert selected.type_signature == (INT if source == "unplaced" else AT_SERVER)
-        assert computed(selected) == expected
-
-    @pytest.mark.claim("federating.25")
-    @pytest.mark.parametrize("source", ["created", "embedded", "unplaced"])
-    @pytest.mark.parametrize(
-        ("how", "error"),
-        [
-            pytest.param({}, ValueError, id="neither index nor name"),
-            pytest.param({"index": 0, "name": "z"}, ValueError, id="both"),
-            pytest.param({"index": 2}, TypeError, id="index out of range"),
-            pytest.param({"name": "b"}, TypeError, id="unknown name"),
-            pytest.param({"index": "z"}, TypeError, id="name as an index"),
-            pytest.param({"index": 0.0}, TypeError, id="float as an index"),
-        ],
-    )
-    def test_refuse_other_selections(
-        self,
-        executor: FederatingExecutor,
-        source: str,
-        how: dict[str, Any],
-        error: type[Exception],
-    ) -> None:
-        with pytest.raises(error, match=r"^Expected (either|an element)"):
-            asyncio.run(executor.create_selection(pair(executor, source), **how))
-
-    @pytest.mark.claim("federating.23", "federating.24")
-    @pytest.mark.parametrize(
-        "make",
-        [
-            pytest.param(lambda e: embed(e, 1, INT), id="tensor"),
-            pytest.param(
-                lambda e: embed(e, (1, 2), fl.FederatedType(NAMED, fl.SERVER)),
-                id="struct at the server",
-            ),
-            pytest.param(lambda _: [1, 2], id="not embedded"),
-        ],
-    )
-    def test_are_the_only_source_of_selections(
-        self, executor: FederatingExecutor, make: Callable[[FederatingExecutor], Any]
-    ) -> None:
-        with pytest.raises(TypeError, match=r"^Expected a (struct|value embedded)"):
-            asyncio.run(executor.create_selection(make(executor), 0))
-
-
-def pair(executor: FederatingExecutor, source: str) -> Any:
-    """Return the values 1 and 2 as a struct of each kind that there is."""
-    if source == "unplaced":
-        return embed(executor, (1, 2), NAMED)
-    placed = fl.StructType([("z", AT_SERVER), ("a", AT_SERVER)])
-    embedded = embed(executor, (1, 2), placed)
-    if source == "embedded":
-        return embedded
-    members = {
-        name: asyncio.run(executor.create_selection(embedded, name=name))
-        for name in ("z", "a")
-    }
-    return asyncio.run(executor.create_struct(members))
+        with pytest.raises(TypeError, match=r"^Expected a struct"):
+            asyncio.run(executor.create_selection(placed, 0))
 
 
 class TestCompute:

@@ -19,6 +19,7 @@ from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
 from ray_fed.language import structs
+from tests.executor_calls import computed, embed, invoke
 
 flf = fl.framework
 Block = flf.ComputationBuildingBlock
@@ -97,19 +98,9 @@ def failing() -> Block:
 
 def run(executor: flf.Executor, block: Any, *args: Any) -> Any:
     """Evaluate a block; call it where it is a function."""
-
-    async def evaluate() -> Any:
-        embedded = await executor.create_value(block)
-        type_spec = embedded.type_signature
-        if isinstance(type_spec, fl.FunctionType):
-            argument = None
-            if type_spec.parameter is not None:
-                arg = args[0] if len(args) == 1 else args
-                argument = await executor.create_value(arg, type_spec.parameter)
-            embedded = await executor.create_call(embedded, argument)
-        return await embedded.compute()
-
-    return asyncio.run(evaluate())
+    if not isinstance(block.type_signature, fl.FunctionType):
+        return computed(embed(executor, block))
+    return asyncio.run(invoke(executor, block, args[0] if len(args) == 1 else args))
 
 
 class TestLambdas:
@@ -274,20 +265,6 @@ class TestStructs:
 
         assert run(executor, block) == 2
 
-    def test_are_created_from_embedded_values(
-        self, executor: ReferenceResolvingExecutor
-    ) -> None:
-        async def create() -> Any:
-            one = await executor.create_value(1, INT)
-            two = await executor.create_value(2, INT)
-            struct = await executor.create_struct({"z": one, "a": two})
-            return struct.type_signature, await struct.compute()
-
-        type_spec, result = asyncio.run(create())
-
-        assert str(type_spec) == "<z=int32,a=int32>"
-        assert list(structs.iter_elements(result)) == [("z", 1), ("a", 2)]
-
     def test_may_hold_lambdas_but_not_be_computed_then(
         self, executor: ReferenceResolvingExecutor
     ) -> None:
@@ -304,73 +281,6 @@ class TestStructs:
         assert run(executor, applied) == 6
         with pytest.raises(TypeError, match="Expected a value to compute, found a"):
             run(executor, struct)
-
-
-class TestSelections:
-    @pytest.mark.parametrize("source", ["created", "embedded"])
-    @pytest.mark.parametrize(
-        ("how", "expected"),
-        [
-            pytest.param({"index": 0}, 1, id="first index"),
-            pytest.param({"index": 1}, 2, id="last index"),
-            pytest.param({"name": "a"}, 2, id="name"),
-        ],
-    )
-    def test_by_index_or_name(
-        self,
-        executor: ReferenceResolvingExecutor,
-        source: str,
-        how: dict[str, Any],
-        expected: int,
-    ) -> None:
-        assert run_selection(executor, source, how) == expected
-
-    @pytest.mark.parametrize("source", ["created", "embedded"])
-    @pytest.mark.parametrize(
-        ("how", "error"),
-        [
-            pytest.param({"index": 0, "name": "z"}, ValueError, id="both"),
-            pytest.param({}, ValueError, id="neither"),
-            pytest.param({"index": 2}, TypeError, id="index out of range"),
-            pytest.param({"name": "b"}, TypeError, id="unknown name"),
-        ],
-    )
-    def test_refused(
-        self,
-        executor: ReferenceResolvingExecutor,
-        source: str,
-        how: dict[str, Any],
-        error: type[Exception],
-    ) -> None:
-        with pytest.raises(error, match=r"^Expected (either|an element)"):
-            run_selection(executor, source, how)
-
-    def test_from_what_is_no_struct(self, executor: ReferenceResolvingExecutor) -> None:
-        async def select() -> Any:
-            return await executor.create_selection(
-                await executor.create_value(1, INT), 0
-            )
-
-        with pytest.raises(TypeError, match="Expected a struct to select from"):
-            asyncio.run(select())
-
-
-def run_selection(
-    executor: ReferenceResolvingExecutor, source: str, how: dict[str, Any]
-) -> Any:
-    async def select() -> Any:
-        type_spec = fl.StructType([("z", np.int32), ("a", np.int32)])
-        struct = await executor.create_value((1, 2), type_spec)
-        if source == "created":
-            members = {
-                "z": await executor.create_selection(struct, 0),
-                "a": await executor.create_selection(struct, 1),
-            }
-            struct = await executor.create_struct(members)
-        selected = await executor.create_selection(struct, **how)
-        return await selected.compute()
-
-    return asyncio.run(select())
 
 
 class TestErrors:
@@ -391,54 +301,13 @@ class TestErrors:
         with pytest.raises(errors.UnsupportedError, match="free reference `unbound`"):
             run(executor, block)
 
-    @pytest.mark.parametrize(
-        ("make", "message"),
-        [
-            pytest.param(
-                lambda e, one, _: e.create_call(one),
-                "Expected a function to call",
-                id="call of what is no function",
-            ),
-            pytest.param(
-                lambda e, _, f: e.create_call(f),
-                "Expected an argument of type",
-                id="call without its argument",
-            ),
-            pytest.param(
-                lambda e, _, f: e.create_call(f, f),
-                "Expected an argument of type",
-                id="call with another argument",
-            ),
-            pytest.param(
-                lambda e, _, f: e.create_call(f, 1),
-                "embedded in ReferenceResolvingExecutor",
-                id="call with what is not embedded",
-            ),
-            pytest.param(
-                lambda e, *_: e.create_struct([1]),
-                "embedded in ReferenceResolvingExecutor",
-                id="struct of what is not embedded",
-            ),
-            pytest.param(
-                lambda e, _, f: e.create_value(f, INT),
-                "Expected",
-                id="value of a value",
-            ),
-        ],
-    )
-    def test_wrong_types(
-        self,
-        executor: ReferenceResolvingExecutor,
-        make: Callable[[Any, Any, Any], Any],
-        message: str,
+    def test_a_value_is_not_embedded_again(
+        self, executor: ReferenceResolvingExecutor
     ) -> None:
-        async def act() -> None:
-            one = await executor.create_value(1, INT)
-            f = await executor.create_value(flf.Lambda("x", INT, name("x")))
-            await make(executor, one, f)
+        function = embed(executor, flf.Lambda("x", INT, name("x")))
 
-        with pytest.raises(TypeError, match=message):
-            asyncio.run(act())
+        with pytest.raises(TypeError, match="Expected"):
+            embed(executor, function, INT)
 
     def test_a_computation_of_another_type(
         self, executor: ReferenceResolvingExecutor
@@ -446,15 +315,13 @@ class TestErrors:
         block = flf.Lambda("x", INT, name("x"))
 
         with pytest.raises(TypeError, match="Expected a computation of type"):
-            asyncio.run(executor.create_value(block, fl.FunctionType(INT, np.int64)))
+            embed(executor, block, fl.FunctionType(INT, np.int64))
 
     def test_lambdas_have_no_value(self, executor: ReferenceResolvingExecutor) -> None:
-        async def compute() -> Any:
-            f = await executor.create_value(flf.Lambda("x", INT, name("x")))
-            return await f.compute()
+        function = embed(executor, flf.Lambda("x", INT, name("x")))
 
         with pytest.raises(TypeError, match="found a function"):
-            asyncio.run(compute())
+            computed(function)
 
     def test_of_locals_reach_the_caller_and_no_log(
         self, executor: ReferenceResolvingExecutor, caplog: pytest.LogCaptureFixture

@@ -16,9 +16,9 @@ from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.sequences import SequenceExecutor
+from tests.executor_calls import evaluate
 
 flf = fl.framework
-Evaluate = Callable[..., Any]
 federated_computation: Callable[..., Any] = fl.federated_computation
 
 INT = fl.TensorType(np.int32)
@@ -39,9 +39,7 @@ def executor() -> Iterator[flf.Executor]:
 
 
 class TestMap:
-    def test_calls_lambdas_with_captured_values(
-        self, executor: flf.Executor, evaluate: Evaluate
-    ) -> None:
+    def test_calls_lambdas_with_captured_values(self, executor: flf.Executor) -> None:
         @federated_computation(INTS, np.int32, np.int32)
         def shifted(sequence: Any, unused: Any, digit: Any) -> Any:
             inner = federated_computation(lambda x: append_digit(x, digit), np.int32)
@@ -49,9 +47,7 @@ class TestMap:
 
         assert evaluate(executor, shifted, [1, 2], 0, 5) == [15, 25]
 
-    def test_takes_batches_of_any_size(
-        self, executor: flf.Executor, evaluate: Evaluate
-    ) -> None:
+    def test_takes_batches_of_any_size(self, executor: flf.Executor) -> None:
         total = rtf.computation(lambda x: tf.reduce_sum(x, axis=0), BATCHES.element)
         comp = federated_computation(lambda s: fl.sequence_map(total, s), BATCHES)
 
@@ -59,9 +55,7 @@ class TestMap:
 
 
 class TestReduce:
-    def test_takes_lambdas_with_captured_values(
-        self, executor: flf.Executor, evaluate: Evaluate
-    ) -> None:
+    def test_takes_lambdas_with_captured_values(self, executor: flf.Executor) -> None:
         @federated_computation(INTS, np.int32)
         def reduced(sequence: Any, offset: Any) -> Any:
             @federated_computation(np.int32, np.int32)
@@ -72,7 +66,7 @@ class TestReduce:
 
         assert evaluate(executor, reduced, [1, 2], 7) == 7172
 
-    def test_reads_datasets(self, executor: flf.Executor, evaluate: Evaluate) -> None:
+    def test_reads_datasets(self, executor: flf.Executor) -> None:
         comp = federated_computation(
             lambda s: fl.sequence_reduce(s, 0, append_digit), INTS
         )

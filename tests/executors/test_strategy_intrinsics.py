@@ -16,6 +16,7 @@ from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
 from ray_fed.executors.strategy import FederatingStrategy
 from ray_fed.worker.stacks import LocalStrategy
+from tests.executor_calls import evaluate
 
 flf = fl.framework
 federated_computation = cast("Callable[..., Any]", fl.federated_computation)
@@ -67,23 +68,13 @@ def executor() -> Iterator[flf.Executor]:
     stack.close()
 
 
-def invoke(executor: flf.Executor, comp: Any, arg: Any) -> Any:
-    async def run() -> Any:
-        function = await executor.create_value(comp)
-        parameter: Any = function.type_signature
-        embedded = await executor.create_value(arg, parameter.parameter)
-        return await (await executor.create_call(function, embedded)).compute()
-
-    return asyncio.run(run())
-
-
 @rtf.computation(np.float32)
 def double(x: Any) -> Any:
     return 2 * x
 
 
 def test_intrinsic_of_its_own_is_computed(executor: flf.Executor) -> None:
-    assert invoke(executor, MEDIAN, CLIENTS) == 3.0
+    assert evaluate(executor, MEDIAN, CLIENTS) == 3.0
 
 
 def test_takes_what_other_intrinsics_make_and_gives_them_what_it_makes(
@@ -94,11 +85,11 @@ def test_takes_what_other_intrinsics_make_and_gives_them_what_it_makes(
     mapped = flf.create_federated_map_or_apply(doubling, arg)
     found = flf.create_federated_map_or_apply(doubling, flf.Call(MEDIAN, mapped))
 
-    assert invoke(executor, flf.Lambda("arg", AT_CLIENTS, found), CLIENTS) == 12.0
+    assert evaluate(executor, flf.Lambda("arg", AT_CLIENTS, found), CLIENTS) == 12.0
 
 
 def test_of_a_struct_is_given_each_element(executor: flf.Executor) -> None:
-    assert invoke(executor, QUANTILE, [CLIENTS, 1.0]) == 100.0
+    assert evaluate(executor, QUANTILE, [CLIENTS, 1.0]) == 100.0
 
 
 def test_replaces_the_meaning_that_all_strategies_share(
@@ -108,7 +99,7 @@ def test_replaces_the_meaning_that_all_strategies_share(
     def largest(values: Any) -> Any:
         return fl.federated_max(values)
 
-    assert invoke(executor, largest.to_building_block(), CLIENTS) == 3.0
+    assert evaluate(executor, largest.to_building_block(), CLIENTS) == 3.0
 
 
 def test_all_others_keep_it(executor: flf.Executor) -> None:
@@ -116,7 +107,7 @@ def test_all_others_keep_it(executor: flf.Executor) -> None:
     def mean(values: Any) -> Any:
         return fl.federated_mean(values)
 
-    found = invoke(executor, mean.to_building_block(), CLIENTS)
+    found = evaluate(executor, mean.to_building_block(), CLIENTS)
 
     assert found == np.float32(22.8)
 
@@ -129,7 +120,7 @@ def test_refused_one_is_an_error_that_names_what_there_is(
         return fl.federated_sum(values)
 
     with pytest.raises(errors.UnsupportedError, match="federated_sum") as raised:
-        invoke(executor, total.to_building_block(), CLIENTS)
+        evaluate(executor, total.to_building_block(), CLIENTS)
 
     listed = str(raised.value).partition("found")[0]
     assert "'federated_median'" in listed
@@ -139,7 +130,7 @@ def test_refused_one_is_an_error_that_names_what_there_is(
 def test_unknown_one_is_an_error_without_a_strategy_that_adds_it() -> None:
     (leaf,) = stacks.threaded_stacks(1)
     with pytest.raises(errors.UnsupportedError, match="`federated_median`"):
-        invoke(stacks.local_stack(5, [leaf], leaf), MEDIAN, CLIENTS)
+        evaluate(stacks.local_stack(5, [leaf], leaf), MEDIAN, CLIENTS)
     leaf.close()
 
 
@@ -205,9 +196,9 @@ def test_placement_of_its_own_has_values_and_intrinsics(
     arg = flf.Reference("arg", AT_CLIENTS)
     chained = flf.Lambda("arg", AT_CLIENTS, flf.Call(largest, flf.Call(sums, arg)))
 
-    assert invoke(executor, sums, CLIENTS) == [12.0, 102.0]
-    assert invoke(executor, largest, [7.0, 5.0]) == 7.0
-    assert invoke(executor, chained, CLIENTS) == 102.0
+    assert evaluate(executor, sums, CLIENTS) == [12.0, 102.0]
+    assert evaluate(executor, largest, [7.0, 5.0]) == 7.0
+    assert evaluate(executor, chained, CLIENTS) == 102.0
 
 
 def test_is_asked_for_values_at_the_server(
@@ -220,7 +211,7 @@ def test_is_asked_for_values_at_the_server(
         two = fl.federated_value(np.float32(2.0), fl.SERVER)
         return fl.federated_zip((x, two))
 
-    assert list(invoke(executor, add_two.to_building_block(), 5.0)) == [5.0, 2.0]
+    assert list(evaluate(executor, add_two.to_building_block(), 5.0)) == [5.0, 2.0]
     assert [float(v) for v in strategy.at_server[:2]] == [5.0, 2.0]
 
 

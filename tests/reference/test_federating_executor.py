@@ -17,6 +17,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.interpretation import FederatedValue
 from ray_fed.framework import FederatingExecutor, ReferenceResolvingExecutor
+from tests.executor_calls import embed, evaluate
 
 flf = fl.framework
 
@@ -125,10 +126,6 @@ def executor(client_target: Target, unplaced: Target) -> Iterator[FederatingExec
     executor.close()
 
 
-def embed(executor: flf.Executor, value: Any, type_spec: Any = None) -> Any:
-    return asyncio.run(executor.create_value(value, type_spec))
-
-
 def mapped(executor: FederatingExecutor, members: list[int]) -> Any:
     async def act() -> Any:
         function = await executor.create_value(flf.FEDERATED_MAP, MAP)
@@ -202,14 +199,9 @@ def test_what_the_strategy_does_not_implement_is_not_implemented(
     )
     aggregate = fl.federated_computation(aggregation, AT_CLIENTS)
 
-    async def run(comp: Any) -> Any:
-        function = await stack.create_value(comp)
-        argument = await stack.create_value([1, 2, 3], AT_CLIENTS)
-        return await (await stack.create_call(function, argument)).compute()
-
-    assert asyncio.run(run(work)) == [2, 3, 4]
+    assert evaluate(stack, work, [1, 2, 3]) == [2, 3, 4]
     with pytest.raises(NotImplementedError, match="no reduction"):
-        asyncio.run(run(aggregate))
+        evaluate(stack, aggregate, [1, 2, 3])
     stack.close()
 
 

@@ -1,6 +1,5 @@
 """A context over a leaf executor, so that tests call computations as users do."""
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from typing_extensions import override
 
 from ray_fed.executors.eager_tf import EagerTFExecutor
+from tests.executor_calls import evaluate
 
 
 class LeafContext(fl.framework.SyncContext):
@@ -19,17 +19,7 @@ class LeafContext(fl.framework.SyncContext):
 
     @override
     def invoke(self, comp: Any, arg: Any) -> Any:
-        result = asyncio.run(self._invoke(comp, arg))
-        return fl.framework.type_to_py_container(result, comp.type_signature.result)
-
-    async def _invoke(self, comp: Any, arg: Any) -> Any:
-        function = await self._executor.create_value(comp)
-        parameter = comp.type_signature.parameter
-        argument = None
-        if parameter is not None:
-            argument = await self._executor.create_value(arg, parameter)
-        called = await self._executor.create_call(function, argument)
-        return await called.compute()
+        return evaluate(self._executor, comp, arg)
 
     def close(self) -> None:
         """Drop what the executor caches."""

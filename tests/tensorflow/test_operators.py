@@ -11,6 +11,7 @@ import pytest
 import ray_fed.errors as errors
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.language import intrinsics
+from tests.executor_calls import invoke
 
 flf = fl.framework
 PAIR = fl.TensorType(np.float32, (2,))
@@ -19,17 +20,8 @@ NESTED = fl.StructType([("w", PAIR), ("b", fl.StructType([np.int32, np.float64])
 
 def run(definition: Any, arg: Any, parameter: Any, result: Any) -> Any:
     """Call an intrinsic on a leaf executor."""
-    executor = EagerTFExecutor()
-    type_spec = fl.FunctionType(parameter, result)
-
-    async def call() -> Any:
-        function = await executor.create_value(flf.Intrinsic(definition.uri, type_spec))
-        argument = None
-        if parameter is not None:
-            argument = await executor.create_value(arg, parameter)
-        return await (await executor.create_call(function, argument)).compute()
-
-    return asyncio.run(call())
+    called = flf.Intrinsic(definition.uri, fl.FunctionType(parameter, result))
+    return asyncio.run(invoke(EagerTFExecutor(), called, arg))
 
 
 def flat(value: Any) -> list[float]:

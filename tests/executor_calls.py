@@ -1,0 +1,33 @@
+"""How tests call computations on executors, on an event loop for each step."""
+
+import asyncio
+from typing import Any
+
+import federated_language as fl
+
+
+def embed(executor: fl.framework.Executor, value: Any, type_spec: Any = None) -> Any:
+    """Return a value that `create_value` embeds."""
+    return asyncio.run(executor.create_value(value, type_spec))
+
+
+def computed(value: fl.framework.ExecutorValue) -> Any:
+    """Return what an embedded value computes to."""
+    return asyncio.run(value.compute())
+
+
+async def invoke(executor: fl.framework.Executor, comp: Any, arg: Any = None) -> Any:
+    """Return what a function computes of an argument, both embedded here."""
+    function = await executor.create_value(comp)
+    type_spec: Any = function.type_signature
+    argument = None
+    if type_spec.parameter is not None:
+        argument = await executor.create_value(arg, type_spec.parameter)
+    return await (await executor.create_call(function, argument)).compute()
+
+
+def evaluate(executor: fl.framework.Executor, comp: Any, *args: Any) -> Any:
+    """Return the result of a computation in the Python containers of its type."""
+    arg = args[0] if len(args) == 1 else args
+    result = asyncio.run(invoke(executor, comp, arg))
+    return fl.framework.type_to_py_container(result, comp.type_signature.result)
