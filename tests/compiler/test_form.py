@@ -50,14 +50,6 @@ def test_form_of_no_computations_is_refused(name: str, part: Any) -> None:
         MergeableCompForm(**{**parts, name: part})
 
 
-def test_form_keeps_its_parts() -> None:
-    form = MergeableCompForm(UP_TO_MERGE, MERGE, AFTER_MERGE)
-
-    assert form.up_to_merge is UP_TO_MERGE
-    assert form.merge is MERGE
-    assert form.after_merge is AFTER_MERGE
-
-
 def test_form_without_an_argument_takes_the_merged_value_alone() -> None:
     form = MergeableCompForm(_comp(None, AT_SERVER), MERGE, _comp(AT_SERVER, AT_SERVER))
 

@@ -38,7 +38,8 @@ INT_TO_INT = fl.FunctionType(INT, INT)
 SUM = fl.FunctionType(AT_CLIENTS, AT_SERVER)
 MAP = fl.FunctionType([INT_TO_INT, AT_CLIENTS], AT_CLIENTS)
 MAP_ALL_EQUAL = fl.FunctionType([INT_TO_INT, ALL_EQUAL], ALL_EQUAL)
-FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
+
+
 NAMED = fl.StructType([("z", np.int32), ("a", np.int32)])
 
 
@@ -393,16 +394,6 @@ class TestCreateValue:
         assert again.type_signature == INT
         assert computed(call(executor, embed(executor, increment), again)) == 6
 
-    @pytest.mark.claim("semantics.48")
-    @pytest.mark.parametrize("length", [0, 2, 4])
-    def test_of_the_wrong_number_of_clients_says_both_numbers(
-        self, executor: FederatingExecutor, length: int
-    ) -> None:
-        with pytest.raises(
-            errors.CardinalityError, match=f"Expected 3 values .*, found {length}"
-        ):
-            embed(executor, list(range(length)), AT_CLIENTS)
-
     @pytest.mark.claim("federating.40", "semantics.40", "semantics.41")
     @pytest.mark.parametrize(
         "block",
@@ -690,38 +681,6 @@ class TestEmptyCohort:
         first, second = computed(result)
         assert (first.tolist(), first.dtype) == ([0, 0], np.float32)
         assert (second, second.dtype) == (0, np.int64)
-
-    @pytest.mark.claim("semantics.54")
-    @pytest.mark.parametrize(
-        ("definition", "parameter", "value"),
-        [
-            pytest.param(flf.FEDERATED_MEAN, FLOATS, [], id="mean"),
-            pytest.param(
-                flf.FEDERATED_WEIGHTED_MEAN,
-                fl.StructType([FLOATS, FLOATS]),
-                ([], []),
-                id="weighted mean",
-            ),
-        ],
-    )
-    def test_has_no_mean(
-        self, empty: FederatingExecutor, definition: Any, parameter: fl.Type, value: Any
-    ) -> None:
-        result = fl.FederatedType(np.float32, fl.SERVER)
-        function = embed(empty, definition, fl.FunctionType(parameter, result))
-        argument = embed(empty, value, parameter)
-
-        with pytest.raises(
-            errors.CardinalityError, match="at least one client for federated_mean"
-        ):
-            call(empty, function, argument)
-
-    def test_maps_to_an_empty_list(self, empty: FederatingExecutor) -> None:
-        arg = embed_pair(empty, increment, embed(empty, [], AT_CLIENTS))
-
-        result = call(empty, embed(empty, flf.FEDERATED_MAP, MAP), arg)
-
-        assert computed(result) == []
 
     def test_returns_what_each_client_would_have(
         self, empty: FederatingExecutor

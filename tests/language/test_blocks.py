@@ -1,6 +1,5 @@
 """Computations survive the way over the wire."""
 
-import pickle
 from collections.abc import Callable
 
 import federated_language as fl
@@ -12,13 +11,6 @@ from ray_fed.language import blocks
 
 flf = fl.framework
 _IDENTITY = flf.create_identity(fl.TensorType(np.int32))
-
-
-def test_block_comes_back_from_its_bytes() -> None:
-    parsed = blocks.parse_block(blocks.serialise(_IDENTITY))
-
-    assert parsed.compact_representation() == "(id_arg -> id_arg)"
-    assert parsed.type_signature == _IDENTITY.type_signature
 
 
 def test_bytes_of_a_block_are_always_the_same() -> None:
@@ -71,39 +63,6 @@ def test_block_of_many_locals_is_not_too_deep() -> None:
     parsed = blocks.parse_block(blocks.serialise(block))
 
     assert parsed.compact_representation() == block.compact_representation()
-
-
-_COMPUTATION = flf.ConcreteComputation.from_building_block(_IDENTITY)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        pytest.param(_COMPUTATION, id="concrete computation"),
-        pytest.param(_COMPUTATION.to_proto(), id="message"),
-        pytest.param(_IDENTITY, id="building block"),
-    ],
-)
-def test_computation_in_any_form_is_a_block(form: object) -> None:
-    block = blocks.to_block(form)
-
-    assert block is not None
-    assert block.compact_representation() == "(id_arg -> id_arg)"
-
-
-@pytest.mark.parametrize("value", [3, len, None, "(x -> x)"])
-def test_what_is_no_computation_is_no_block(value: object) -> None:
-    assert blocks.to_block(value) is None
-
-
-def test_function_pickles_with_what_it_captures() -> None:
-    captured = (("x", blocks.serialise_type(fl.TensorType(np.int32)), np.int32(3)),)
-    function = blocks.Function(blocks.serialise(_IDENTITY), captured)
-
-    again: blocks.Function = pickle.loads(pickle.dumps(function))
-
-    assert again == function
-    assert again.building_block().type_signature == _IDENTITY.type_signature
 
 
 def test_show_block_cuts_long_blocks() -> None:

@@ -1,15 +1,13 @@
 """Leaves, runs and the merge tree: the bits of a result hang on these."""
 
 import itertools
-import pickle
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ray_fed.plan.plans as plans
-from ray_fed.plan import merge_tree, outcomes, random_keys
+from ray_fed.plan import merge_tree
 
 NUM_LEAVES = st.integers(1, 200)
 
@@ -77,22 +75,6 @@ def test_runs_take_their_share_of_what_remains_rounded_up(
     for index, run in enumerate(runs):
         remaining = num_items - run.start
         assert len(run) == -(-remaining // (num_runs - index))
-
-
-@pytest.mark.parametrize(
-    ("num_items", "num_runs", "lengths"),
-    [
-        pytest.param(10, 4, [3, 3, 2, 2], id="uneven"),
-        pytest.param(9, 3, [3, 3, 3], id="even"),
-        pytest.param(2, 5, [1, 1], id="fewer items than runs"),
-        pytest.param(0, 3, [], id="nothing"),
-        pytest.param(5, 1, [5], id="one run"),
-    ],
-)
-def test_runs_have_these_lengths(
-    num_items: int, num_runs: int, lengths: list[int]
-) -> None:
-    assert [len(run) for run in merge_tree.cut_runs(num_items, num_runs)] == lengths
 
 
 @pytest.mark.parametrize(
@@ -185,47 +167,3 @@ def test_merge_tree_is_as_deep_as_a_binary_tree(num_leaves: int) -> None:
         return 1 + max(depth(t) for t in tree) if isinstance(tree, tuple) else 0
 
     assert depth(_leaves(0, num_leaves)) == (num_leaves - 1).bit_length()
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        pytest.param(
-            plans.Subround(
-                computation=b"c",
-                merge=b"m",
-                clients_per_leaf=2,
-                first_leaf=1,
-                leaves=(range(2, 4),),
-                draw=random_keys.DrawKey(1, 2),
-                subtrees=((1, 2),),
-            ),
-            id="subround",
-        ),
-        pytest.param(
-            plans.Finish(
-                merge=None,
-                subtrees=(),
-                partial_type=b"t",
-                computation=b"c",
-                num_clients=3,
-                clients_per_leaf=1,
-                draw=random_keys.DrawKey(1, 2),
-            ),
-            id="finish",
-        ),
-        pytest.param(
-            outcomes.Outcome(
-                values=(1,),
-                attempts=2,
-                worker="w",
-                worker_pid=3,
-                coordinator_pid=4,
-                node="n",
-            ),
-            id="outcome",
-        ),
-    ],
-)
-def test_plan_pickles(message: object) -> None:
-    assert pickle.loads(pickle.dumps(message)) == message
