@@ -16,7 +16,8 @@ from ray_fed.compiler.form import MergeableCompForm
 from tests.forms import sum_parts
 
 flf = fl.framework
-Block = flf.ComputationBuildingBlock
+
+
 federated_computation = cast("Callable[..., Any]", fl.federated_computation)
 
 INT = fl.TensorType(np.int32)

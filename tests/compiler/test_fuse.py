@@ -11,8 +11,6 @@ from ray_fed.compiler.fuse import fuse
 from ray_fed.compiler.split import compile_to_chain, compile_to_mergeable_comp_form
 from ray_fed.language import blocks
 
-flf = fl.framework
-
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
 ALL_EQUAL = fl.FederatedType(np.int32, fl.CLIENTS, all_equal=True)
 AT_SERVER = fl.FederatedType(np.int32, fl.SERVER)
@@ -66,11 +64,6 @@ def accumulating_with_a_capture(k: Any, data: Any) -> Any:
         return k
 
     return fl.federated_aggregate(data, 0, count, left, double_up)
-
-
-@fl.federated_computation(np.int32)
-def left_of_two(x: Any) -> Any:
-    return x
 
 
 @fl.federated_computation(ALL_EQUAL, AT_CLIENTS)

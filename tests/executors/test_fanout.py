@@ -2,14 +2,10 @@
 
 import asyncio
 import weakref
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 
 from ray_fed.executors.loops import gather_by_index
-
-Work = Callable[[int], Coroutine[Any, Any, int]]
 
 
 async def first_is_slowest(index: int) -> int:

@@ -18,7 +18,8 @@ from ray_fed.values.plain_values import to_plain
 ROWS = 400
 BATCH = [("x", fl.TensorType(np.float32, [None, 40])), ("y", fl.TensorType(np.int32))]
 DATASET = fl.SequenceType(BATCH)
-REVERSED = fl.SequenceType(BATCH[::-1])
+
+
 TEXTS, WIDE = fl.TensorType(np.str_, [2]), fl.TensorType(np.int8, [None, 7])
 
 

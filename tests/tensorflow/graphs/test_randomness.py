@@ -113,15 +113,6 @@ def filtered() -> Any:
     return numbers(kept)
 
 
-def mapped_and_batched() -> Any:
-    dataset = tf.data.Dataset.range(24).apply(
-        tf.data.experimental.map_and_batch(
-            lambda i: tf.cast(i, tf.float32) + tf.random.uniform([]), 24, 4
-        )
-    )
-    return dataset.get_single_element()
-
-
 DRAWING: dict[str, Callable[[], Any]] = {
     "map": lambda: mapped(None),
     "parallel map": lambda: mapped(4),

@@ -13,7 +13,6 @@ from ray_fed import tensorflow as rtf
 from ray_fed.tensorflow.kernels import jit
 
 ROWS = fl.TensorType(np.float32, [4, 3])
-BATCHES = fl.SequenceType(fl.TensorType(np.float32, [None, 3]))
 
 
 def ops_of(work: Any, parameter: fl.Type) -> set[str]:
