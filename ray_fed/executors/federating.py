@@ -8,9 +8,9 @@ r"""Handles federated types and intrinsics; delegates clients and server to othe
 The strategy says which placements and intrinsics it implements, and how. What an
 intrinsic means by the strategy's verbs stands in one place (`interpretation`).
 
-Each kind of value is embedded in its way (`Embedder`): one at clients is placed by the
-strategy, a struct of placed values element by element, a function is kept as it is, and
-the unplaced executor has the rest.
+Each kind of value is embedded in its way: one at clients is placed by the strategy, a
+struct of placed values element by element, a function is kept as it is, and the
+unplaced executor has the rest.
 """
 
 import asyncio
@@ -33,149 +33,6 @@ flf = fl.framework
 
 _UNPLACED_INTRINSICS = ("generic_", "sequence_", "ray_fed_")
 """Starts of the uris that the unplaced executor is asked to know."""
-
-
-class Embedder:
-    """Embeds values for one executor.
-
-    Args:
-        strategy: has the values at clients.
-        unplaced: has all other values.
-    """
-
-    def __init__(self, strategy: FederatingStrategy, unplaced: flf.Executor) -> None:
-        self._strategy, self._unplaced = strategy, unplaced
-
-    @property
-    def implemented(self) -> list[str]:
-        """The uris of the federated intrinsics that can be called, sorted."""
-        own = self._strategy.intrinsics
-        uris = {*interpretation.HANDLERS, *own}
-        return sorted(uri for uri in uris if own.get(uri, uri) is not None)
-
-    async def embed(self, value: Any, type_spec: Any) -> FederatedValue:
-        """Embed a value: see `FederatingExecutor.create_value`."""
-        type_spec = None if type_spec is None else fl.to_type(type_spec)
-        match value:
-            case flf.IntrinsicDef():
-                return _embed_intrinsic(value, type_spec)
-            case flf.PlacementLiteral():
-                return _as_declared(value, fl.PlacementType(), type_spec)
-            case Closure() | blocks.Function():
-                return _as_declared(value, _function_type(value), type_spec)
-            case FederatedValue():
-                return _embedded_already(value, type_spec)
-            case _:
-                return await self._embed_python(value, type_spec)
-
-    async def _embed_python(
-        self, value: Any, type_spec: fl.Type | None
-    ) -> FederatedValue:
-        block = blocks.to_block(value)
-        if isinstance(block, flf.Data):
-            declared = type_spec or block.type_signature
-            return await self._embed_value(
-                plain_values.to_plain(block, declared), declared
-            )
-        if block is not None:
-            return await self._embed_block(block, type_spec)
-        if type_spec is None:
-            raise errors.KindMismatchError(
-                f"Expected a type for {structs.show(value)}, found none: pass"
-                " `type_spec`."
-            )
-        if isinstance(type_spec, fl.FunctionType):
-            raise errors.KindMismatchError(
-                f"Expected a computation of type `{type_spec}`, found"
-                f" {structs.show(value)}."
-            )
-        return await self._embed_value(value, type_spec)
-
-    async def _embed_block(
-        self, block: flf.ComputationBuildingBlock, type_spec: fl.Type | None
-    ) -> FederatedValue:
-        if type_spec is not None:
-            type_checks.check_assignable(
-                type_spec, block.type_signature, "a computation"
-            )
-        declared = type_spec or block.type_signature
-        match block:
-            case flf.Intrinsic():
-                self._check_known(block.uri)
-                return FederatedValue(block, declared)
-            case flf.Lambda():
-                return FederatedValue(block, declared)
-            case flf.CompiledComputation() if blocks.is_tensorflow(block):
-                return FederatedValue(block, declared)
-            case flf.Placement():
-                literal = flf.uri_to_placement_literal(block.uri)
-                return FederatedValue(literal, declared)
-            case flf.Literal():
-                embedded = await self._unplaced.create_value(block, declared)
-                return FederatedValue(embedded, declared)
-            case _:
-                raise errors.UnsupportedError(
-                    "Expected an intrinsic, lambda, TensorFlow computation, placement,"
-                    " literal or data, found"
-                    f" `{blocks.show_block(block)}`: put a ReferenceResolvingExecutor"
-                    " above this executor."
-                )
-
-    async def _embed_value(self, value: Any, type_spec: fl.Type) -> FederatedValue:
-        if isinstance(value, flf.ExecutorValue):  # of the unplaced executor
-            declared = type_spec
-            if isinstance(type_spec, fl.FederatedType):
-                declared = type_spec.member
-            type_checks.check_assignable(declared, value.type_signature, "a value")
-        if isinstance(type_spec, fl.FederatedType):
-            if type_spec.placement not in self._strategy.placements:
-                names = sorted(p.name for p in self._strategy.placements)
-                raise errors.UnsupportedError(
-                    f"Expected a value placed at one of {names}, found `{type_spec}`."
-                )
-            if type_spec.placement == fl.CLIENTS:
-                return await self._embed_at_clients(value, type_spec)
-            if type_spec.placement == fl.SERVER:
-                value = await self._embed_unplaced(value, type_spec.member)
-            placed = await self._strategy.place(value, type_spec)
-            return FederatedValue(placed, type_spec)
-        if type_checks.is_placed_struct(type_spec):
-            struct = type_checks.struct_type(type_spec)
-            elements = structs.struct_elements(value, struct)
-            members = await asyncio.gather(
-                *(self.embed(member, t) for t, _, member in elements)
-            )
-            names = [name for name, _ in struct.items()]
-            return FederatedValue(
-                structs.Struct(zip(names, members, strict=True)), type_spec
-            )
-        if isinstance(value, stored.External):  # may be large, and never needed
-            read = self._unplaced.create_value
-            return FederatedValue(Deferred(lambda: read(value, type_spec)), type_spec)
-        embedded = await self._embed_unplaced(value, type_spec)
-        return FederatedValue(embedded, type_spec)
-
-    async def _embed_at_clients(
-        self, value: Any, type_spec: fl.FederatedType
-    ) -> FederatedValue:
-        placed = await self._strategy.place(value, type_spec)
-        if not type_spec.all_equal:
-            return FederatedValue(placed, type_spec)
-        equal = Deferred(lambda: self._embed_unplaced(value, type_spec.member))
-        return FederatedValue(placed, type_spec, equal)
-
-    async def _embed_unplaced(self, value: Any, type_spec: fl.Type) -> Any:
-        if isinstance(value, flf.ExecutorValue):
-            return value
-        return await self._unplaced.create_value(value, type_spec)
-
-    def _check_known(self, uri: str) -> None:
-        is_unplaced = uri.startswith(_UNPLACED_INTRINSICS)
-        if uri not in self.implemented and not is_unplaced:
-            raise errors.UnsupportedError(
-                f"Expected one of {self.implemented}, or an intrinsic of sequences or"
-                f" arithmetic, found the intrinsic `{uri}`."
-            )
 
 
 def _function_type(function: Closure | blocks.Function) -> fl.Type:
@@ -250,7 +107,6 @@ class FederatingExecutor(flf.Executor):
             )
         self.unplaced = unplaced_executor
         self.strategy = strategy_factory(self)
-        self._embedder = Embedder(self.strategy, self.unplaced)
 
     @override
     def close(self) -> None:
@@ -278,7 +134,137 @@ class FederatingExecutor(flf.Executor):
             KindMismatchError: both of these: a Python value without a type, or at the
                 type of a function.
         """
-        return await self._embedder.embed(value, type_spec)
+        return await self._embed(value, type_spec)
+
+    async def _embed(self, value: Any, type_spec: Any) -> FederatedValue:
+        type_spec = None if type_spec is None else fl.to_type(type_spec)
+        match value:
+            case flf.IntrinsicDef():
+                return _embed_intrinsic(value, type_spec)
+            case flf.PlacementLiteral():
+                return _as_declared(value, fl.PlacementType(), type_spec)
+            case Closure() | blocks.Function():
+                return _as_declared(value, _function_type(value), type_spec)
+            case FederatedValue():
+                return _embedded_already(value, type_spec)
+            case _:
+                return await self._embed_python(value, type_spec)
+
+    async def _embed_python(
+        self, value: Any, type_spec: fl.Type | None
+    ) -> FederatedValue:
+        block = blocks.to_block(value)
+        if isinstance(block, flf.Data):
+            declared = type_spec or block.type_signature
+            return await self._embed_value(
+                plain_values.to_plain(block, declared), declared
+            )
+        if block is not None:
+            return await self._embed_block(block, type_spec)
+        if type_spec is None:
+            raise errors.KindMismatchError(
+                f"Expected a type for {structs.show(value)}, found none: pass"
+                " `type_spec`."
+            )
+        if isinstance(type_spec, fl.FunctionType):
+            raise errors.KindMismatchError(
+                f"Expected a computation of type `{type_spec}`, found"
+                f" {structs.show(value)}."
+            )
+        return await self._embed_value(value, type_spec)
+
+    async def _embed_block(
+        self, block: flf.ComputationBuildingBlock, type_spec: fl.Type | None
+    ) -> FederatedValue:
+        if type_spec is not None:
+            type_checks.check_assignable(
+                type_spec, block.type_signature, "a computation"
+            )
+        declared = type_spec or block.type_signature
+        match block:
+            case flf.Intrinsic():
+                self._check_known(block.uri)
+                return FederatedValue(block, declared)
+            case flf.Lambda():
+                return FederatedValue(block, declared)
+            case flf.CompiledComputation() if blocks.is_tensorflow(block):
+                return FederatedValue(block, declared)
+            case flf.Placement():
+                literal = flf.uri_to_placement_literal(block.uri)
+                return FederatedValue(literal, declared)
+            case flf.Literal():
+                embedded = await self.unplaced.create_value(block, declared)
+                return FederatedValue(embedded, declared)
+            case _:
+                raise errors.UnsupportedError(
+                    "Expected an intrinsic, lambda, TensorFlow computation, placement,"
+                    " literal or data, found"
+                    f" `{blocks.show_block(block)}`: put a ReferenceResolvingExecutor"
+                    " above this executor."
+                )
+
+    async def _embed_value(self, value: Any, type_spec: fl.Type) -> FederatedValue:
+        if isinstance(value, flf.ExecutorValue):  # of the unplaced executor
+            declared = type_spec
+            if isinstance(type_spec, fl.FederatedType):
+                declared = type_spec.member
+            type_checks.check_assignable(declared, value.type_signature, "a value")
+        if isinstance(type_spec, fl.FederatedType):
+            if type_spec.placement not in self.strategy.placements:
+                names = sorted(p.name for p in self.strategy.placements)
+                raise errors.UnsupportedError(
+                    f"Expected a value placed at one of {names}, found `{type_spec}`."
+                )
+            if type_spec.placement == fl.CLIENTS:
+                return await self._embed_at_clients(value, type_spec)
+            if type_spec.placement == fl.SERVER:
+                value = await self._embed_unplaced(value, type_spec.member)
+            placed = await self.strategy.place(value, type_spec)
+            return FederatedValue(placed, type_spec)
+        if type_checks.is_placed_struct(type_spec):
+            struct = type_checks.struct_type(type_spec)
+            elements = structs.struct_elements(value, struct)
+            members = await asyncio.gather(
+                *(self._embed(member, t) for t, _, member in elements)
+            )
+            names = [name for name, _ in struct.items()]
+            return FederatedValue(
+                structs.Struct(zip(names, members, strict=True)), type_spec
+            )
+        if isinstance(value, stored.External):  # may be large, and never needed
+            read = self.unplaced.create_value
+            return FederatedValue(Deferred(lambda: read(value, type_spec)), type_spec)
+        embedded = await self._embed_unplaced(value, type_spec)
+        return FederatedValue(embedded, type_spec)
+
+    async def _embed_at_clients(
+        self, value: Any, type_spec: fl.FederatedType
+    ) -> FederatedValue:
+        placed = await self.strategy.place(value, type_spec)
+        if not type_spec.all_equal:
+            return FederatedValue(placed, type_spec)
+        equal = Deferred(lambda: self._embed_unplaced(value, type_spec.member))
+        return FederatedValue(placed, type_spec, equal)
+
+    async def _embed_unplaced(self, value: Any, type_spec: fl.Type) -> Any:
+        if isinstance(value, flf.ExecutorValue):
+            return value
+        return await self.unplaced.create_value(value, type_spec)
+
+    def _check_known(self, uri: str) -> None:
+        is_unplaced = uri.startswith(_UNPLACED_INTRINSICS)
+        if uri not in self._implemented and not is_unplaced:
+            raise errors.UnsupportedError(
+                f"Expected one of {self._implemented}, or an intrinsic of sequences or"
+                f" arithmetic, found the intrinsic `{uri}`."
+            )
+
+    @property
+    def _implemented(self) -> list[str]:
+        """The uris of the federated intrinsics that can be called, sorted."""
+        own = self.strategy.intrinsics
+        uris = {*interpretation.HANDLERS, *own}
+        return sorted(uri for uri in uris if own.get(uri, uri) is not None)
 
     @override
     async def create_call(
@@ -324,10 +310,9 @@ class FederatingExecutor(flf.Executor):
     async def _call_intrinsic(
         self, uri: str, arg: FederatedValue | None, type_spec: fl.FunctionType
     ) -> FederatedValue:
-        if uri not in self._embedder.implemented:
+        if uri not in self._implemented:
             raise errors.MissingIntrinsicError(
-                f"Expected one of {self._embedder.implemented}, found the intrinsic"
-                f" `{uri}`."
+                f"Expected one of {self._implemented}, found the intrinsic `{uri}`."
             )
         own = self.strategy.intrinsics.get(uri)
         if own is None:
