@@ -17,6 +17,7 @@ import functools
 import queue
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from tensorflow.python.ops import script_ops  # no public name
@@ -66,32 +67,19 @@ def keep(traced: Any, owner: Any) -> None:
     owner._py_funcs_used_in_graph = kept  # noqa: SLF001 (where TensorFlow keeps its)
 
 
-class _Order:
-    """One call of a Python function that a graph asks for."""
+def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
+    """Call a function, as TensorFlow would: in a context of its own.
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._function = function
-        self._args = args
-        self.done = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def perform(self) -> None:
-        """Call the function, as TensorFlow would: in a context of its own.
-
-        Raises:
-            BaseException: an interrupt; the thread that waits for the result gets it
-                too.
-        """
-        try:
-            self.result = contextvars.Context().run(self._function, *self._args)
-        except Exception as error:  # noqa: BLE001 (the graph ends with it)
-            self.error = error
-        except BaseException as error:
-            self.error = _Interrupted("Expected an answer, found an interrupt.")
-            raise error from None
-        finally:
-            self.done.set()
+    Raises:
+        BaseException: an interrupt; the thread that waits for the future gets an error.
+    """
+    try:
+        future.set_result(contextvars.Context().run(call))
+    except Exception as error:  # noqa: BLE001 (the graph ends with it)
+        future.set_exception(error)
+    except BaseException as error:
+        future.set_exception(_Interrupted("Expected an answer, found an interrupt."))
+        raise error from None
 
 
 class _Interrupted(errors.UserError):
@@ -102,19 +90,20 @@ class _Desk:
     """Where a thread waits for one piece of work, and does what that asks for."""
 
     def __init__(self) -> None:
-        self._orders: queue.SimpleQueue[_Order | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[
+            tuple[Future[Any], Callable[[], Any]] | None
+        ] = queue.SimpleQueue()
         self._is_open = True
 
     def serve(self, work: Callable[[], _T]) -> _T:
         """Run the work on another thread, and here what it orders, until it ends."""
-        results: list[_T] = []
-        failures: list[BaseException] = []
+        ended: Future[_T] = Future()
 
         def run() -> None:
             try:
-                results.append(work())
+                ended.set_result(work())
             except BaseException as error:  # noqa: BLE001 (raised again by who waits)
-                failures.append(error)
+                ended.set_exception(error)
             finally:
                 self._orders.put(None)
 
@@ -123,24 +112,20 @@ class _Desk:
         thread.start()
         try:
             while (order := self._orders.get()) is not None:
-                order.perform()
+                _answer(*order)
         finally:
             self._is_open = False
             thread.join(_JOIN_TIMEOUT_S)  # interrupted, it ends with the next order
-        if failures:
-            raise failures[0]
-        return results[0]
+        return ended.result()
 
     def order(self, function: Callable[..., Any], *args: Any) -> Any:
         """Have a function run where `serve` waits, and return its result."""
-        order = _Order(function, args)
-        self._orders.put(order)
-        while not order.done.wait(timeout=_CHECK_PERIOD_S):
+        future: Future[Any] = Future()
+        self._orders.put((future, functools.partial(function, *args)))
+        while not wait([future], _CHECK_PERIOD_S).done:
             if not self._is_open:
                 raise _Interrupted("Expected an answer, found nobody who waits.")
-        if order.error is not None:
-            raise order.error
-        return order.result
+        return future.result()
 
 
 class _Redirected(script_ops.EagerFunc):
