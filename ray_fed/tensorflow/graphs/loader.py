@@ -30,7 +30,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2  # no public names
@@ -217,7 +217,7 @@ def use_deterministic_ops(graph_def: GraphDef) -> None:
         return
     for node in list(graph_def.node):
         if node.op in _WRITTEN:
-            _replace(node, graph_def.node, _traced(node).in_graph)
+            _replace(node, graph_def.node, in_function=False)
     for function in graph_def.library.function:
         _replace_in(function)
 
@@ -226,7 +226,7 @@ def _replace_in(function: FunctionDef) -> None:
     renamed: dict[str, str] = {}
     for node in list(function.node_def):
         if node.op in _WRITTEN:
-            _replace(node, function.node_def, _traced(node).in_function)
+            _replace(node, function.node_def, in_function=True)
             for index, output in enumerate(_OUTPUTS):
                 renamed[f"{node.name}:{output}:0"] = f"{node.name}:output:{index}"
     if not renamed:
@@ -266,48 +266,36 @@ _WRITTEN: Mapping[str, Callable[[Any, Any], tuple[Any, Any]]] = {
 }
 
 
-class _Traced:
-    """Ops in place of one, as nodes of a graph and of a function.
-
-    Attributes:
-        in_graph: nodes, names of the two arguments, names of the two results.
-        in_function: the same.
-    """
-
-    def __init__(self, op: str, features: int, labels: int) -> None:
-        rank = 1 if _WRITTEN[op] is _of_classes else 2
-        specs = [
-            tf.TensorSpec([None] * r, tf.as_dtype(d))
-            for r, d in ((2, features), (rank, labels))
-        ]
-        with tf.init_scope(), tf.device(None):
-            traced: Any = tf.function(_WRITTEN[op]).get_concrete_function(*specs)
-        arguments = [tensor.op.name for tensor in traced.inputs]
-        nodes = [n for n in traced.graph.as_graph_def().node if n.name not in arguments]
-        results = [tensor.name.removesuffix(":0") for tensor in traced.outputs]
-        self.in_graph = nodes, arguments, results
-        written = traced.function_def
-        self.in_function = (
-            list(written.node_def),
-            [argument.name for argument in written.signature.input_arg],
-            [written.ret[result.name] for result in written.signature.output_arg],
-        )
+_Written: TypeAlias = tuple[list[NodeDef], list[str], list[str]]
+"""Nodes in place of one, the names of the two arguments, and of the two results."""
 
 
-_trace = functools.cache(_Traced)
+@functools.cache
+def _trace(op: str, features: int, labels: int) -> tuple[_Written, _Written]:
+    """Return the ops in place of one, for a graph and for a function."""
+    rank = 1 if _WRITTEN[op] is _of_classes else 2
+    specs = [
+        tf.TensorSpec([None] * r, tf.as_dtype(d))
+        for r, d in ((2, features), (rank, labels))
+    ]
+    with tf.init_scope(), tf.device(None):
+        traced: Any = tf.function(_WRITTEN[op]).get_concrete_function(*specs)
+    arguments = [tensor.op.name for tensor in traced.inputs]
+    nodes = [n for n in traced.graph.as_graph_def().node if n.name not in arguments]
+    results = [tensor.name.removesuffix(":0") for tensor in traced.outputs]
+    written = traced.function_def
+    in_function = (
+        list(written.node_def),
+        [argument.name for argument in written.signature.input_arg],
+        [written.ret[result.name] for result in written.signature.output_arg],
+    )
+    return (nodes, arguments, results), in_function
 
 
-def _traced(node: NodeDef) -> _Traced:
-    features = node.attr["T"].type
-    labels = node.attr["Tlabels"].type if "Tlabels" in node.attr else features
-    return _trace(node.op, features, labels)
-
-
-def _replace(
-    node: NodeDef, nodes: Any, by: tuple[list[NodeDef], list[str], list[str]]
-) -> None:
+def _replace(node: NodeDef, nodes: Any, *, in_function: bool) -> None:
     """Add the ops in place of a node, which then hands on what they come to."""
-    written, arguments, results = by
+    types = node.attr["T"].type, node.attr.get("Tlabels", node.attr["T"]).type
+    written, arguments, results = _trace(node.op, *types)[in_function]
     features, labels, *waits = node.input
     sources = dict(zip(arguments, (features, labels), strict=True))
     prefix = f"{node.name}/ray_fed_"

@@ -139,9 +139,9 @@ def test_client_work_has_them_with_kernels_and_without(
     replaced: list[str] = []
     replace: Any = loader._replace
 
-    def note(node: Any, *rest: Any) -> None:
+    def note(node: Any, nodes: Any, **where: Any) -> None:
         replaced.append(node.op)
-        replace(node, *rest)
+        replace(node, nodes, **where)
 
     @rtf.computation(fl.TensorType(np.float32, [2, 3]), fl.TensorType(np.int32, [2]))
     def train(weights: Any, labels: Any) -> Any:
