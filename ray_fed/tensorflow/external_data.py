@@ -28,7 +28,6 @@ from typing import Any, TypeAlias, cast
 import federated_language as fl
 import numpy as np
 import tensorflow as tf
-from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.files.tables as tables
@@ -558,13 +557,9 @@ class FileSequence(datasets.KnownSequence):
     """
 
     def __init__(self, uri: str, type_spec: fl.SequenceType) -> None:
-        super().__init__(type_spec.element)
+        dataset = read(uri, type_spec)
+        super().__init__(type_spec.element, lambda: dataset)
         self._uri, self._type_spec = uri, type_spec
-        self._read = read(uri, type_spec)
-
-    @override
-    def _make_dataset(self) -> "tf.data.Dataset[Any]":
-        return self._read
 
     def load(self) -> "datasets.HeldSequence | tf.data.Dataset[Any]":
         """Return the rows, read now; a dataset of them where they are many."""

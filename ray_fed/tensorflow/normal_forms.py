@@ -26,7 +26,6 @@ from typing import Any, Self, cast
 
 import federated_language as fl
 import tensorflow as tf
-from typing_extensions import override
 
 import ray_fed.errors as errors
 import ray_fed.tensorflow.graphs.graph_message as graph_message
@@ -267,8 +266,7 @@ class ReturnedSequence(datasets.KnownSequence):
         run: Callable[[], "tf.data.Dataset[Any]"],
     ) -> None:
         self.message, self.types, self.leaves = message, types, leaves
-        super().__init__(element)
-        self._run = run
+        super().__init__(element, run)
 
     @classmethod
     def of(
@@ -292,10 +290,6 @@ class ReturnedSequence(datasets.KnownSequence):
             ]
         types = graph_message.flat_types(type_spec.parameter)
         return cls(message, types, leaves, element, run)
-
-    @override
-    def _make_dataset(self) -> "tf.data.Dataset[Any]":
-        return self._run()
 
 
 def _device_for(result: fl.Type, device: str | None) -> str | None:

@@ -5,10 +5,9 @@ a mapping. Sequences are therefore always bound as nested OrderedDicts and tuple
 (the *canonical* containers), which every process derives from the type alone.
 """
 
-import abc
 import collections
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import federated_language as fl
@@ -101,23 +100,24 @@ def to_containers(value: Any, element: fl.Type, *, canonical: bool) -> Any:
     )
 
 
-class KnownSequence(abc.ABC):
+class KnownSequence:
     """A sequence of which more is known than a dataset tells.
 
     Args:
         element: the type of its elements.
+        make_dataset: makes a dataset of the elements, in canonical containers.
     """
 
-    def __init__(self, element: fl.Type) -> None:
+    def __init__(
+        self, element: fl.Type, make_dataset: Callable[[], "tf.data.Dataset[Any]"]
+    ) -> None:
         self.element = element
+        self._make_dataset = make_dataset
 
     @functools.cached_property
     def dataset(self) -> "tf.data.Dataset[Any]":
         """A dataset of the elements, in canonical containers."""
         return self._make_dataset()
-
-    @abc.abstractmethod
-    def _make_dataset(self) -> "tf.data.Dataset[Any]": ...
 
     def as_sequence_of(self, element: fl.Type) -> Any:
         """Return the sequence at a type that its own is assignable to.
@@ -146,17 +146,13 @@ class HeldSequence(KnownSequence):
     def __init__(
         self, sequence: columnar_sequence.ColumnarSequence, element: fl.Type
     ) -> None:
-        super().__init__(element)
+        super().__init__(element, lambda: from_columns(sequence, element))
         self._sequence = sequence
 
     @functools.cached_property
     def tensors(self) -> list[tf.Tensor]:
         """What a lowered graph is fed with, on the device that was current."""
         return to_tensors(self._sequence, self.element)
-
-    @override
-    def _make_dataset(self) -> "tf.data.Dataset[Any]":
-        return from_columns(self._sequence, self.element)
 
     @override
     def _with_element(self, element: fl.Type) -> "HeldSequence":
