@@ -327,27 +327,21 @@ class KeptNames:
     saves: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class StageCalls:
-    """The calls of a stage, or of what follows the last merge.
+def divide(
+    stages: Sequence[tuple[frozenset[str], Mapping[str, Block]]],
+) -> list[KeptNames]:
+    """Return the names that each stage loads and saves, in the order of the stages.
 
-    Attributes:
-        roots: names of the values that it needs.
-        calls: by name; values of other names are given.
+    Args:
+        stages: the names of the values that each needs, and its calls, by name; the
+            last one is what follows the last merge.
     """
-
-    roots: frozenset[str]
-    calls: Mapping[str, Block]
-
-
-def divide(stages: Sequence[StageCalls]) -> list[KeptNames]:
-    """Return the names that each stage loads and saves, in the order of the stages."""
     first: dict[str, int] = {}  # name to the stage that evaluates it first
     loads: list[list[str]] = []
-    for index, stage in enumerate(stages):
-        working = _working(stage.calls)
-        needed = needed_names(stage.roots, stage.calls, first)
-        loads.append([name for name in stage.calls if name in needed & first.keys()])
+    for index, (roots, calls) in enumerate(stages):
+        working = _working(calls)
+        needed = needed_names(roots, calls, first)
+        loads.append([name for name in calls if name in needed & first.keys()])
         for name in needed & working - first.keys():
             first[name] = index
     wanted = {name for names in loads for name in names}
@@ -356,7 +350,7 @@ def divide(stages: Sequence[StageCalls]) -> list[KeptNames]:
             tuple(names),
             tuple(
                 name
-                for name in stages[index].calls
+                for name in stages[index][1]
                 if name in wanted and first[name] == index
             ),
         )
@@ -506,7 +500,7 @@ def _keep(
     graph: CallGraph, stages: Sequence[Sequence["PartialAggregation"]]
 ) -> list[KeptNames]:
     """Return what each stage, and then the end, loads and saves."""
-    calls_of_stages: list[StageCalls] = []
+    calls_of_stages: list[tuple[frozenset[str], Mapping[str, Block]]] = []
     wanted = free_references(flf.Struct(at_clients(graph.result)))
     stage_of = {a.name: i for i, stage in enumerate(stages) for a in stage}
     early = find_early(wanted, dict(graph.calls), stage_of)
@@ -515,9 +509,9 @@ def _keep(
         roots = _roots(calls, stage) | {
             n for n, first in early.items() if first == index
         }
-        calls_of_stages.append(StageCalls(roots, calls))
+        calls_of_stages.append((roots, calls))
     end = stage_input(graph, stages).calls
-    calls_of_stages.append(StageCalls(wanted, end))
+    calls_of_stages.append((wanted, end))
     return divide(calls_of_stages)
 
 

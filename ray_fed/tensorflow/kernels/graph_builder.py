@@ -12,7 +12,7 @@ states of its own iteration: they are set, then initialised, before anything els
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import federated_language as fl
 import tensorflow as tf
@@ -413,11 +413,8 @@ _AS_THEY_ARE = frozenset(
 """What does nothing where a value at the server is its member."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TracedFunction:
-    """A function inside of a graph: from its argument, and the locals it runs in."""
-
-    run: Callable[[Any, Path], Any]
+TracedFunction: TypeAlias = Callable[[Any, Path], Any]
+"""A function inside of a graph: from its argument, and the locals it runs in."""
 
 
 class GraphBuilder:
@@ -441,7 +438,7 @@ class GraphBuilder:
         Raises:
             Fallback: it needs what only executors can do.
         """
-        return self._evaluate(function, {}, ()).run(argument, ())
+        return self._evaluate(function, {}, ())(argument, ())
 
     def _evaluate(self, block: Block, names: Names, path: Path) -> Any:
         match block:
@@ -465,7 +462,7 @@ class GraphBuilder:
                 function = self._evaluate(block.function, names, path)
                 if block.argument is not None:
                     argument = self._part(block.argument, "argument", names, path)
-                return function.run(argument, path)
+                return function(argument, path)
             case _:
                 return self._atom(block)
 
@@ -493,7 +490,7 @@ class GraphBuilder:
                 inner[block.parameter_name] = lambda: argument
             return self._evaluate(block.result, inner, path)
 
-        return TracedFunction(run)
+        return run
 
     def _atom(self, block: Block) -> Any:
         match block:
@@ -501,7 +498,7 @@ class GraphBuilder:
                 value: Any = block.value
                 return tf.constant(value, specs.to_tf_dtype(block.type_signature))
             case flf.Intrinsic():
-                return TracedFunction(self._intrinsic(block))
+                return self._intrinsic(block)
             case flf.CompiledComputation():
                 return self._compiled(block)
             case _:
@@ -519,9 +516,9 @@ class GraphBuilder:
                 tensor.set_shape(specs.to_spec(cast("fl.TensorType", leaf)).shape)
             return unflatten(iter(tensors), result)
 
-        return TracedFunction(run)
+        return run
 
-    def _intrinsic(self, block: flf.Intrinsic) -> Callable[[Any, Path], Any]:
+    def _intrinsic(self, block: flf.Intrinsic) -> TracedFunction:
         uri, type_spec = block.uri, cast("fl.FunctionType", block.type_signature)
 
         def operate(argument: Any, _: Path) -> Any:
@@ -540,9 +537,9 @@ class GraphBuilder:
         if uri in _AS_THEY_ARE:
             return lambda argument, _: argument
         if uri == flf.FEDERATED_APPLY.uri:
-            return lambda argument, path: argument[0].run(argument[1], path)
+            return lambda argument, path: argument[0](argument[1], path)
         if uri == flf.FEDERATED_EVAL_AT_SERVER.uri:
-            return lambda argument, path: argument.run(None, path)
+            return lambda argument, path: argument(None, path)
         raise Fallback(f"`{uri}` at clients")
 
     def _divide_sums(self, parts: list[Any], type_spec: fl.FunctionType) -> list[Any]:
