@@ -86,7 +86,7 @@ def _frame_of(node: NodeDef, functions: Mapping[str, FunctionDef]) -> "_Frame | 
         for name in ("cond", "body")
     )
     steady = [
-        _origin(body, result) == argument
+        inlining.origin_of(body, result) == argument
         for argument, result in zip(body.arguments, body.results, strict=True)
     ]
     if all(steady):
@@ -95,16 +95,6 @@ def _frame_of(node: NodeDef, functions: Mapping[str, FunctionDef]) -> "_Frame | 
         return _Frame(node, steady, _arguments_read(condition)).write(condition, body)
     except Fallback:  # a frame inside of a function
         return None
-
-
-def _origin(body: inlining.Body, result: str) -> str:
-    """Return what a result is another name of."""
-    while result not in body.arguments:
-        node = body.nodes[graph_message.node_of(result)]
-        if node.op != "Identity" or len(node.input) != 1:
-            break
-        result = inlining.tensor_of(node.input[0])
-    return result
 
 
 def _arguments_read(body: inlining.Body) -> set[int]:

@@ -144,6 +144,16 @@ def of_function(function: FunctionDef) -> Body:
     )
 
 
+def origin_of(body: Body, result: str) -> str:
+    """Return what a result of a body is another name of."""
+    while result not in body.arguments:
+        node = body.nodes[node_of(result)]
+        if node.op != "Identity" or len(node.input) != 1:
+            break
+        result = tensor_of(node.input[0])
+    return result
+
+
 def _call_of(function: FunctionDef) -> Body:
     """Return a body that calls a function."""
     signature = function.signature
@@ -205,10 +215,9 @@ _CALLS = frozenset(
 
 def stateful_ops(graph_def: GraphDef) -> list[str]:
     """Return the kinds of ops of a graph that have state or effects, in order."""
-    inside = [graph_def.node, *(f.node_def for f in graph_def.library.function)]
     return [
         str(node.op)
-        for nodes in inside
+        for nodes in graph_message.all_nodes(graph_def)
         for node in nodes
         if node.op not in _CALLS and definition_of(node).is_stateful
     ]

@@ -104,12 +104,10 @@ def selected(function: FunctionDef, num_components: int) -> list[int] | None:
     indices = {name: index for index, name in enumerate(body.arguments)}
     positions: list[int] = []
     for result in body.results:
-        while result not in indices:
-            node = body.nodes[graph_message.node_of(result)]
-            if node.op != "Identity" or len(node.input) != 1:
-                return None
-            result = inlining.tensor_of(node.input[0])  # noqa: PLW2901 (follows the chain)
-        positions.append(indices[result])
+        source = inlining.origin_of(body, result)
+        if source not in indices:
+            return None
+        positions.append(indices[source])
     return positions if all(p < num_components for p in positions) else None
 
 

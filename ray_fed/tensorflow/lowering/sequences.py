@@ -221,12 +221,11 @@ class Indexed(Stream, abc.ABC):
         def at(index: tf.Tensor) -> Element:
             return self.element(drawn, index)
 
-        in_order = self.traits.effects or not self.traits.repeatable
         stacked: Any = tf.map_fn(
             at,
             indices,
             fn_output_signature=list(self.specs),
-            parallel_iterations=1 if in_order else None,
+            parallel_iterations=1 if self.has_effects else None,
         )
         return list(stacked)
 
