@@ -97,6 +97,17 @@ def form(
     return MergeableCompForm(up_to_merge, merge, after_merge)
 
 
+def form_of_first(up_to_merge: Any) -> MergeableCompForm:
+    """Return a form that returns the first partial."""
+    partial = up_to_merge.type_signature.result.member
+    merged = fl.FederatedType(partial, fl.SERVER)
+    return MergeableCompForm(
+        up_to_merge,
+        federated_computation(lambda x, _y: x, partial, partial),
+        federated_computation(lambda _x, y: y, AT_CLIENTS, merged),
+    )
+
+
 def test_the_list_of_aggregations_is_whole() -> None:
     known = {intrinsic.uri for intrinsic in flf.get_aggregation_intrinsics()}
 
@@ -120,16 +131,7 @@ class TestAggregations:
         def up_to_merge(clients: Any) -> Any:
             return fl.federated_zip((AGGREGATIONS[uri](clients), total(clients)))
 
-        partial = up_to_merge.type_signature.result.member
-        keep_first = federated_computation(lambda x, _y: x, partial, partial)
-
-        made = MergeableCompForm(
-            up_to_merge,
-            keep_first,
-            federated_computation(
-                lambda _x, y: y, AT_CLIENTS, fl.FederatedType(partial, fl.SERVER)
-            ),
-        )
+        made = form_of_first(up_to_merge)
 
         assert made.up_to_merge is up_to_merge
 
@@ -139,17 +141,11 @@ class TestAggregations:
             again = AGGREGATIONS[uri](plus_own(clients, total(clients)))
             return fl.federated_zip((again, fl.federated_max(clients)))
 
-        partial = up_to_merge.type_signature.result.member
-        keep_first = federated_computation(lambda x, _y: x, partial, partial)
-        second = federated_computation(
-            lambda _x, y: y, AT_CLIENTS, fl.FederatedType(partial, fl.SERVER)
-        )
-
         with pytest.raises(
             errors.CompileError,
             match=f"`up_to_merge` .*, found `{uri}` of what `federated_sum` returned",
         ):
-            form(up_to_merge, keep_first, second)
+            form_of_first(up_to_merge)
 
     def test_may_not_stand_in_merge(self, uri: str) -> None:
         @federated_computation(INT, INT)

@@ -225,11 +225,6 @@ class TestBlocksItUnderstands:
 
         assert computed(embed(executor, literal)).tolist() == [1, 2]
 
-    def test_generic_arithmetic(self, executor: EagerTFExecutor) -> None:
-        plus = flf.Intrinsic(flf.GENERIC_PLUS.uri, fl.FunctionType([INT, INT], INT))
-
-        assert computed(call(executor, plus, 2, 3)) == 5
-
     @pytest.mark.claim("eager_tf.01", "eager_tf.12", "eager_tf.24", "semantics.23")
     @pytest.mark.parametrize(
         "block",
@@ -526,17 +521,6 @@ def is_same(left: Any, right: Any) -> bool:
     "make",
     [
         pytest.param(lambda e: embed(e, 1, np.int32), id="tensor"),
-        pytest.param(lambda e: embed(e, (1, 2.0), NAMED), id="struct"),
-        pytest.param(lambda e: embed(e, [1, 2], INTS), id="sequence"),
-        pytest.param(lambda e: embed(e, iter([1]), INTS), id="iterable"),
-        pytest.param(
-            lambda e: embed(
-                e,
-                tf.data.Dataset.from_tensors(Point(1, 2.0)),
-                fl.SequenceType(NAMED),
-            ),
-            id="dataset of namedtuples",
-        ),
         pytest.param(lambda e: embed(e, increment), id="function"),
         pytest.param(lambda e: call(e, ten), id="result"),
         pytest.param(lambda e: call(e, split, 12), id="result struct"),

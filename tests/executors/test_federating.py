@@ -514,17 +514,6 @@ class TestCreateCall:
 
         assert computed(result) == [6, 6, 6]
 
-    def test_of_map_all_equal_gives_a_bare_value(
-        self, executor: FederatingExecutor
-    ) -> None:
-        function = embed(executor, flf.FEDERATED_MAP_ALL_EQUAL, MAP_ALL_EQUAL)
-        arg = embed_pair(executor, increment, embed(executor, 5, ALL_EQUAL))
-
-        result = call(executor, function, arg)
-
-        assert result.type_signature == ALL_EQUAL
-        assert computed(result) == 6
-
     @pytest.mark.claim("semantics.52", "federating.18")
     @pytest.mark.parametrize("error", [ValueError, TypeError])
     def test_of_map_all_equal_with_values_that_differ_is_both_errors(
@@ -535,29 +524,6 @@ class TestCreateCall:
 
         with pytest.raises(error, match="Expected an all-equal value"):
             call(executor, function, arg)
-
-    def test_of_broadcast_gives_a_bare_value(
-        self, executor: FederatingExecutor
-    ) -> None:
-        type_spec = fl.FunctionType(AT_SERVER, ALL_EQUAL)
-        function = embed(executor, flf.FEDERATED_BROADCAST, type_spec)
-
-        result = call(executor, function, embed(executor, 5, AT_SERVER))
-
-        assert computed(result) == 5
-
-    @pytest.mark.claim("semantics.51")
-    def test_of_zip_keeps_names_and_gives_values_that_differ(
-        self, executor: FederatingExecutor
-    ) -> None:
-        parameter = fl.StructType([("z", AT_CLIENTS), ("a", [ALL_EQUAL])])
-        member = fl.StructType([("z", INT), ("a", [INT])])
-        type_spec = fl.FunctionType(parameter, fl.FederatedType(member, fl.CLIENTS))
-        function = embed(executor, flf.FEDERATED_ZIP_AT_CLIENTS, type_spec)
-
-        result = call(executor, function, embed(executor, ([1, 2, 3], [9]), parameter))
-
-        assert [(m.z, m.a[0]) for m in computed(result)] == [(1, 9), (2, 9), (3, 9)]
 
     @pytest.mark.claim("federating.16", "federating.18")
     @pytest.mark.parametrize(

@@ -229,12 +229,6 @@ class TestLoopThread:
 
 
 class TestWaitFor:
-    def test_refuses_a_closed_loop(self, loop: LoopThread) -> None:
-        loop.close()
-
-        with pytest.raises(errors.ContextStateError, match="found it closed"):
-            loop.wait_for(name_of_thread())
-
     def test_an_interrupt_cancels_the_coroutine_and_waits_for_its_end(
         self, loop: LoopThread
     ) -> None:

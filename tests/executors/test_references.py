@@ -231,21 +231,6 @@ class TestBlocks:
 
         assert list(run(executor, block)) == [3, 7]
 
-    def test_nested_too_deep_to_travel_are_refused_in_words(
-        self, local_stack_for: StackFor
-    ) -> None:
-        body = name("v")
-        for _ in range(100):
-            body = flf.Block([("v", body)], name("v"))
-        block = flf.Lambda(
-            "x",
-            AT_CLIENTS,
-            flf.create_federated_map(flf.Lambda("v", INT, body), name("x", AT_CLIENTS)),
-        )
-
-        with pytest.raises(errors.CompileError, match="fewer than about 45 lets"):
-            run(local_stack_for(2), block, [1, 2])
-
 
 class TestStructs:
     def test_keep_names(self, executor: ReferenceResolvingExecutor) -> None:

@@ -2,7 +2,6 @@
 
 # pyright: reportUnknownLambdaType=false
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.executors.references import ReferenceResolvingExecutor
@@ -21,7 +19,7 @@ from tests.executor_calls import evaluate
 flf = fl.framework
 federated_computation: Callable[..., Any] = fl.federated_computation
 
-INT = fl.TensorType(np.int32)
+
 INTS = fl.SequenceType(np.int32)
 BATCHES = fl.SequenceType(fl.TensorType(np.float32, (None,)))
 
@@ -74,19 +72,3 @@ class TestReduce:
         dataset = tf.data.Dataset.range(1, 4, output_type=tf.int32)
 
         assert evaluate(executor, comp, dataset) == 123
-
-
-class TestVerbs:
-    """Everything that is no sequence intrinsic is the target's."""
-
-    @pytest.fixture
-    def sequences(self) -> SequenceExecutor:
-        return SequenceExecutor(EagerTFExecutor())
-
-    def test_errors_of_the_target_pass_through(
-        self, sequences: SequenceExecutor
-    ) -> None:
-        block = flf.Reference("x", INT)
-
-        with pytest.raises(errors.UnsupportedError, match="found `x`"):
-            asyncio.run(sequences.create_value(block))

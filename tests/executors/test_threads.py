@@ -128,13 +128,6 @@ class TestThreadDelegatingExecutor:
         assert target.is_closed
         assert threads_of_this_test() == []
 
-    def test_refuses_work_after_close(self) -> None:
-        executor = ThreadDelegatingExecutor(RecordingExecutor(), NAME)
-        executor.close()
-
-        with pytest.raises(errors.ContextStateError, match="found it closed"):
-            asyncio.run(executor.create_value(1))
-
     def test_close_tells_who_waits(self) -> None:
         executor: Any = ThreadDelegatingExecutor(SleepingExecutor(), NAME)
 

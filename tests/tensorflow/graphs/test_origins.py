@@ -64,6 +64,20 @@ def compiled(source: str, filename: str, first_line: int = 1) -> Any:
     return names["work"]
 
 
+def failure_of(work: Any, value: float) -> errors.ComputationError:
+    """Return the error of a client's work, as it comes from another process."""
+
+    async def call() -> None:
+        executor = EagerTFExecutor()
+        function = await executor.create_value(work)
+        arg = await executor.create_value(value, np.float32)
+        await stacks.map_embedded(executor, function, [arg], range(1))
+
+    with pytest.raises(errors.ComputationError) as caught:
+        asyncio.run(call())
+    return pickle.loads(pickle.dumps(caught.value))
+
+
 @pytest.mark.parametrize(
     ("fn", "expected"),
     [
@@ -118,16 +132,7 @@ def test_a_message_without_origin_is_a_tensorflow_computation() -> None:
     proto = comp.to_proto()
     proto.tensorflow.graph_def.Pack(graph_message.graph_of(proto.tensorflow))
 
-    async def call() -> None:
-        executor = EagerTFExecutor()
-        function = await executor.create_value(proto)
-        arg = await executor.create_value(-1.0, np.float32)
-        await stacks.map_embedded(executor, function, [arg], range(1))
-
-    with pytest.raises(errors.ComputationError) as caught:
-        asyncio.run(call())
-
-    assert str(caught.value) == (
+    assert str(failure_of(proto, -1.0)) == (
         "A TensorFlow computation raised InvalidArgumentError: assertion failed:"
         " [not positive] [client at position 0]"
     )
@@ -212,16 +217,7 @@ class Shifted(keras.layers.Layer):
         return Root()(inputs) + keras.layers.Embedding(2, 1)(inputs)
 
 
-def failure_of(fn: Callable[[Any], Any], value: float) -> errors.ComputationError:
-    async def call() -> None:
-        executor = EagerTFExecutor()
-        function = await executor.create_value(rtf.computation(fn, np.float32))
-        arg = await executor.create_value(value, np.float32)
-        await stacks.map_embedded(executor, function, [arg], range(1))
-
-    with pytest.raises(errors.ComputationError) as caught:
-        asyncio.run(call())
-    return pickle.loads(pickle.dumps(caught.value))
+SHIFTED = rtf.computation(lambda x: Shifted()(tf.reshape(x, [1])), np.float32)
 
 
 def line_of(function: Any, index: int) -> int:
@@ -229,7 +225,7 @@ def line_of(function: Any, index: int) -> int:
 
 
 def test_an_error_names_the_line_of_a_layer() -> None:
-    error = failure_of(lambda x: Shifted()(tf.reshape(x, [1])), -1.0)
+    error = failure_of(SHIFTED, -1.0)
 
     (note,) = error.__notes__
     line = line_of(Root.call, 2)
@@ -237,7 +233,7 @@ def test_an_error_names_the_line_of_a_layer() -> None:
 
 
 def test_an_error_of_a_layer_of_keras_names_where_it_is_called() -> None:
-    error = failure_of(lambda x: Shifted()(tf.reshape(x, [1])), 7.0)
+    error = failure_of(SHIFTED, 7.0)
 
     (note,) = error.__notes__
     line = line_of(Shifted.call, 2)
@@ -249,7 +245,10 @@ def test_an_error_of_a_python_function_names_its_line() -> None:
     def refuse(x: Any) -> Any:
         raise ValueError("no")
 
-    error = failure_of(lambda x: tf.py_function(refuse, [x], tf.float32), 1.0)
+    work = rtf.computation(
+        lambda x: tf.py_function(refuse, [x], tf.float32), np.float32
+    )
+    error = failure_of(work, 1.0)
 
     assert error.__notes__ == [f"At test_origins.py:{line_of(refuse, 1)}, in `refuse`."]
 
