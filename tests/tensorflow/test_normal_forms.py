@@ -90,33 +90,6 @@ def test_normalising_twice_is_normalising_once(
     assert is_same(once, twice)
 
 
-@pytest.mark.parametrize(("make", "spec"), VALUES)
-def test_taking_apart_and_putting_together_keeps_values(
-    make: Callable[[], Any], spec: Any
-) -> None:
-    type_spec = fl.to_type(spec)
-    value = normal_forms.normalise(make(), type_spec)
-
-    again = normal_forms.unflatten(normal_forms.flatten(value, type_spec), type_spec)
-
-    expected = plain_values.to_plain(
-        normal_forms.compute(normal_forms.normalise(make(), type_spec), type_spec),
-        type_spec,
-    )
-    found = plain_values.to_plain(normal_forms.compute(again, type_spec), type_spec)
-    assert is_equal(found, expected)
-    assert is_same(again, normal_forms.normalise(again, type_spec))
-
-
-def is_equal(left: Any, right: Any) -> bool:
-    if isinstance(left, tuple):
-        return all(is_equal(x, y) for x, y in zip(left, right, strict=True))
-    if hasattr(left, "columns"):
-        pairs = zip(left, right, strict=True)
-        return all(is_equal(x, y) for x, y in pairs)
-    return bool(np.array_equal(left, right))
-
-
 class TestForms:
     def test_variables_are_read(self) -> None:
         kept = variable(1)
