@@ -4,7 +4,7 @@ Each component of a result is stored by itself: a program that reads a metric do
 move the model, and a component is freed once nothing refers to it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import federated_language as fl
@@ -48,19 +48,16 @@ def split(value: Plain, type_spec: fl.Type) -> list[Plain]:
             return [value]
 
 
-def join(components: Components, type_spec: fl.Type) -> Plain:
+def join(components: Iterable[Plain], type_spec: fl.Type) -> Plain:
     """Return the plain value that has these components: undoes `split`."""
-    return _join(iter(components), type_spec)
-
-
-def _join(components: Iterator[Plain], type_spec: fl.Type) -> Plain:
+    left = iter(components)
     match type_spec:
         case fl.StructType():
-            return tuple(_join(components, element) for _, element in type_spec.items())
+            return tuple(join(left, element) for _, element in type_spec.items())
         case fl.FederatedType() if type_spec.all_equal:
-            return _join(components, type_spec.member)
+            return join(left, type_spec.member)
         case _:
-            return next(components)
+            return next(left)
 
 
 def to_containers(components: Components, type_spec: fl.Type) -> Any:
