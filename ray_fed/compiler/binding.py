@@ -105,9 +105,9 @@ def _bind(value: Any, type_spec: fl.Type, label: str) -> _Bound:
     ]
 
     def build(source: Any) -> Block:
-        left = iter(range(len(kept)))
+        left = (flf.Selection(source, index=index) for index in range(len(kept)))
         return flf.Struct(
-            (name, part.build(None if part.type_spec is None else _at(source, left)))
+            (name, part.build(None if part.type_spec is None else next(left)))
             for name, part in zip(names, bound, strict=True)
         )
 
@@ -116,10 +116,6 @@ def _bind(value: Any, type_spec: fl.Type, label: str) -> _Bound:
     left_type = fl.StructType((name, part.type_spec) for name, part in kept)
     left_value = structs.Struct((name, part.value) for name, part in kept)
     return _Bound(left_type, left_value, build)
-
-
-def _at(source: Block, left: Any) -> Block:
-    return flf.Selection(source, index=next(left))
 
 
 def _to_function(value: Any, type_spec: fl.FunctionType, label: str) -> Block:

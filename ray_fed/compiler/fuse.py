@@ -291,7 +291,9 @@ def divide(roots: Iterable[Block], locals_: Mapping[str, Block]) -> ClientLocals
         for name in _keys_of(at_clients[each]) & at_clients.keys()
     }
     first = needed_names(keys, at_clients)
-    stops = frozenset(n for n in first if n in keys or _uri(at_clients[n]) in _WORK)
+    stops = frozenset(
+        n for n in first if n in keys or intrinsic_call(at_clients[n])[0] in _WORK
+    )
     last = needed_names(wanted, at_clients, stops)
     handed = [name for name in at_clients if name in last & stops]
     _check_sizes([count_member_bytes(at_clients[name]) for name in handed])
@@ -314,10 +316,6 @@ def _keys_of(block: Block) -> frozenset[str]:
     """Return the name that the keys of a selection have, if clients compute them."""
     uri, argument = intrinsic_call(block)
     return free_references(select(argument, 0)) if uri in _SELECTS else frozenset()
-
-
-def _uri(block: Block) -> str:
-    return intrinsic_call(block)[0]
 
 
 _CLIENT, _STEP, _SERVER = "client", "step", "server"
@@ -439,7 +437,9 @@ class _Fusion:
         if path is None:
             raise plans.Fallback("a value at clients that no intrinsic made")
         if type_checks.differs_by_client(type_spec):
-            return self._datum(path, type_checks.member_type(type_spec))
+            name = f"{_DATA}{len(self._data)}"
+            reference = flf.Reference(name, type_checks.member_type(type_spec))
+            return self._data.setdefault(path, reference)
         return self._constant(block)
 
     def _path(self, block: Block) -> plans.Path | None:
@@ -452,10 +452,6 @@ class _Fusion:
                 return None if path is None else (*path, block.as_index())
             case _:
                 return None
-
-    def _datum(self, path: plans.Path, member: fl.Type) -> Block:
-        reference = flf.Reference(f"{_DATA}{len(self._data)}", member)
-        return self._data.setdefault(path, reference)
 
     def _selected(self, argument: Block) -> Block:
         """Return what stands for the elements that were selected for a client."""

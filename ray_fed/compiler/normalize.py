@@ -52,14 +52,6 @@ def replace_free(
                 locals_.append((name, replace_free(local, replace, bound)))
                 bound |= {name}
             return flf.Block(locals_, replace_free(block.result, replace, bound))
-        case _:
-            return _replace_in_children(block, replace, bound)
-
-
-def _replace_in_children(
-    block: Block, replace: _Replace, bound: frozenset[str]
-) -> Block:
-    match block:
         case flf.Struct():
             elements = [(n, replace_free(e, replace, bound)) for n, e in block.items()]
             container = cast("Any", block.type_signature).python_container
@@ -178,7 +170,9 @@ class _Trace:
             case flf.Lambda():
                 return _Closure(block, names)
             case flf.Block():
-                return self._evaluate_locals(block, names)
+                for name, local in block.locals:  # lambdas keep the names they saw
+                    names = {**names, name: self.evaluate(local, names)}
+                return self.evaluate(block.result, names)
             case flf.Struct():
                 elements = tuple(
                     (name, self.evaluate(element, names))
@@ -194,11 +188,6 @@ class _Trace:
                 return self.apply(intrinsics.zeros_of(block.type_signature), None)
             case _:
                 return block
-
-    def _evaluate_locals(self, block: flf.Block, names: Mapping[str, Any]) -> Any:
-        for name, local in block.locals:  # lambdas keep the names that they saw
-            names = {**names, name: self.evaluate(local, names)}
-        return self.evaluate(block.result, names)
 
     def _call(self, block: flf.Call, names: Mapping[str, Any]) -> Any:
         function = self.evaluate(block.function, names)

@@ -138,7 +138,13 @@ class EagerTFExecutor(fl.framework.Executor):
             return self._embed_selection(value)
         type_spec = None if type_spec is None else specs.to_type(type_spec)
         if isinstance(value, blocks.Function):
-            value = _closed_block(value)
+            if value.captured:
+                names = [name for name, _, _ in value.captured]
+                raise errors.UnsupportedError(
+                    "Expected a TensorFlow computation, found a lambda that captures"
+                    f" {names}: pass what it captures as an argument."
+                )
+            value = value.building_block()
         block = blocks.to_block(value)
         if block is not None:
             return self._embed_block(block, type_spec)
@@ -346,13 +352,3 @@ def _check_device(device: Any) -> None:
         raise errors.UnsupportedError(
             f"Expected one of the devices {names}, found `{device.name}`."
         )
-
-
-def _closed_block(function: blocks.Function) -> fl.framework.ComputationBuildingBlock:
-    if function.captured:
-        names = [name for name, _, _ in function.captured]
-        raise errors.UnsupportedError(
-            f"Expected a TensorFlow computation, found a lambda that captures {names}:"
-            " pass what it captures as an argument."
-        )
-    return function.building_block()

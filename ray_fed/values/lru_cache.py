@@ -8,11 +8,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
-def _ignore(value: object) -> None:
-    """Do nothing with a dropped value."""
-    del value
-
-
 class LruCache(Generic[_Key, _Value]):
     """Maps keys to at most `limit` values; drops the least recently used value.
 
@@ -24,7 +19,7 @@ class LruCache(Generic[_Key, _Value]):
     """
 
     def __init__(
-        self, limit: int, on_drop: Callable[[_Value], object] = _ignore
+        self, limit: int, on_drop: Callable[[_Value], object] = lambda _: None
     ) -> None:
         self._limit = limit
         self._on_drop = on_drop

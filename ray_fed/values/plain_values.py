@@ -355,16 +355,13 @@ def _lay_tensors(
         return None
     (kind,) = kinds
     if kind is np.ndarray:
-        if not all(_is_of(value, dtype, type_spec) for value in values):
+        if not all(
+            value.dtype == dtype and fits_shape(value.shape, type_spec.shape)
+            for value in values
+        ):
             return None
         return columnar_sequence.lay_column(values, dtype, type_spec.shape)
     return _lay_numbers(values, type_spec) if type_spec.shape == () else None
-
-
-def _is_of(
-    value: np.ndarray[Any, Any], dtype: np.dtype[Any], type_spec: fl.TensorType
-) -> bool:
-    return value.dtype == dtype and fits_shape(value.shape, type_spec.shape)
 
 
 def _lay_numbers(

@@ -164,22 +164,6 @@ def _batch(site: Site) -> list[Any]:
     return [sequences.Batched(inner, size, drop_remainder, specs)]
 
 
-def _take(site: Site) -> list[Any]:
-    return [sequences.Taken(_indexed(site), site.inputs[1])]
-
-
-def _skip(site: Site) -> list[Any]:
-    return [sequences.Skipped(_indexed(site), site.inputs[1])]
-
-
-def _repeat(site: Site) -> list[Any]:
-    return [sequences.repeat(_indexed(site), site.inputs[1])]
-
-
-def _shard(site: Site) -> list[Any]:
-    return [sequences.Sharded(_indexed(site), site.inputs[1], site.inputs[2])]
-
-
 def _shuffle(site: Site) -> list[Any]:
     inner, buffer = _indexed(site), site.inputs[1]
     if site.node.attr["reshuffle_each_iteration"].b:
@@ -293,10 +277,10 @@ PIPELINES: Mapping[str, Rule] = {
         ("ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3"), _shuffle
     ),
     **dict.fromkeys(("CacheDataset", "CacheDatasetV2"), _cache),
-    "TakeDataset": _take,
-    "SkipDataset": _skip,
-    "RepeatDataset": _repeat,
-    "ShardDataset": _shard,
+    "TakeDataset": lambda site: [sequences.Taken(_indexed(site), site.inputs[1])],
+    "SkipDataset": lambda site: [sequences.Skipped(_indexed(site), site.inputs[1])],
+    "RepeatDataset": lambda site: [sequences.repeat(_indexed(site), site.inputs[1])],
+    "ShardDataset": lambda site: [sequences.Sharded(_indexed(site), *site.inputs[1:])],
     "FilterDataset": _filter,
     "ZipDataset": _zip,
     "RangeDataset": _range,
