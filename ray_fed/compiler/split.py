@@ -163,7 +163,7 @@ def _derived_aggregation(
     value: Block,
     derive: Callable[[fl.Type], intrinsics.Aggregation],
 ) -> PartialAggregation:
-    derived = derive(cast("fl.FederatedType", value.type_signature).member)
+    derived = derive(type_checks.member_type(value.type_signature))
     return _aggregation_of(name, before, value, derived, flf.Call(derived.zero))
 
 
@@ -183,7 +183,7 @@ def _aggregation_of(
 
 def _to_modular_sum(name: str, argument: Block) -> PartialAggregation:
     value, modulus = select(argument, 0), select(argument, 1)
-    member = cast("fl.FederatedType", value.type_signature).member
+    member = type_checks.member_type(value.type_signature)
     derived = intrinsics.modular_sum(member, modulus.type_signature)
     call = flf.Call(derived.zero, flf.Struct([modulus]))
     return _aggregation_of(name, (), value, derived, call)
@@ -192,7 +192,7 @@ def _to_modular_sum(name: str, argument: Block) -> PartialAggregation:
 def _to_secure_sum(name: str, uri: str, argument: Block) -> PartialAggregation:
     """Check each client's value against its bound, then sum."""
     value, bound = select(argument, 0), select(argument, 1)
-    member = cast("fl.FederatedType", value.type_signature).member
+    member = type_checks.member_type(value.type_signature)
     placed = flf.create_federated_value(bound, fl.CLIENTS)
     bounds = flf.Reference(f"{name}_bound", placed.type_signature)
     zipped = flf.create_federated_zip(flf.Struct([value, bounds]))
@@ -288,7 +288,7 @@ def stage_input(
 def partial_type(aggregations: Sequence[PartialAggregation]) -> fl.Type:
     """Return the type of a stage's partial: a struct of its aggregations'."""
     return fl.StructType(
-        [cast("fl.FederatedType", a.call.type_signature).member for a in aggregations]
+        [type_checks.member_type(a.call.type_signature) for a in aggregations]
     )
 
 
@@ -298,7 +298,7 @@ def _report(
     """Return the call that makes an aggregation's result of the merged partials."""
     partials = flf.Reference(
         f"{aggregation.name}_partials",
-        cast("fl.FederatedType", merged.type_signature).member,
+        type_checks.member_type(merged.type_signature),
     )
     partial: Block = flf.Selection(partials, index=index)
     if aggregation.report is not None:
