@@ -38,7 +38,8 @@ def build_ditto(
     """Build Ditto, whose clients keep trained weights of their own over rounds.
 
     These begin as the model's weights of now; running statistics are the server's.
-    Metrics are those of the global model. A client goes through its data twice.
+    Metrics, of evaluations too, are those of the global model. A client goes through
+    its data twice.
 
     Args:
         model: to train.
@@ -84,6 +85,7 @@ def build_ditto(
     return with_facts(
         process,
         algorithm=f"Ditto({proximal:g})",
+        personal_weights="all",
         client_optimizer=train.optimizer,
         personal_optimizer=personalise.optimizer,
         epochs=epochs,

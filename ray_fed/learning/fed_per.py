@@ -35,7 +35,8 @@ def build_fed_per(
 ) -> LearningProcess:
     """Build FedPer, whose clients keep the weights of some layers over rounds.
 
-    These begin as the model's weights of now, and so they stay in the server's state.
+    These begin as the model's weights of now, and so they stay in the server's state:
+    an evaluation of that is of them. What a client keeps has its own.
 
     Args:
         model: to train.
@@ -94,7 +95,8 @@ def build_fed_per(
     )
     return with_facts(
         process,
-        algorithm=f"FedPer({', '.join(personal)})",
+        algorithm="FedPer",
+        personal_weights=", ".join(personal),
         client_optimizer=train.optimizer,
         epochs=epochs,
     )
