@@ -9,6 +9,7 @@ Source of fine-tuning before evaluation, there called personalization:
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import tensorflow as tf
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.batches import check_clients
+from ray_fed.learning.batches import check_batches, check_clients
 from ray_fed.learning.checks import check_number, expect_kind
 from ray_fed.learning.history import flatten_numbers
 from ray_fed.learning.local_training import LocalTraining
@@ -28,6 +29,8 @@ from ray_fed.learning.optimizers import OptimizerLike
 from ray_fed.learning.processes import LearningProcess, build_initialize
 from ray_fed.learning.totals import Totals
 from ray_fed.program import ClientData
+
+_logger = logging.getLogger("ray_fed.learning.run_loop")
 
 
 @tracebacks.shorten
@@ -232,44 +235,60 @@ def choose_evaluation(
     evaluate: Callable[[Any], Any] | LearningProcess | None,
     validation_data: Any,
     caster: Callable[[Any], Any],
-) -> Callable[[Any], Any] | None:
-    """Return the function of the state that evaluates in a run; None: none does.
+) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Return what evaluates in a run, and as a function of the state; None: none does.
 
     Raises:
         ConfigError: one of the two is missing, or says nothing beside the other; or
-            `validation_data` is a table.
-        ValueMismatchError: `validation_data` is not what the evaluation takes.
+            `validation_data` are of another kind, such as a table.
+        ValueMismatchError: `validation_data` are not what the evaluation takes.
     """
     model = getattr(process, "model", None)
-    if validation_data is not None and evaluate is None and model is not None:
+    given = validation_data
+    if given is not None and evaluate is None and model is not None:
         evaluate = build_fed_eval(model, process)
-    if isinstance(evaluate, LearningProcess) != (validation_data is not None):
+    if isinstance(evaluate, LearningProcess) != (given is not None):
+        found = "no data" if given is None else errors.describe(evaluate)
         raise errors.ConfigError(
             "Expected `validation_data` and an evaluation of it, such as"
-            " `evaluate=build_fed_eval(model)`, found one without the other: leave"
-            " `validation_data` out where `evaluate` is a function, and pass it beside"
-            " a process."
+            f" `evaluate=build_fed_eval(model)`, found one without the other: {found}."
+            " A function as `evaluate` has its own data: leave `validation_data` out,"
+            " or call `build_fed_eval(model).next` in it."
         )
     if not isinstance(evaluate, LearningProcess):
-        return evaluate
-    given, step = validation_data, evaluate.next
-    if isinstance(given, tuple):
-        if len(given) != 2:  # noqa: PLR2004
-            raise errors.ConfigError(
-                "Expected a pair `(x, y)`, a list of batches or clients as"
-                f" `validation_data`, found a tuple of {len(given)}."
-            )
+        return evaluate, evaluate
+    step = evaluate.next
+    if isinstance(given, tuple) and len(given) == 2:  # noqa: PLR2004
         given = [dict(zip("xy", given, strict=True))]
+    member = step.type_signature.parameter[1].member
+    is_batch = isinstance(given, Mapping) and any(map(_is_array, given.values()))
+    if (
+        (is_batch and isinstance(member, fl.SequenceType))
+        or isinstance(given, tuple)
+        or _is_array(given)
+    ):
+        raise errors.ConfigError(
+            "Expected a pair `(x, y)`, a list of batches or clients as"
+            f" `validation_data`, found {_describe_batch(given)}."
+        )
     if isinstance(given, Mapping):
         given = list(given.values())
     elif isinstance(given, list) and given and not isinstance(given[0], list):
         given = [given]
     clients = list(map(caster, given)) if isinstance(given, list) else given
     with _naming_validation_data():
-        member = step.type_signature.parameter[1].member
         check_clients(clients, member)
         if isinstance(clients, list):
+            check_batches(dict(enumerate(clients)))
             ClientData.from_values(clients, member)  # which checks them
+    own = getattr(process, "facts", {}).get("personal weights")
+    if own is not None:
+        _logger.warning(
+            "Clients keep weights of their own (%s), and `validation_data` are"
+            " evaluated with the server's alone: `client_states` of the result has"
+            " the others.",
+            own,
+        )
     signature = getattr(process.initialize, "type_signature", None)
     takes_all = signature is not None and (
         step.type_signature.parameter[0].is_assignable_from(signature.result)
@@ -279,7 +298,20 @@ def choose_evaluation(
         with _naming_validation_data():
             return step(state if takes_all else state.weights, clients)
 
-    return evaluate_clients
+    return evaluate, evaluate_clients
+
+
+def _is_array(value: object) -> bool:
+    is_table = hasattr(value, "iloc")  # which is told apart later
+    return hasattr(value, "__array__") and not is_table
+
+
+def _describe_batch(given: Any) -> str:
+    if isinstance(given, Mapping):
+        return f"one batch, of {list(given)}: put it in a list"
+    if isinstance(given, tuple):
+        return f"a tuple of {len(given)}"
+    return f"an array of the shape {np.shape(given)}"
 
 
 @contextlib.contextmanager

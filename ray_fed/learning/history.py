@@ -375,7 +375,8 @@ class History(Sequence[RoundRecord]):
             name = _EVALUATION + metric
         else:
             name = _TRAINING + metric
-        has_part = len(self) > 0 if name.startswith(_TRAINING) else evaluated
+        may_come = self._evaluates and name.startswith(_EVALUATION)
+        has_part = evaluated if may_come else len(self) > 0
         if name not in names and has_part:
             raise errors.ConfigError(
                 f"Expected one of the metrics {names}, or what follows the dot, found"

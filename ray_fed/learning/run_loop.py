@@ -223,39 +223,52 @@ def check_process(process: Any) -> None:
 
 
 def check_metrics(
-    askers: Sequence[Any], process: LearningProcess, *, evaluates: bool
+    askers: Sequence[Any], process: LearningProcess, evaluation: Any
 ) -> None:
     """Refuse the name of a metric that no round will have, where that is known.
 
+    Args:
+        askers: those with a `monitor` ask for a metric.
+        process: that trains.
+        evaluation: what the run evaluates by; None: it does not.
+
     Raises:
-        ConfigError: training has no such metric, and there is no evaluation.
+        ConfigError: neither training nor the evaluation has such a metric.
     """
-    names = _training_names(process)
+    *_, metrics = getattr(_result_type(process), "items", lambda: [("", None)])()
+    trained = _metric_names(metrics[1])
+    evaluated = _metric_names(_result_type(evaluation))
+    if trained is None:
+        return
+    trained += ["epsilon"] * (process.privacy is not None)
+    names = [f"training.{name}" for name in trained]
+    names += [f"evaluation.{name}" for name in evaluated or ()]
+    legal = {*trained, *(evaluated or ()), *names}
     for asker in askers:
         metric = getattr(asker, "monitor", None)
-        if names is None or not isinstance(metric, str):
+        may_be_evaluated = evaluation is not None and evaluated is None
+        if not isinstance(metric, str) or metric in legal:
             continue
-        may_be_evaluated = evaluates and not metric.startswith("training.")
-        if not may_be_evaluated and metric.removeprefix("training.") not in names:
+        if metric.startswith("training.") or not may_be_evaluated:
+            shown = trained if evaluation is None else names
             raise errors.ConfigError(
-                f"Expected one of the metrics {names} for `{type(asker).__name__}`,"
+                f"Expected one of the metrics {shown} for `{type(asker).__name__}`,"
                 f" found `{metric}`: name one of these, or pass an `evaluate` that"
                 " returns it."
             )
 
 
-def _training_names(process: LearningProcess) -> list[str] | None:
-    if not isinstance(process.next, fl.framework.Computation):
-        return None
-    result = process.next.type_signature.result
-    if not isinstance(result, fl.StructType) or len(result) != 2:  # noqa: PLR2004
-        return None
-    metrics = result[1]
-    if isinstance(metrics, fl.FederatedType):
-        metrics = metrics.member
-    if not isinstance(metrics, fl.StructType):
-        return None
-    return _names(metrics, "") + ["epsilon"] * (process.privacy is not None)
+def _result_type(process: Any) -> Any:
+    computed = getattr(getattr(process, "next", None), "type_signature", None)
+    return getattr(computed, "result", None)
+
+
+def _metric_names(metrics: Any) -> list[str] | None:
+    """Return the numbers in metrics of a type; None where it does not say them."""
+    if isinstance(metrics, fl.FederatedType) and metrics.placement == fl.SERVER:
+        members = metrics.member
+        return _names(members, "") if isinstance(members, fl.StructType) else None
+    return None
 
 
 def _names(type_spec: fl.StructType, path: str) -> list[str]:
@@ -563,13 +576,23 @@ class RunLoop:
         self._bytes_read = 0
         self._changed: dict[ClientId, bytes] = {}  # since a state was to be saved
 
-    def begin(self, saved: SavedRun, initial: Any, first_round: int) -> None:
-        """Begin where the saved run was, else with a state after some rounds."""
+    def begin(self, saved: SavedRun, initial: Any, given: Any) -> None:
+        """Begin where the saved run was, else with the state that was given, if any."""
         if saved.first_number is not None:
             self._calls.first_number = saved.first_number
-        self._done, self._first = Reached(initial), first_round
+        self._done = Reached(initial if given is None else given)
+        first_round = self._first = int(getattr(given, "round_index", 0))
         if saved.records:
             self._done = Reached(saved.state, tuple(saved.records))
+            begun = saved.records[0].round_index, self.num_rounds
+            if given is not None and first_round not in begun:
+                _logger.warning(
+                    "The run goes on from what is saved, %d rounds, and not from the"
+                    " `state` that it is given, which has %d behind it: pass another"
+                    " `storage_path` to begin with that.",
+                    self.num_rounds,
+                    first_round,
+                )
         if self.num_rounds > self._spec.num_rounds:
             _logger.warning(
                 "The run has %d rounds behind it, more than `num_rounds`, which is %d:"
@@ -963,7 +986,7 @@ def run(
     check_process(process)
     data = NamedClients(data) if isinstance(data, Mapping) else data
     caster = BatchCaster(process, cast=cast)
-    evaluate = choose_evaluation(process, evaluate, validation_data, caster)
+    evaluation, evaluate = choose_evaluation(process, evaluate, validation_data, caster)
     check_kinds(
         {
             "data": data,
@@ -985,7 +1008,7 @@ def run(
     cohort_size = read_whole_or_none("cohort_size", cohort_size, 1)
     num_to_keep = read_whole_or_none("num_to_keep", num_to_keep, 1)
     told = Callbacks(callbacks, logs=on_error == "log")
-    check_metrics([stop, *callbacks], process, evaluates=evaluate is not None)
+    check_metrics([stop, *callbacks], process, evaluation)
     spec = RunSpec(
         data=data,
         caster=caster,
@@ -1025,8 +1048,7 @@ def run(
                 saved = _wait_for(io.submit(opening), interrupts, storage_path)
             if clients is not None and client_states is not None and not saved.records:
                 clients.fill_from(client_states)
-            first_round = int(getattr(state, "round_index", 0))
-            loop.begin(saved, initial if state is None else state, first_round)
+            loop.begin(saved, initial, state)
             reason = loop.run()
             if reason == "interrupted":
                 _say_interrupted(loop.num_rounds, storage_path)

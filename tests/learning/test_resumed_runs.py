@@ -368,6 +368,24 @@ def test_state_that_is_given_gives_way_to_a_saved_one(tmp_path: pathlib.Path) ->
     assert again.history == first.history
 
 
+def test_state_that_what_is_saved_goes_before_is_told(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: Any = {"num_rounds": 2, "storage_path": tmp_path}
+    first = run(build_tally(), CLIENTS, **options)
+    longer = run(build_tally(), CLIENTS, num_rounds=3).state
+
+    for state in (build_tally().initialize(), first.state):
+        run(build_tally(), CLIENTS, **options, state=state)
+    assert not caplog.messages
+    again = run(build_tally(), CLIENTS, **options, state=longer)
+
+    assert again.state == first.state
+    (told,) = caplog.messages
+    assert "saved, 2 rounds, and not from the `state`" in told
+    assert "which has 3 behind it" in told
+
+
 def test_run_with_more_rounds_behind_it_is_returned_with_a_warning(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,7 @@ from ray_fed.learning import (
     RoundRecord,
     build_fed_avg,
     build_fed_eval,
+    build_fed_per,
     run,
 )
 from ray_fed.program import ClientData, PoissonSampler, UniformSampler
@@ -379,8 +380,13 @@ def test_a_wrong_input_is_told_with_its_client_and_batch(
             "found `int32",
         ),
         (pd.DataFrame({"x": [1.0]}), errors.ConfigError, "found a table of"),
+        (
+            (np.zeros((4, 2), "f4"), np.zeros(3, "i4")),
+            errors.ValueMismatchError,
+            "one number of rows .* found `x` 4, `y` 3",
+        ),
     ],
-    ids=["list", "ClientData", "table"],
+    ids=["list", "ClientData", "table", "pair"],
 )
 def test_wrong_validation_data_are_told_before_the_first_round(
     process: LearningProcess,
@@ -584,10 +590,57 @@ def test_validation_data_are_evaluated(
 
     assert found[0] is not None
     assert found == found[:1] * len(found)
-    for arguments in ({"evaluate": evaluation}, {"validation_data": 3}):
-        plain = LearningProcess(process.initialize, process.next)
-        with pytest.raises(errors.ConfigError, match="found one without the other"):
+    plain = LearningProcess(process.initialize, process.next)
+    for arguments, said in [
+        ({"evaluate": evaluation}, "without the other: no data"),
+        ({"validation_data": 3}, "without the other: None"),
+        ({"validation_data": [batch], "evaluate": evaluate}, "has its own data"),
+        ({"validation_data": batch["x"], "evaluate": evaluation}, "a pair `"),
+        ({"validation_data": batch, "evaluate": evaluation}, "put it in a list"),
+    ]:
+        with pytest.raises(errors.ConfigError, match=said):
             run(plain, clients, num_rounds=1, **cast("Any", arguments))
+
+
+def test_metrics_of_an_evaluation_are_known_before_the_first_round(
+    process: LearningProcess,
+) -> None:
+    clients = small_clients("f4", "i4")
+
+    def run_with(monitor: str) -> History:
+        stop = EarlyStopping(monitor, patience=9)
+        return run(
+            process,
+            clients,
+            num_rounds=1,
+            validation_data=clients,
+            evaluate_every=2,
+            stop=stop,
+            callbacks=[told],
+        ).history
+
+    told = Told()
+    for wrong in ("acuracy", "evaluation.acuracy", "training.acuracy"):
+        with pytest.raises(errors.ConfigError, match=r"'evaluation\.loss'.*acuracy`"):
+            run_with(wrong)
+    assert told.records == []
+    for right in ("loss", "evaluation.loss", "training.loss", "num_examples"):
+        history = run_with(right)
+    with pytest.raises(errors.ConfigError, match=r"evaluation\.acuracy`"):
+        History(history).values("evaluation.acuracy")
+
+
+def test_weights_of_clients_are_not_what_validation_data_are_evaluated_with(
+    classifier: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = small_clients("f4", "i4")
+    process = build_fed_per(classifier, "sgd", personal=["bias"])
+
+    run(process, clients, num_rounds=1)
+    assert "weights of their own" not in caplog.text
+    run(process, clients, num_rounds=1, validation_data=clients)
+
+    assert "weights of their own (bias)" in caplog.text
 
 
 def test_history_is_loaded_from_a_path_alone(tmp_path: pathlib.Path) -> None:
