@@ -41,7 +41,7 @@ from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.lru_cache import LruCache
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
-from ray_fed.worker.merging import merge_values
+from ray_fed.worker.stacks import merge_values
 
 _T = TypeVar("_T")
 
@@ -509,13 +509,8 @@ class RayPlaced:
     """Values of clients on actors: one name for each chunk, in client order."""
 
     def __init__(self, member: fl.Type, chunks: list[RemoteValue]) -> None:
-        self._member = member
+        self.member = member
         self.chunks = chunks
-
-    @property
-    def member(self) -> fl.Type:
-        """The type of one client's value."""
-        return self._member
 
     async def compute(self) -> list[Plain]:
         """Return the clients' values in client order, plain."""

@@ -30,8 +30,8 @@ from ray_fed.plan import diagnostics, merge_tree, outcomes
 from ray_fed.plan.fingerprint import Fingerprint
 from ray_fed.values import read_limits, stored
 from ray_fed.worker import evaluation
-from ray_fed.worker.device_stack import DeviceStack, ThreadedStack
 from ray_fed.worker.evaluation import Executors
+from ray_fed.worker.stacks import DeviceStack, ThreadedStack
 
 flf = fl.framework
 

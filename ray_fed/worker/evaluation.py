@@ -22,10 +22,14 @@ from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.plan.plans import Fallback
 from ray_fed.values import components, stored
-from ray_fed.worker.device_stack import DeviceStack
 from ray_fed.worker.kernel_runner import run_kernel
-from ray_fed.worker.merging import fetch, merge_subtrees, merge_values
-from ray_fed.worker.stacks import device_federated_stack
+from ray_fed.worker.stacks import (
+    DeviceStack,
+    fetch,
+    local_stack,
+    merge_subtrees,
+    merge_values,
+)
 
 if TYPE_CHECKING:
     from ray_fed.executors.eager_tf import EagerTFExecutor
@@ -65,7 +69,7 @@ class Executors:
         """Return those of one device, for cohorts of such leaves."""
 
         def stack_for(num_clients: int) -> ReferenceResolvingExecutor:
-            return device_federated_stack(stack, num_clients, clients_per_leaf)
+            return local_stack(num_clients, [stack], stack, clients_per_leaf)
 
         return cls(stack_for, stack, stack.parse, gather, stack)
 

@@ -33,9 +33,12 @@ from ray_fed.values import read_limits, stored, tensor_structures
 from ray_fed.values.client_references import ClientRun
 from ray_fed.values.stored import ArgumentPart, ClientValues
 from ray_fed.worker.client_store import ClientStore
-from ray_fed.worker.device_stack import DeviceStack
-from ray_fed.worker.merging import fetch, merge_subtrees
-from ray_fed.worker.stacks import device_federated_stack
+from ray_fed.worker.stacks import (
+    DeviceStack,
+    fetch,
+    local_stack,
+    merge_subtrees,
+)
 
 
 async def run_kernel(
@@ -86,9 +89,8 @@ async def _compute_shared(
         except Exception as error:  # noqa: BLE001 (the executors say what it is)
             work = "zeros and constants at the server"
             diagnostics.note([diagnostics.WorkInterpreted.of(work, error)])
-    stack = device_federated_stack(
-        device, len(subround.leaves[0]), subround.clients_per_leaf
-    )
+    size = subround.clients_per_leaf
+    stack = local_stack(len(subround.leaves[0]), [device], device, size)
     function = await stack.create_value(device.parse(kernel.server))
     parameter = cast("fl.FunctionType", function.type_signature).parameter
     argument = None

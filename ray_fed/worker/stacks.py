@@ -6,9 +6,9 @@
     SequenceExecutor                FederatingExecutor --- LocalStrategy
     EagerTFExecutor                 device_stack           device_stack, one per thread
 
-
-Work on a contiguous chunk of clients is one set of functions, which an actor calls,
-too: so a client's arithmetic, its order and its errors do not depend on where it runs.
+Partials are merged along the tree of leaves, whichever executor has them. Work on a
+contiguous chunk of clients is one set of functions, which an actor calls, too: so a
+client's arithmetic, its order and its errors do not depend on where it runs.
 
 TensorFlow is imported inside of functions: a coordinator imports this module, but
 never loads TensorFlow.
@@ -19,28 +19,42 @@ import contextlib
 import itertools
 import re
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import federated_language as fl
 from typing_extensions import override
 
 import ray_fed.error_texts as error_texts
 import ray_fed.errors as errors
+import ray_fed.plan.plans as plans
 import ray_fed.values.plain_values as plain_values
+from ray_fed.executors.closure import ResolvedValue
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.loops import gather_by_index
 from ray_fed.executors.references import ReferenceResolvingExecutor
+from ray_fed.executors.sequences import SequenceExecutor
 from ray_fed.executors.strategy import FederatingStrategy, Placed, PlacedArg
 from ray_fed.executors.threads import ThreadDelegatingExecutor
-from ray_fed.language import structs, type_checks
+from ray_fed.language import blocks, structs, type_checks
 from ray_fed.language.blocks import Function
 from ray_fed.language.structs import Plain, Struct
 from ray_fed.plan import merge_tree, random_keys
-from ray_fed.values import read_limits, stored
-from ray_fed.worker.device_stack import DeviceStack, ThreadedStack
-from ray_fed.worker.merging import merge_plain
+from ray_fed.values import components, read_limits, stored
+from ray_fed.values.client_references import ClientMember
+from ray_fed.values.lru_cache import LruCache
+from ray_fed.worker.client_store import ClientStore
 
-ExecutorValue = fl.framework.ExecutorValue
+if TYPE_CHECKING:
+    from ray_fed.executors.eager_tf import EagerTFExecutor
+
+flf = fl.framework
+ExecutorValue = flf.ExecutorValue
+_T = TypeVar("_T")
+_CACHED_BLOCKS = 128
+"""Computations that one stack keeps parsed: parsing takes as long as small rounds."""
+
+_PACES = 64
+"""Graphs whose pace one stack remembers: as many as its executor keeps."""
 
 ChunkArg: TypeAlias = list[ExecutorValue] | Struct[Any]
 """One value a client of the chunk, or a struct of such lists."""
@@ -93,17 +107,6 @@ async def embed_members(
         except errors.ComputationError as error:
             raise error.located(client_index=client_index) from error
     return embedded
-
-
-async def map_members(
-    executor: fl.framework.Executor,
-    function: Function | None,
-    arg: ChunkArg | None,
-    clients: range,
-) -> list[ExecutorValue]:
-    """Embed a function and call it on each client of a chunk: see `map_embedded`."""
-    embedded = None if function is None else await executor.create_value(function)
-    return await map_embedded(executor, embedded, arg, clients)
 
 
 async def map_embedded(
@@ -234,6 +237,76 @@ def describe_failure(
     return failure
 
 
+async def fetch(value: ExecutorValue) -> Plain:
+    """Return an embedded value in plain form."""
+    type_spec = value.type_signature
+    return plain_values.to_plain(await value.compute(), type_spec, "a result")
+
+
+async def merge_subtrees(
+    subround: plans.Subround,
+    partials: Sequence[ExecutorValue],
+    executor: flf.Executor,
+) -> list[ExecutorValue]:
+    """Return the partial of each of `subround.subtrees`.
+
+    Args:
+        subround: with a merge.
+        partials: of its leaves, embedded in the executor.
+        executor: runs the merges.
+    """
+    merge = await executor.create_value(Function(cast("bytes", subround.merge)))
+    merged: list[ExecutorValue] = []
+    for start, stop in subround.subtrees:
+        inside = range(start - subround.first_leaf, stop - subround.first_leaf)
+        subtrees = [(index, index + 1) for index in range(start, stop)]
+        subtree = [partials[index] for index in inside]
+        merged.append(await merge_values(executor, merge, subtree, subtrees))
+    return merged
+
+
+async def merge_values(
+    executor: flf.Executor,
+    merge: ExecutorValue,
+    partials: Sequence[ExecutorValue],
+    subtrees: Sequence[merge_tree.Subtree],
+) -> ExecutorValue:
+    """Merge adjacent subtrees, all embedded in one executor, along the tree.
+
+    Each merge draws from the key of its subtree, on any worker.
+    """
+    partials = list(partials)
+    for left, right, subtree in merge_tree.merge_order(subtrees):
+        pair = await executor.create_struct([partials[left], partials[right]])
+        with random_keys.at_step("merge", *subtree):
+            partials[left] = await executor.create_call(merge, pair)
+    return partials[0]
+
+
+async def merge_plain(
+    executor: flf.Executor, partials: Sequence[Plain], merge: Function
+) -> ExecutorValue:
+    """Merge partials of all leaves, in order, along the tree; embed the result.
+
+    Args:
+        executor: runs `merge`.
+        partials: U of each leaf, plain, at least one.
+        merge: <U, U> -> U.
+    """
+    function = await executor.create_value(merge)
+    type_spec = function.type_signature
+    if not isinstance(type_spec, fl.FunctionType) or not isinstance(
+        type_spec.parameter, fl.StructType
+    ):
+        raise errors.ValueMismatchError(
+            f"Expected a merge of two partials, found a value of type `{type_spec}`."
+        )
+    member = type_spec.parameter[0]
+    embedded = [await executor.create_value(partial, member) for partial in partials]
+    subtrees = [(index, index + 1) for index in range(len(embedded))]
+    return await merge_values(executor, function, embedded, subtrees)
+
+
 class LocalPlaced:
     """Values of clients, a list for each group, embedded when first needed."""
 
@@ -242,14 +315,9 @@ class LocalPlaced:
         member: fl.Type,
         embed: Callable[[], Coroutine[Any, Any, list[list[ExecutorValue]]]],
     ) -> None:
-        self._member = member
+        self.member = member
         self._embed = embed
         self._groups: asyncio.Future[list[list[ExecutorValue]]] | None = None
-
-    @property
-    def member(self) -> fl.Type:
-        """The type of one client's value."""
-        return self._member
 
     async def groups(self) -> list[list[ExecutorValue]]:
         """Return the embedded values, one list a group, in client order."""
@@ -260,7 +328,7 @@ class LocalPlaced:
     async def compute(self) -> list[Plain]:
         """Return the clients' values in client order, plain."""
         return [
-            plain_values.to_plain(await value.compute(), self._member)
+            plain_values.to_plain(await value.compute(), self.member)
             for group in await self.groups()
             for value in group
         ]
@@ -334,15 +402,15 @@ class LocalStrategy(FederatingStrategy):
     async def map(
         self, function: Function | None, arg: PlacedArg | None, member: fl.Type
     ) -> Placed:
-        chunks: list[Any] = [None] * len(self._targets)
-        if arg is not None:
-            chunks = [await _chunk(arg, g) for g in range(len(self._targets))]
-        results = await gather_by_index(
-            map_members(target, function, chunk, group)
-            for target, chunk, group in zip(
-                self._targets, chunks, self._groups, strict=True
-            )
-        )
+        indices = range(len(self._targets))
+        chunks = [None if arg is None else await _chunk(arg, g) for g in indices]
+
+        async def map_group(index: int) -> list[ExecutorValue]:
+            target, group = self._targets[index], self._groups[index]
+            embedded = None if function is None else await target.create_value(function)
+            return await map_embedded(target, embedded, chunks[index], group)
+
+        results = await gather_by_index(map(map_group, indices))
 
         async def embedded() -> list[list[ExecutorValue]]:
             return results
@@ -425,7 +493,92 @@ async def _chunk(arg: PlacedArg, group: int) -> Any:
     return (await type_checks.narrow(arg, LocalPlaced, "LocalStrategy").groups())[group]
 
 
-flf = fl.framework
+class Pace:
+    """Decides how many clients one call of a graph covers, from what others took.
+
+    The bits do not depend on it.
+
+    The first call, which also sets the graph up, is of one client.
+    """
+
+    def __init__(self) -> None:
+        self._seconds_a_client: float | None = None
+
+    def count(self, remaining: int, call_s: float) -> int:
+        """Return how many of the remaining clients to run in the next call."""
+        if self._seconds_a_client is None:
+            return min(1, remaining)
+        wanted = call_s / max(self._seconds_a_client, 1e-9)
+        return max(1, min(remaining, int(min(wanted, remaining))))
+
+    def note(self, count: int, seconds: float) -> None:
+        """Take note of what a call took."""
+        self._seconds_a_client = seconds / count
+
+
+class DeviceStack(ReferenceResolvingExecutor):
+    """Runs all unplaced work on a device, and holds what its clients have.
+
+    Args:
+        eager: runs every graph; owned.
+        client_bytes: of clients' data that is kept between rounds.
+
+    Attributes:
+        eager: runs every graph.
+        clients: their data.
+    """
+
+    def __init__(self, eager: "EagerTFExecutor", client_bytes: int) -> None:
+        super().__init__(SequenceExecutor(eager))
+        self.eager = eager
+        self.clients = ClientStore(client_bytes)
+        self._paces: LruCache[bytes, Pace] = LruCache(_PACES)
+        self._blocks: LruCache[bytes, fl.framework.ComputationBuildingBlock]
+        self._blocks = LruCache(_CACHED_BLOCKS)
+
+    @override
+    async def create_value(self, value: Any, type_spec: Any = None) -> ResolvedValue:
+        if isinstance(value, ClientMember):
+            value = self.clients.read(value)
+        if isinstance(value, stored.StoredComponents):
+            value = components.join(value.components, fl.to_type(type_spec))
+        return await super().create_value(value, type_spec)
+
+    def parse(self, serialised: bytes) -> fl.framework.ComputationBuildingBlock:
+        """Return the block of a serialised computation, parsed when first asked for."""
+        return self._blocks.get(serialised, lambda: blocks.parse_block(serialised))
+
+    def on_device(self) -> contextlib.AbstractContextManager[object]:
+        """Return what puts operations of the thread that enters it on the device."""
+        return self.eager.on_device()
+
+    def pace_of(self, content: bytes) -> Pace:
+        """Return how fast the kernel of a content has been here."""
+        return self._paces.get(content, Pace)
+
+    @override
+    def close(self) -> None:
+        self.clients.close()
+        self._paces.clear()
+        self._blocks.clear()
+        super().close()
+
+
+class ThreadedStack(ThreadDelegatingExecutor):
+    """A device's stack on a thread of its own, and what is to run there beside it.
+
+    Args:
+        stack: owned.
+        name: of the thread.
+    """
+
+    def __init__(self, stack: DeviceStack, name: str) -> None:
+        super().__init__(stack, name, stack.on_device())
+        self.stack = stack
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine on the thread of the stack, which it may call freely."""
+        return await self._thread.run(work)
 
 
 CLIENT_BYTES = 2**30
@@ -586,13 +739,3 @@ def thread_debugging_executor_factory(
         clients_per_thread, "clients_per_thread"
     )
     return _DebuggingFactory(num_clients, clients_per_thread)
-
-
-def device_federated_stack(
-    device: DeviceStack, num_clients: int, clients_per_leaf: int | None
-) -> ReferenceResolvingExecutor:
-    """Return a stack that runs any computation, and all clients, on one device."""
-    groups = [range(num_clients)]
-    return federated_stack(
-        lambda _: LocalStrategy(device, [device], groups, clients_per_leaf), device
-    )

@@ -25,7 +25,7 @@ from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
 from ray_fed.tensorflow.kernels.server_kernels import Kernels
 from ray_fed.values import read_limits
 from ray_fed.values.client_references import ClientRun
-from ray_fed.worker.device_stack import DeviceStack
+from ray_fed.worker.stacks import DeviceStack
 from tests.stages import kernel_of, stage_of
 
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)

@@ -24,7 +24,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.language import blocks
 from ray_fed.plan import diagnostics, merge_tree, random_keys
 from ray_fed.plan.random_keys import DrawKey
-from ray_fed.worker.device_stack import DeviceStack
+from ray_fed.worker.stacks import DeviceStack
 from tests.stages import kernel_of, stage_of, summed
 
 BATCH = fl.StructType(

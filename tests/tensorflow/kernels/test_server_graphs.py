@@ -15,7 +15,6 @@ from ray_fed.language import blocks
 from ray_fed.plan.plans import Fallback
 from ray_fed.tensorflow.kernels.server_kernels import ServerGraph
 from ray_fed.values import stored
-from ray_fed.worker import merging
 
 FLOATS = fl.TensorType(np.float32, [1000])
 AT_SERVER = fl.FederatedType(FLOATS, fl.SERVER)
@@ -118,7 +117,7 @@ def compute(comp: Any, argument: Any) -> Any:
         called = await over.create_call(
             function, await over.create_value(argument, parameter)
         )
-        return await merging.fetch(called)
+        return await stacks.fetch(called)
 
     try:
         return asyncio.run(run())

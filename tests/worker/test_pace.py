@@ -1,7 +1,7 @@
 """How many clients a call of a graph covers, and that each stack learns it anew."""
 
 import ray_fed.worker.stacks as stacks
-from ray_fed.worker.device_stack import Pace
+from ray_fed.worker.stacks import Pace
 
 
 class TestPace:
