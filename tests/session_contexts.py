@@ -2,8 +2,7 @@
 
 import ray_fed
 from ray_fed.cluster.session import Session
-from ray_fed.contexts.backend import Backend
-from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.contexts.execution_context import Backend, ExecutionContext
 
 
 def context_over(session: Session, config: ray_fed.Config) -> ExecutionContext:

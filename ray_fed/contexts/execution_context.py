@@ -1,4 +1,7 @@
-"""The context that `init` and `create_context` install or return, on any backend."""
+"""The context that `init` and `create_context` install or return, on any backend.
+
+`Backend` is the seam between it and what runs its subrounds: Ray, or threads.
+"""
 
 import concurrent.futures
 import dataclasses
@@ -17,9 +20,11 @@ from ray_fed.compiler.binding import read_invocation
 from ray_fed.compiler.form import MergeableCompChain, MergeableCompForm
 from ray_fed.compiler.split import compile_to_chain
 from ray_fed.config import Config
-from ray_fed.contexts.backend import Backend
-from ray_fed.contexts.closed import ClosedContext
-from ray_fed.contexts.first_calls import ComputationChecks, StartupProgress
+from ray_fed.contexts.first_calls import (
+    AwaitReady,
+    ComputationChecks,
+    StartupProgress,
+)
 from ray_fed.contexts.slow_ways import SlowPathWarnings
 from ray_fed.executors.loops import CallingThread, LoopThread
 from ray_fed.language import blocks, type_checks
@@ -34,6 +39,38 @@ from ray_fed.values.components import Components
 from ray_fed.values.stored import ArgumentPart
 
 flf = fl.framework
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """What runs the subrounds of a context.
+
+    Attributes:
+        runners: run subrounds; closed by `close`.
+        num_workers: the number of workers, and of a round's subrounds where
+            `Config.subrounds` has none; a function is called as each round begins.
+        close: closes the runners, and what they run on.
+        store: see `RoundPolicy`.
+        fetch: reads a value that `store` or a runner put in a store; returns any other
+            value as it is. None: values are never stored.
+        await_ready: see `AwaitReady`; None: workers are threads, which are always
+            ready.
+        check: raises a ContextStateError once what the runners run on is gone.
+        spreads_subrounds: whether a runner may use several workers for one subround.
+        place: which Ray it is on, in a few words; empty: none.
+        sinks: receive the events of all rounds.
+    """
+
+    runners: Sequence[fl.framework.AsyncContext]
+    num_workers: int | Callable[[], Awaitable[int]]
+    close: Callable[[], None]
+    store: Callable[[ArgumentPart], tuple[ArgumentPart, int]] = RoundPolicy.store
+    fetch: Callable[[ArgumentPart], Awaitable[Plain]] | None = None
+    await_ready: AwaitReady | None = None
+    check: Callable[[], None] = lambda: None
+    spreads_subrounds: bool = False
+    place: str = ""
+    sinks: Sequence[events.EventSink] = ()
 
 
 class ExecutionContext(flf.SyncContext):
@@ -282,13 +319,23 @@ class ExecutionContext(flf.SyncContext):
             thread.close()
             self._backend.close()
         if flf.get_context_stack().current is self:
-            flf.set_default_context(ClosedContext())
+            flf.set_default_context(_ClosedContext())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class _ClosedContext(flf.SyncContext):
+    """Says of every call that the context is closed."""
+
+    @override
+    def invoke(self, comp: Any, arg: Any) -> Any:
+        raise errors.ContextStateError(
+            "Expected an open context, found it closed: call ray_fed.init again."
+        )
 
 
 def _to_chain(comp: flf.ConcreteComputation) -> MergeableCompChain | None:

@@ -8,8 +8,7 @@ from typing import Any
 import ray_fed.errors as errors
 import ray_fed.worker.stacks as stacks
 from ray_fed.config import Config
-from ray_fed.contexts.backend import Backend
-from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.contexts.execution_context import Backend, ExecutionContext
 from ray_fed.contexts.runners import LocalRunner
 from ray_fed.observability.progress import WaitLine
 from ray_fed.plan.fingerprint import Fingerprint
