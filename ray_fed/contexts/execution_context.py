@@ -51,8 +51,7 @@ class Backend:
             `Config.subrounds` has none; a function is called as each round begins.
         close: closes the runners, and what they run on.
         store: see `RoundPolicy`.
-        fetch: reads a value that `store` or a runner put in a store; returns any other
-            value as it is. None: values are never stored.
+        fetch: see `RoundPolicy`.
         await_ready: see `AwaitReady`; None: workers are threads, which are always
             ready.
         check: raises a ContextStateError once what the runners run on is gone.
@@ -65,7 +64,7 @@ class Backend:
     num_workers: int | Callable[[], Awaitable[int]]
     close: Callable[[], None]
     store: Callable[[ArgumentPart], tuple[ArgumentPart, int]] = RoundPolicy.store
-    fetch: Callable[[ArgumentPart], Awaitable[Plain]] | None = None
+    fetch: Callable[[ArgumentPart], Awaitable[Plain]] = RoundPolicy.fetch
     await_ready: AwaitReady | None = None
     check: Callable[[], None] = lambda: None
     spreads_subrounds: bool = False
@@ -106,14 +105,12 @@ class ExecutionContext(flf.SyncContext):
         self._startup = StartupProgress(self._sinks.on_event, backend.await_ready)
         self._checks = ComputationChecks(in_process=config.backend == "local")
         self._chains = ComputationCache(_to_chain)
-        num_workers = backend.num_workers
         self._rounds = Rounds(
             backend.runners,
             RoundPolicy(
                 cut_leaves=lambda n: merge_tree.cut_leaves(n, config.clients_per_leaf),
                 num_subrounds=config.subrounds.count,
-                num_workers=num_workers if isinstance(num_workers, int) else 1,
-                count_workers=None if isinstance(num_workers, int) else num_workers,
+                num_workers=backend.num_workers,
                 spreads_subrounds=backend.spreads_subrounds,
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
@@ -123,8 +120,7 @@ class ExecutionContext(flf.SyncContext):
                 call_s=_call_s(config),
                 jit=config.kernels.jit,
                 vectorised_clients=config.kernels.vectorised_clients,
-                leaves_out_clients=True,
-                finishes_in_subrounds=True,
+                has_own_runners=True,
                 kept_bytes=config.kept_bytes,
                 max_dropped_clients=config.max_dropped_clients,
             ),
@@ -260,8 +256,7 @@ class ExecutionContext(flf.SyncContext):
         """
 
         async def run() -> Plain:
-            fetch = self._backend.fetch
-            return component if fetch is None else await fetch(component)
+            return await self._backend.fetch(component)
 
         return self._open_thread().submit(run())
 

@@ -106,7 +106,7 @@ class RayExecutionContext(flf.AsyncContext):
             session.runners(),
             RoundPolicy(
                 cut_leaves=lambda n: merge_tree.cut_leaves(n, config.clients_per_leaf),
-                count_workers=session.count_workers,
+                num_workers=session.count_workers,
                 default_num_clients=config.default_num_clients,
                 seed=config.seed,
                 store=session.store,

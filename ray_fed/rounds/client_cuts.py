@@ -177,6 +177,10 @@ def join_results(results: list[Plain], type_spec: fl.Type) -> Plain:
     return stored.join_placed(parts, type_spec)
 
 
+async def _return_as_is(value: Any) -> Any:
+    return value
+
+
 @dataclasses.dataclass(frozen=True)
 class RoundPolicy:
     """How calls are cut and carried.
@@ -184,9 +188,8 @@ class RoundPolicy:
     Attributes:
         cut_leaves: from the size of the cohort to its leaves; never empty.
         num_subrounds: at most so many runs of leaves; None: as many as workers.
-        num_workers: that the subrounds of a round have between them.
-        count_workers: asked for that number as each round begins, which may resize the
-            pool; None: it stays.
+        num_workers: that the subrounds of a round have between them; a function is
+            asked for that number as each round begins, which may resize the pool.
         spreads_subrounds: whether one subround may run on several workers, where there
             are more workers than subrounds.
         default_num_clients: the cohort of a call without client arguments.
@@ -196,35 +199,33 @@ class RoundPolicy:
         store: makes a value that many subrounds share cheap to pass along; returns what
             stands for it, and how many bytes of arrays leave this process.
         fetch: reads what `store` or a runner put in a store; returns any other value as
-            it is. None: values are never stored.
+            it is.
         emit: receives events.
         call_s: seconds of clients that one call of a kernel may cover, about; None:
             all work is interpreted.
         jit: see `plans.Kernel`.
         vectorised_clients: see `plans.Kernel`.
-        leaves_out_clients: whether runners take stand-ins for values of clients that a
-            finish does not read.
-        finishes_in_subrounds: whether runners take a subround that finishes its round.
+        has_own_runners: whether runners are ray_fed's own, which take stand-ins for
+            values of clients that a finish does not read, and a subround that finishes
+            its round.
         kept_bytes: of clients' values that a call may keep for later stages.
         max_dropped_clients: whose work raised, that a call may go on without.
     """
 
     cut_leaves: Callable[[int], Sequence[range]]
     num_subrounds: int | None = None
-    num_workers: int = 1
-    count_workers: Callable[[], Awaitable[int]] | None = None
+    num_workers: int | Callable[[], Awaitable[int]] = 1
     spreads_subrounds: bool = False
     default_num_clients: int = 0
     replicas: int | None = None
     seed: int = 0
     store: Callable[[Any], tuple[Any, int]] = lambda value: (value, 0)
-    fetch: Callable[[Any], Awaitable[Any]] | None = None
+    fetch: Callable[[Any], Awaitable[Any]] = _return_as_is
     emit: Callable[[events.Event], None] = events.Sinks().on_event
     call_s: float | None = None
     jit: Literal["auto", "on", "off"] = "off"
     vectorised_clients: int = 1
-    leaves_out_clients: bool = False
-    finishes_in_subrounds: bool = False
+    has_own_runners: bool = False
     kept_bytes: int = 0
     max_dropped_clients: int = 0
 
@@ -235,8 +236,8 @@ class RoundPolicy:
             work_s: seconds that workers will take in all, as far as is known.
         """
         num_workers = self.num_workers
-        if self.count_workers is not None:
-            num_workers = await self.count_workers()
+        if not isinstance(num_workers, int):
+            num_workers = await num_workers()
         if work_s is not None and self.num_subrounds is None:
             # A subround of less costs more on its way than it spares beside another.
             num_workers = max(1, min(num_workers, int(work_s / _SUBROUND_S)))
@@ -244,7 +245,7 @@ class RoundPolicy:
 
     async def read_clients(self, part: ClientValues) -> ClientValues:
         """Return the values of clients that a runner kept in a store, or returned."""
-        if self.fetch is None or not isinstance(part, StoredClients):
+        if not isinstance(part, StoredClients):
             return part
         values = await self.fetch(Stored(part.reference))
         return values[part.start : part.stop]

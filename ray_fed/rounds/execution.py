@@ -159,7 +159,7 @@ class Rounds:
         )
         cut = self._cut(num_clients, num_workers, parameter, weights)
         async with self._round(spec, num_workers, num_clients, cut) as call:
-            leaves_out = self._policy.leaves_out_clients
+            leaves_out = self._policy.has_own_runners
             call.take_argument(arg, parameter, leaves_out_clients=leaves_out)
             call.keeps = cut.first_runs(
                 self._policy.kept_bytes, chain.kept_member_bytes
@@ -244,7 +244,7 @@ class Rounds:
         """Return whether the last stage's only subround is to finish the round, too."""
         last = chain.stages[-1]
         return (
-            self._policy.finishes_in_subrounds
+            self._policy.has_own_runners
             and len(call.cut.runs) == 1
             and len(call.cut.chunks[0]) == 1
             and not (last.keeping and any(call.keeps))
