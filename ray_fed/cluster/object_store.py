@@ -27,7 +27,6 @@ from ray_fed.plan.fingerprint import WorkerDescription
 from ray_fed.plan.outcomes import Evaluated
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientRun, ClientSource, HeldSource
-from ray_fed.values.lru_cache import LruCache
 from ray_fed.values.stacked_members import StackedMembers
 from ray_fed.values.stored import Stored, StoredClients, StoredComponents
 
@@ -39,16 +38,6 @@ _FETCH_TIMEOUT_S = 300.0
 _stored: weakref.WeakKeyDictionary[ClientSource, tuple[Job, ClientSource]]
 _stored = weakref.WeakKeyDictionary()
 """Of each source the job and what stands for it in that job's object store."""
-
-
-def store_run(run: ClientRun) -> tuple[ClientRun, int]:
-    """Return a run whose source is in the object store, put there the first time.
-
-    Returns:
-        The run, and how many bytes of values were put.
-    """
-    source, num_bytes = _stand_in(run.source)
-    return dataclasses.replace(run, source=source, weights=None), num_bytes
 
 
 def _stand_in(source: ClientSource) -> tuple[ClientSource, int]:
@@ -207,9 +196,6 @@ LARGE_KERNEL_BYTES = 256 * 1024
 """Smaller ones, with what they were fused of, travel with each call: what is in the
 object store stays there as long as the driver has the kernel."""
 
-_FETCHED_KERNELS = 16
-"""Large kernels that one worker keeps, beside the graphs that it made of them."""
-
 
 @dataclasses.dataclass(frozen=True)
 class StoredKernel:
@@ -269,23 +255,7 @@ def store_kernel(kernel: plans.Kernel, computation: bytes) -> tuple[StoredKernel
     return entry.kernel, entry.computations[computation]
 
 
-class FetchedKernels:
-    """The large kernels that one worker has met, by the names of their references."""
-
-    def __init__(self) -> None:
-        self._kernels: LruCache[bytes, plans.Kernel] = LruCache(_FETCHED_KERNELS)
-
-    def in_plan(self, comp: Any) -> Any:
-        """Return a plan with its kernel, fetched where a reference stands for it."""
-        kernel = getattr(comp, "kernel", None)
-        if not isinstance(kernel, StoredKernel):
-            return comp
-        reference = kernel.reference
-        fetched = self._kernels.get(reference.binary(), lambda: fetch(reference))
-        return dataclasses.replace(comp, kernel=fetched)
-
-
-_INLINE_BYTES = 64 * 1024
+INLINE_BYTES = 64 * 1024
 """Smaller values travel inside of a call: a trip to the object store costs more."""
 
 _REFERENCES_TOGETHER = 256
@@ -299,7 +269,7 @@ def encode(value: Any) -> Any:
     than all else that is done with a small value on its way. Bytes in a store are
     always such ones. Clients' values that are alike are stacked.
     """
-    is_small = isinstance(value, bytes) or stored.count_bytes(value) < _INLINE_BYTES
+    is_small = isinstance(value, bytes) or stored.count_bytes(value) < INLINE_BYTES
     if isinstance(value, list):
         value = StackedMembers.of(value) or value
     return pickle.dumps(value, pickle.HIGHEST_PROTOCOL) if is_small else value
@@ -350,9 +320,10 @@ def store(value: Any) -> tuple[Any, int]:
         when it is put.
     """
     if isinstance(value, ClientRun):
-        return store_run(value)
+        source, num_bytes = _stand_in(value.source)
+        return dataclasses.replace(value, source=source, weights=None), num_bytes
     num_bytes = stored.count_bytes(value)
-    if num_bytes < _INLINE_BYTES or isinstance(value, Stored):
+    if num_bytes < INLINE_BYTES or isinstance(value, Stored):
         return value, num_bytes
     reference = ray.put(encode(value))
     if isinstance(value, list):
@@ -362,20 +333,6 @@ def store(value: Any) -> tuple[Any, int]:
 
 
 _Replace: TypeAlias = Callable[[Any], Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Slot:
-    """Stands for a reference that travels beside an argument."""
-
-    index: int
-
-
-@dataclasses.dataclass(frozen=True)
-class _SourceSlot:
-    """Stands for that of a source of clients, or of a kernel."""
-
-    index: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,19 +365,19 @@ def pack(comp: Any, argument: Any) -> Packed:
         comp: the plan.
         argument: plain, structures as tuples; parts of it may be stored.
     """
-    slots: dict[Any, _Slot] = {}
-    sources: dict[Any, _SourceSlot] = {}
+    values: dict[Any, int] = {}  # the place that stands for each reference
+    sources: dict[Any, int] = {}
 
-    def take(reference: Any) -> _Slot:
-        return slots.setdefault(reference, _Slot(len(slots)))
+    def take(reference: Any) -> int:
+        return values.setdefault(reference, len(values))
 
-    def take_source(reference: Any) -> _SourceSlot:
-        return sources.setdefault(reference, _SourceSlot(len(sources)))
+    def take_source(reference: Any) -> int:
+        return sources.setdefault(reference, len(sources))
 
     bare = _Replacing(take, take_source).inside(argument)
     comp = _replace_kernel(comp, take_source)
     work = pickle.dumps((comp, bare), pickle.HIGHEST_PROTOCOL)
-    return Packed(work, list(slots), list(sources))
+    return Packed(work, list(values), list(sources))
 
 
 def unpack(packed: Packed) -> tuple[Any, Any]:
@@ -446,13 +403,7 @@ def _unpack(
     work: bytes, values: Sequence[Any], sources: Sequence[Any]
 ) -> tuple[Any, Any]:
     comp, bare = pickle.loads(work)
-
-    def put(slot: _Slot) -> Any:
-        return values[slot.index]
-
-    def put_source(slot: _SourceSlot) -> Any:
-        return sources[slot.index]
-
+    put, put_source = values.__getitem__, sources.__getitem__
     return _replace_kernel(comp, put_source), _Replacing(put, put_source).inside(bare)
 
 

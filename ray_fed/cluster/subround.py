@@ -61,14 +61,8 @@ _ANSWER_S = 10.0
 _LATE_S = 1.0
 """A call may be as long on its way to a worker."""
 
-_YOUNG_GENERATION = 1
-"""The generation of what one short task makes; collecting it takes no time."""
-
 _KNOWN_HANDLES = 64
 """Handles of workers that one process keeps between subrounds."""
-
-_RETURNED_BYTES = 64 * 1024
-"""Smaller values come back in the answer of a task, and are in this process then."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -640,7 +634,7 @@ def run_subround(handles: list[Any], *arguments: Any) -> Any:
     finally:
         # Loops and tasks refer to each other, and to arrays that the object store may
         # not free before: an idle process would hold them.
-        gc.collect(_YOUNG_GENERATION)
+        gc.collect(worker_actor.YOUNG_GENERATION)
 
 
 @functools.cache
@@ -682,8 +676,8 @@ async def bring_home(values: Sequence[Any], timeout_s: float | None) -> list[Any
     Raises:
         DeadlineError: it took longer.
     """
-    if all(value.num_bytes < _RETURNED_BYTES for value in values):
-        return list(values)
+    if all(value.num_bytes < object_store.INLINE_BYTES for value in values):
+        return list(values)  # they came in the answer of a task, to this process
     task: Any = _keep.options(
         num_returns=1 + len(values),
         scheduling_strategy=NodeAffinitySchedulingStrategy(_this_node(), soft=True),

@@ -26,14 +26,15 @@ import ray_fed.executors.loops as loops
 import ray_fed.values.plain_values as plain_values
 import ray_fed.worker.stacks as stacks
 from ray_fed.cluster import object_store
-from ray_fed.cluster.object_store import FetchedKernels, fetch
+from ray_fed.cluster.object_store import StoredKernel, fetch
 from ray_fed.config import Config
 from ray_fed.language import blocks, structs
-from ray_fed.plan import diagnostics, random_keys
+from ray_fed.plan import diagnostics, plans, random_keys
 from ray_fed.plan.diagnostics import Note
 from ray_fed.plan.fingerprint import Versions, WorkerDescription
 from ray_fed.plan.random_keys import DrawKey
 from ray_fed.values import components, read_limits
+from ray_fed.values.lru_cache import LruCache
 from ray_fed.worker import evaluation
 from ray_fed.worker.evaluation import Executors
 
@@ -56,20 +57,20 @@ _CONTROL_THREADS = 3
 _ABANDONED_S = 30.0
 """How long work that nobody waits for may go on before the process ends itself."""
 
+_FETCHED_KERNELS = 16
+"""Large kernels that one worker keeps, beside the graphs that it made of them."""
+
 _ENDED_NAMES = 256
 """How many names of ended work a worker remembers, to end what still runs of it."""
 
-_YOUNG_GENERATION = 1
-"""The generation of what one call makes: stacks, which refer to themselves and to
-arrays that the object store may not free before. Collecting it takes no time."""
+YOUNG_GENERATION = 1
+"""The generation of what one call or short task makes: stacks, which refer to
+themselves and to arrays that the object store may not free before. Collecting it takes
+no time."""
 
 
 class NotLoadedError(errors.ClusterError):
     """A worker whose process is new has not loaded TensorFlow yet."""
-
-
-class _EndedError(errors.ClusterError):
-    """Nobody waits for this work any more."""
 
 
 class ValueScopes:
@@ -94,10 +95,6 @@ class ValueScopes:
             if self.has_ended(scope):
                 raise _ended_error(scope)
             self._scopes[scope] = {}
-
-    def check(self, scope: str) -> None:
-        """Raise as `values` does."""
-        self.values(scope)
 
     def values(self, scope: str) -> dict[int, Any]:
         """Return the values of an open scope by key, to be changed.
@@ -138,8 +135,10 @@ class ValueScopes:
         return int(turn) < self._ended.get(name, 0)
 
 
-def _ended_error(scope: str) -> _EndedError:
-    return _EndedError(f"Expected the scope `{scope}` to be open, found it freed.")
+def _ended_error(scope: str) -> errors.ClusterError:
+    return errors.ClusterError(
+        f"Expected the scope `{scope}` to be open, found it freed."
+    )
 
 
 class LeafWorker:
@@ -166,7 +165,7 @@ class LeafWorker:
         label: str = "ray_fed worker",
     ) -> None:
         self._settings = num_threads, gpu_fraction, client_bytes
-        self._kernels = FetchedKernels()
+        self._kernels: LruCache[bytes, plans.Kernel] = LruCache(_FETCHED_KERNELS)
         self._limits = limits or read_limits.Limits()
         self._label = label
         self._loop = asyncio.new_event_loop()
@@ -216,8 +215,8 @@ class LeafWorker:
     @ray.method(concurrency_group="control")
     def running_s(self) -> tuple[str, float]:
         """Return the scope of the work that runs, and for how long; empty for none."""
-        running = self._running
-        return ("", 0.0) if running is None else (running[0], _now() - running[1])
+        scope, since_s = self._running or ("", time.monotonic())
+        return scope, time.monotonic() - since_s
 
     def load_now(self) -> None:
         """Load TensorFlow on this thread."""
@@ -290,11 +289,11 @@ class LeafWorker:
 
         def check() -> None:
             if scope is not None:
-                self._scopes.check(scope)
+                self._scopes.values(scope)
 
         running = self._running
         if running is None and scope is not None:  # a verb
-            self._running = scope, _now()
+            self._running = scope, time.monotonic()
         node, is_done = ray.util.get_node_ip_address, False
         try:
             with read_limits.limited(self._limits, check):
@@ -473,13 +472,16 @@ class LeafWorker:
             NotLoadedError: this process is new.
         """
         self.begin(scope)
-        begun_s = _now()
+        begun_s = time.monotonic()
         self._running = scope, begun_s
         try:
             sources = object_store.gathered(resolved[:num_sources])
             values = resolved[num_sources:]
             comp, arg = object_store.unpack_resolved(work, values, sources)
-            comp = self._kernels.in_plan(comp)
+            if isinstance(getattr(comp, "kernel", None), StoredKernel):
+                reference = comp.kernel.reference
+                kernel = self._kernels.get(reference.binary(), lambda: fetch(reference))
+                comp = dataclasses.replace(comp, kernel=kernel)
             if computation is not None:
                 comp = dataclasses.replace(comp, computation=computation)
             # Leaf after leaf: a process that dies has begun as few clients as can be.
@@ -489,9 +491,11 @@ class LeafWorker:
             with diagnostics.noting() as noted:
                 evaluating = evaluation.evaluate_plan(comp, arg, executors)
                 evaluated = self._run(evaluating, scope)
-            evaluated = dataclasses.replace(evaluated, busy_s=_now() - begun_s)
+            evaluated = dataclasses.replace(
+                evaluated, busy_s=time.monotonic() - begun_s
+            )
             self._scopes.end(scope)
-            gc.collect(_YOUNG_GENERATION)
+            gc.collect(YOUNG_GENERATION)
             return object_store.pack_result(evaluated, list(noted), self._describe())
         finally:
             self._running = None
@@ -518,10 +522,6 @@ def _chunk_arg(values: Mapping[int, Any], arg: Any) -> Any:
     if isinstance(arg, int):
         return values[arg]
     return structs.Struct((name, _chunk_arg(values, element)) for name, element in arg)
-
-
-def _now() -> float:
-    return time.monotonic()
 
 
 RemoteWorker: Any = cast("Any", ray.remote)(

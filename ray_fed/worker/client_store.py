@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from ray_fed.language.structs import Plain
 from ray_fed.values import stored
 from ray_fed.values.client_references import ClientMember, ClientRun, ClientSource
+from ray_fed.values.lru_cache import LruCache
 from ray_fed.values.stored import ClientValues
 
 _T = TypeVar("_T")
@@ -43,7 +44,7 @@ class ClientStore:
         self._gone: collections.deque[str] = collections.deque()
         self._sizes: collections.OrderedDict[tuple[str, bytes], int]
         self._sizes = collections.OrderedDict()
-        self._asked: collections.OrderedDict[int, None] = collections.OrderedDict()
+        self._asked: LruCache[int, int] = LruCache(_KEPT_SIZES)
 
     def read(self, member: ClientMember) -> Plain:
         """Return what a client has, as a plain value.
@@ -122,12 +123,9 @@ class ClientStore:
         take the place of its clients' own.
         """
         asked = hash(key)
-        if asked in self._asked:
-            return True
-        self._asked[asked] = None
-        if len(self._asked) > _KEPT_SIZES:
-            self._asked.popitem(last=False)
-        return False
+        is_repeated = self._asked.find(asked) is not None
+        self._asked.put(asked, asked)
+        return is_repeated
 
     def forget(self, tokens: Iterable[str]) -> None:
         """Drop what came from sources that are gone."""
