@@ -4,8 +4,8 @@ import asyncio
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 import ray
 from ray._private import state as ray_state  # no public name for what is needed
@@ -16,6 +16,8 @@ from typing_extensions import override
 
 from ray_fed.cluster import joining
 from ray_fed.config import Config
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,57 +129,43 @@ def resources_of(config: Config) -> Mapping[str, float]:
     return {name: amount for name, amount in each.items() if amount > 0}
 
 
-def look_up(what: str, config: Config, group: PlacementGroup | None) -> Any:
-    """Return what the cluster says of its nodes, whoever may ask it.
-
-    Args:
-        what: "nodes", "draining" (the ids of those that go), or "need N" (what so many
-            workers ask for, and what is free of it, in words).
-        config: of the workers.
-        group: that they are placed in; None: anywhere.
-    """
-    each = resources_of(config)
+def look_up(read: Callable[..., _T], *args: Any) -> Awaitable[_T]:
+    """Return what a function of this module says of the cluster, whoever may ask it."""
     if ray_client.is_connected():  # which knows no state of the cluster
-        return cast("Any", _look_up_by_task).remote(what, each, group)
-    return asyncio.to_thread(_look_up, what, each, group)
-
-
-def _look_up(what: str, each: Mapping[str, float], group: PlacementGroup | None) -> Any:
-    match what.split():
-        case ["nodes"]:
-            return read_nodes(each, group)
-        case ["draining"]:
-            return list(_read_draining())
-        case [_, count]:
-            return _describe_need(int(count), each, group)
-        case _:
-            raise AssertionError(what)
+        return cast("Any", _look_up_by_task).remote(read, *args)
+    return asyncio.to_thread(read, *args)
 
 
 @ray.remote(num_cpus=0)
-def _look_up_by_task(
-    what: str, each: Mapping[str, float], group: PlacementGroup | None
-) -> Any:
-    return _look_up(what, each, group)
+def _look_up_by_task(read: Callable[..., Any], *args: Any) -> Any:
+    return read(*args)
 
 
-def _read_draining() -> Mapping[str, int]:
+def read_draining() -> Mapping[str, int]:
+    """Return when each node goes that will go soon, by Ray's id of it."""
     return cast("Any", ray_state.state).get_draining_nodes()
 
 
-def _describe_need(
-    count: int, each: Mapping[str, float], group: PlacementGroup | None
+def describe_need(
+    each: Mapping[str, float], group: PlacementGroup | None, count: int
 ) -> str:
     """Return what so many workers ask for, and what is free of it, in words.
 
     Empty where there is room for one of them, which is about to have its place.
+
+    Args:
+        each: what a worker asks for.
+        group: see `read_nodes`.
+        count: of the workers.
     """
     if any(node.free for node in read_nodes(each, group)):
         return ""
     counted = "1 worker" if count == 1 else f"{count} workers"
+    parts = [part for of_node in _read_parts(group).values() for part in of_node]
     needs: list[str] = []
     for name, amount in each.items():
-        free, total = read_free(name, group)
+        free = sum(left.get(name, 0.0) for left, _ in parts)
+        total = sum(whole.get(name, 0.0) for _, whole in parts)
         needs.append(f"{amount * count:g} {name} ({free:g} of {total:g} free)")
     return f"room for {counted}: {', '.join(needs)}"
 
@@ -191,7 +179,7 @@ def read_nodes(
         each: what a worker asks for; their room is counted in workers.
         group: that workers are placed in: only its bundles count.
     """
-    draining = _read_draining()
+    draining = read_draining()
     parts = _read_parts(group)
     return [
         Node(
@@ -204,20 +192,6 @@ def read_nodes(
         for node in cast("list[dict[str, Any]]", ray.nodes())
         if node["Alive"] and node["NodeID"] in parts
     ]
-
-
-def read_free(name: str, group: PlacementGroup | None) -> tuple[float, float]:
-    """Return how much of a resource is free, and how much there is.
-
-    Args:
-        name: of the resource.
-        group: of whose bundles; None: of the cluster.
-    """
-    parts = [
-        part for parts_of_node in _read_parts(group).values() for part in parts_of_node
-    ]
-    free = sum(left.get(name, 0.0) for left, _ in parts)
-    return free, sum(whole.get(name, 0.0) for _, whole in parts)
 
 
 _Part: TypeAlias = tuple[Mapping[str, float], Mapping[str, float]]

@@ -426,20 +426,3 @@ def read_error(
     """Read the error of a future that is done."""
     if not future.cancelled():
         future.exception()
-
-
-class JobActor:
-    """The handle of an actor, which is called only while its job lasts.
-
-    Args:
-        handle: of the actor.
-        job: that it belongs to.
-    """
-
-    def __init__(self, handle: Any, job: Job) -> None:
-        self.handle = handle
-        self.job = job
-
-    def __getattr__(self, name: str) -> Any:
-        self.job.check()
-        return getattr(self.handle, name)

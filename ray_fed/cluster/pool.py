@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import ray_fed.errors as errors
 from ray_fed.cluster import failures, inventory, metrics, worker_actor
-from ray_fed.cluster.joining import Job, JobActor
+from ray_fed.cluster.joining import Job
 from ray_fed.cluster.ray_strategy import LostWorkerError, Worker
 from ray_fed.cluster.subround import KnownWorker
 from ray_fed.config import Config
@@ -140,6 +140,7 @@ class Pool:
 
     Attributes:
         size: of the pool.
+        members: all workers.
         stragglers: compares the subrounds of its rounds.
     """
 
@@ -170,11 +171,11 @@ class Pool:
         if group is None and config.workers.count is not None and size.is_fixed:
             bundles = [dict(inventory.resources_of(config))] * size.most
             self._own_group = ray.util.placement_group(bundles, strategy="SPREAD")
-        self._members = [self._start(index) for index in range(size.most)]
+        self.members = [self._start(index) for index in range(size.most)]
         self._thread = LoopThread("ray_fed pool")
         self._watches = {
             member.name: self._thread.submit(self._watch(member))
-            for member in self._members
+            for member in self.members
         }
         self._reporting = self._thread.submit(self._report())
 
@@ -281,13 +282,13 @@ class Pool:
     async def _judge(self) -> None:
         """Raise in those that wait, where they wait for what does not come."""
         # With enough workers placed, only failed starts can keep work waiting.
-        placed = sum(member.is_placed for member in self._members)
+        placed = sum(member.is_placed for member in self.members)
         if not self._waiting or placed >= self.size.least:
             self._short_since_s = None
             if self._waiting and len(self._failed_starts) >= MAX_FAILED_STARTS:
                 self._refuse_failed_starts()
             return
-        usable = [member for member in self._members if not member.refusal]
+        usable = [member for member in self.members if not member.refusal]
         if (
             len(usable) >= self.size.least
             and self._failed_starts[MAX_FAILED_STARTS - 1 :]
@@ -313,10 +314,11 @@ class Pool:
         self._refuse_all(errors.RetryBudgetError(message, "fatal"))
 
     async def _describe_shortage(self, waited_s: float) -> str:
-        nodes = await self._look_up("nodes")
+        each = inventory.resources_of(self._config)
+        nodes = await inventory.look_up(inventory.read_nodes, each, self._group)
         draining = sum(node.is_draining for node in nodes)
         room = sum(node.free for node in nodes if not node.is_draining)
-        refused = " ".join(m.refusal for m in self._members if m.refusal)
+        refused = " ".join(m.refusal for m in self.members if m.refusal)
         last = self._failed_starts[-1] if self._failed_starts else ""
         return (
             f"Expected at least {self.size.least} workers (`workers.count`), each with"
@@ -340,7 +342,7 @@ class Pool:
     @property
     def num_ready(self) -> int:
         """Workers that are ready, or at work."""
-        return sum(member.described is not None for member in self._members)
+        return sum(member.described is not None for member in self.members)
 
     @property
     def fingerprint(self) -> Fingerprint | None:
@@ -368,16 +370,16 @@ class Pool:
         return sum(
             member.is_placed
             or (self.size.is_fixed and not member.refusal and member.since_s > since_s)
-            for member in self._members
+            for member in self.members
         )
 
     async def _leave_nodes(self) -> None:
         """End idle workers on nodes that drain: Ray starts them elsewhere."""
-        draining = set(await self._look_up("draining"))
+        draining = await inventory.look_up(inventory.read_draining)
         with self._lock:
             leaving = [
                 member
-                for member in self._members
+                for member in self.members
                 if member.is_idle and member.node in draining
             ]
             for member in leaving:
@@ -386,36 +388,31 @@ class Pool:
         for member in leaving:
             ray.kill(member.handle, no_restart=False)
 
-    async def _look_up(self, what: str) -> Any:
-        """Ask the cluster: from here, or by a task where Ray's client joined it."""
-        return await inventory.look_up(what, self._config, self._group)
-
     async def await_ready(self, seen: Progress | None) -> Progress:
         """Return how far the workers are, once that is not what was seen before."""
         while True:
-            unplaced = self.num_unplaced
-            needed = await self._describe_need(unplaced) if unplaced else ""
+            unplaced = self._count_unplaced()
+            needed = ""
+            if unplaced:
+                about = inventory.resources_of(self._config), self._group, unplaced
+                needed = await inventory.look_up(inventory.describe_need, *about)
             progress = (self.num_ready, max(self.num_workers, self.size.least), needed)
             if progress != seen:
                 return progress
             self.job.check()
             await asyncio.sleep(_RETRY_S)
 
-    @property
-    def num_unplaced(self) -> int:
+    def _count_unplaced(self) -> int:
         """How many workers seem to find no room, of those that rounds wait for."""
         since_s = time.monotonic() - _PLACED_WITHIN_S
         waiting = sum(
             not (member.is_placed or member.refusal) and member.since_s < since_s
-            for member in self._members
+            for member in self.members
         )
         if self.size.is_fixed:
             return waiting
-        placed = sum(member.is_placed for member in self._members)
+        placed = sum(member.is_placed for member in self.members)
         return min(waiting, max(0, self.size.least - placed))
-
-    async def _describe_need(self, count: int) -> str:
-        return await self._look_up(f"need {count}")
 
     async def take(self, prefers: bytes, count: int) -> list[Member]:
         """Return idle workers, one at least; waits for it.
@@ -439,7 +436,7 @@ class Pool:
         """Return workers that are idle now; there may be none."""
         name = self._holders.find(prefers) if prefers else None
         with self._lock:
-            idle = [member for member in self._members if member.is_idle]
+            idle = [member for member in self.members if member.is_idle]
             idle.sort(key=lambda member: member.name != name)
             team = idle[: 1 if self._waiting else count]
             for member in team:
@@ -474,8 +471,8 @@ class Pool:
     def _serve(self) -> None:
         """Wake those that wait for what is there now, the first who came first."""
         with self._lock:
-            num_idle = sum(member.is_idle for member in self._members)
-            ready = {m.name for m in self._members if m.described is not None}
+            num_idle = sum(member.is_idle for member in self.members)
+            ready = {m.name for m in self.members if m.described is not None}
             woken: list[_Waiter] = []
             for waiter in self._waiting:
                 name, _ = waiter
@@ -508,7 +505,7 @@ class Pool:
     def lose(self, name: str, pid: int) -> None:
         """Take note that the process of a worker seems gone; Ray starts another one."""
         with self._lock:
-            for member in self._members:
+            for member in self.members:
                 described = member.described
                 if member.name == name and described and described.pid == pid:
                     member.described, member.is_placed = None, False
@@ -537,7 +534,7 @@ class Pool:
             team: its own workers, which come first.
         """
         with self._lock:
-            others = [m for m in self._members if m not in team and not m.refusal]
+            others = [m for m in self.members if m not in team and not m.refusal]
             nodes = {member.node for member in team}  # which may go as a whole
             others.sort(key=lambda m: (m.described is None, m.node in nodes, m.is_busy))
             ordered = [*team, *others][: max(len(team), _HANDLES)]
@@ -548,19 +545,14 @@ class Pool:
         """End what workers still do of a subround, for good."""
         if not self.job.is_current:
             return
-        for member in self._members:
+        for member in self.members:
             with contextlib.suppress(ray.exceptions.RayError):
                 member.handle.end_before.remote(name, _FOR_GOOD)
 
     def forget_clients(self, tokens: list[str]) -> None:
         """Have workers drop what they keep of clients whose sources are gone."""
-        for member in self._members:
+        for member in self.members:
             member.handle.forget_clients.remote(tokens)
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """All workers."""
-        return self._members
 
     def close(self, *, ray_ends: bool = False) -> None:
         """End all workers.
@@ -576,7 +568,7 @@ class Pool:
         )
         if self.job.is_current:
             ending: list[concurrent.futures.Future[Any]] = []
-            for member in self._members:
+            for member in self.members:
                 if member.described is None and not member.is_placed:
                     continue
                 left = member.handle.leave.remote().future()
@@ -584,7 +576,7 @@ class Pool:
                     ending += [self._watches[member.name], left]
             concurrent.futures.wait(ending, timeout=_LEAVE_S)
             if not ray_ends:
-                for member in self._members:
+                for member in self.members:
                     ray.kill(member.handle, no_restart=True)
                 if self._own_group is not None:
                     ray.util.remove_placement_group(self._own_group)
@@ -628,9 +620,8 @@ class HeldWorker:
             with pool.job.watched():
                 described = await pool.ready(member)
             self._turn += 1
-            handle = JobActor(member.handle, pool.job)
             scope = f"held {member.name}/{self._turn}"
-            worker = Worker(handle, scope, member.name, described, pool.job)
+            worker = Worker(member.handle, scope, member.name, described, pool.job)
             try:
                 await worker.call("begin")
             except LostWorkerError as error:
@@ -641,10 +632,7 @@ class HeldWorker:
                 return worker
 
     def _count(self, loss: LostWorkerError) -> None:
-        worker = loss.worker
-        failure = failures.find_cause(loss.error, worker.described)
-        failure = dataclasses.replace(failure, detail=loss.detail)
-        self._pool.lose(worker.name, worker.pid)
+        worker, failure = loss.worker, loss.find_cause()
         self._lost.append(
             outcomes.Attempt.on(
                 worker.name,
@@ -654,6 +642,7 @@ class HeldWorker:
                 detail=failure.detail,
             )
         )
+        self._pool.lose(worker.name, self._lost[-1].worker_pid)
         failures.check_budgets(self._lost, self._budgets, failure)
 
     async def settle(self) -> None:
@@ -685,8 +674,8 @@ def _runs(argument: Any) -> Iterator[ClientRun]:
 
 
 @dataclasses.dataclass
-class _Group:
-    running: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+class _Siblings:
+    begun_s: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     seconds: list[float] = dataclasses.field(default_factory=list[float])
 
 
@@ -705,48 +694,35 @@ class Stragglers:
     def __init__(self, factor: float, min_s: float) -> None:
         self._factor = factor
         self._min_s = min_s
-        self._groups: dict[str, _Group] = {}
-        self._siblings: dict[str, str] = {}  # the group of each subround
+        self._groups: dict[str, _Siblings] = {}
 
-    def begin(self, subround: str, siblings: str, now_s: float) -> None:
-        """Note that a subround was given a worker; again, where it lost the first.
+    def begin(self, siblings: str, subround: str, now_s: float) -> None:
+        """Note that a subround was given a worker.
 
         Args:
-            subround: its name.
             siblings: names those to compare with.
+            subround: its name.
             now_s: of the clock.
         """
-        self._siblings[subround] = siblings
-        group = self._groups.setdefault(siblings, _Group())
-        group.running[subround] = now_s
+        self._groups.setdefault(siblings, _Siblings()).begun_s[subround] = now_s
 
-    def done(self, subround: str, now_s: float) -> None:
-        """Note that a subround came to its end; one that is not known is ignored."""
-        group = self._groups.get(self._siblings.get(subround, ""))
-        if group is not None and subround in group.running:
-            group.seconds.append(now_s - group.running.pop(subround))
+    def end(self, siblings: str, subround: str, now_s: float) -> None:
+        """Note that one came to its end; what is known goes with the last that runs."""
+        group = self._groups[siblings]
+        group.seconds.append(now_s - group.begun_s.pop(subround))
+        if not group.begun_s:
+            del self._groups[siblings]
 
-    def forget(self, subround: str) -> None:
-        """Drop a subround; what is known of a group goes with the last of it."""
-        siblings = self._siblings.pop(subround, "")
-        group = self._groups.get(siblings)
-        if group is not None:
-            group.running.pop(subround, None)
-            if siblings not in self._siblings.values():
-                del self._groups[siblings]
-
-    def due_s(self, subround: str) -> float | None:
+    def due_s(self, siblings: str, subround: str) -> float | None:
         """Return when a subround that runs is to be called a straggler.
 
         None: not as things stand.
         """
-        group = self._groups.get(self._siblings.get(subround, ""))
-        if group is None or subround not in group.running:
-            return None
-        if len(group.seconds) < max(1, len(group.running)):
+        group = self._groups[siblings]
+        if len(group.seconds) < max(1, len(group.begun_s)):
             return None
         limit_s = self._factor * statistics.median(group.seconds)
-        return group.running[subround] + max(self._min_s, limit_s)
+        return group.begun_s[subround] + max(self._min_s, limit_s)
 
 
 def decide_size(

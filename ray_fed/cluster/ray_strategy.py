@@ -16,6 +16,7 @@ to give. Inside of a subround it has none: Ray repeats the subround.
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
@@ -55,16 +56,18 @@ class LostWorkerError(errors.ClusterError):
     Attributes:
         worker: that is gone.
         error: what Ray said.
-        detail: which worker on which node, and what Ray said, in words.
     """
 
     def __init__(self, worker: "Worker", error: BaseException) -> None:
         super().__init__(f"Expected `{worker.name}` to answer, found it gone.")
         self.worker = worker
         self.error = error
-        self.detail = (
-            f"`{worker.name}` on node {worker.node}: {failures.describe(error)}"
-        )
+
+    def find_cause(self) -> failures.Failure:
+        """Return why, as far as the cluster knows, which is asked."""
+        failure = failures.find_cause(self.error, self.worker.described)
+        detail = f"`{self.worker.name}` on node {self.worker.node}: {failure.detail}"
+        return dataclasses.replace(failure, detail=detail)
 
 
 class Worker:
@@ -101,11 +104,6 @@ class Worker:
         """The address of its machine."""
         return "unknown" if self.described is None else self.described.address
 
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return 0 if self.described is None else self.described.pid
-
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of the actor, in this scope, and return its result.
 
@@ -118,6 +116,16 @@ class Worker:
             return await self._answer(
                 getattr(self.handle, method).remote(self.scope, *args)
             )
+
+    def drop(self, keys: list[int]) -> None:
+        """Drop values of this scope, some time later.
+
+        Raises:
+            ContextStateError: this process has left the Ray that it is on.
+        """
+        if self._job is not None:
+            self._job.check()
+        self.handle.drop.remote(self.scope, keys)
 
     async def _answer(self, reference: Any) -> Any:
         return await (reference if self._job is None else self._job.answer(reference))
@@ -241,7 +249,7 @@ class WorkerConnection:
     def _send_dropped(self, worker: Worker) -> None:
         if len(self._dropped) >= _DROPPED_TOGETHER:
             keys = [self._dropped.popleft() for _ in range(len(self._dropped))]
-            worker.handle.drop.remote(worker.scope, keys)
+            worker.drop(keys)
 
 
 def _lease(source: WorkerSource, loss: LostWorkerError | None) -> asyncio.Task[Worker]:

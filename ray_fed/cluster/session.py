@@ -240,7 +240,7 @@ class RayRunner(fl.framework.AsyncContext):
         # The same name by whichever runner: each sibling may have one of its own.
         comp = first.comp
         siblings = f"{comp.draw.invocation}-{hash(comp.computation)}"
-        stragglers.begin(first.name, siblings, time.monotonic())
+        stragglers.begin(siblings, first.name, time.monotonic())
         team: list[Member] = []
         try:
             pending_s = self._config.stragglers.min_s
@@ -248,12 +248,11 @@ class RayRunner(fl.framework.AsyncContext):
                 if await first.wait(pending_s):
                     return first, ()
                 pending_s = _LOOK_S
-                due_s = stragglers.due_s(first.name)
+                due_s = stragglers.due_s(siblings, first.name)
                 if due_s is not None and due_s <= time.monotonic():
                     team = self.pool.take_now(b"", 1)
         finally:
-            stragglers.done(first.name, time.monotonic())
-            stragglers.forget(first.name)
+            stragglers.end(siblings, first.name, time.monotonic())
         copy = _Submitted(self, first.comp, first.arg, f"{first.name}-copy")
         copy.begin(team)
         try:

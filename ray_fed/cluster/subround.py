@@ -489,12 +489,7 @@ class Attempt:
         """Note why the attempt came to nothing, and raise what Ray repeats it for."""
         match error:
             case LostWorkerError():
-                worker = error.worker
-                failure = failures.find_cause(error.error, worker.described)
-                failure = dataclasses.replace(
-                    failure,
-                    detail=f"`{worker.name}` on node {worker.node}: {failure.detail}",
-                )
+                worker, failure = error.worker, error.find_cause()
             case _HungError():
                 worker = error.worker
                 failure = Failure(

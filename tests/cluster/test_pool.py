@@ -96,8 +96,8 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> list[FakeActor]:
         def set(self, value: float) -> None:
             pass
 
-    async def look_up(what: str, *_: Any) -> Any:
-        return [] if what in {"nodes", "draining"} else ""
+    async def look_up(read: Any, *_: Any) -> Any:
+        return "" if read is pool.inventory.describe_need else []
 
     def kill(*_: Any, **__: Any) -> None:
         pass
@@ -289,29 +289,26 @@ def _failure() -> Exception:
     )
 
 
-def _run(stragglers: Stragglers, subround: str, seconds: float) -> None:
-    """Let a sibling begin at 0 s and end."""
-    stragglers.begin(subround, "round 1", 0.0)
-    stragglers.done(subround, seconds)
+def straggle(
+    *done: float, running: int = 1, begun_s: float = 0.0, min_s: float = 1.0
+) -> float | None:
+    """Return when one of some siblings is due, after the seconds of those done."""
+    stragglers = Stragglers(3.0, min_s)
+    names = [f"running {index}" for index in range(running)]
+    for name in names:
+        stragglers.begin("round 1", name, begun_s)
+    for index, seconds in enumerate(done):
+        stragglers.begin("round 1", f"done {index}", 0.0)
+        stragglers.end("round 1", f"done {index}", seconds)
+    return stragglers.due_s("round 1", names[0])
 
 
 def test_limit_is_so_many_times_the_median_of_those_that_are_done() -> None:
-    stragglers = Stragglers(3.0, 1.0)
-    for index, seconds in enumerate([2.0, 4.0, 100.0]):
-        _run(stragglers, f"done {index}", seconds)
-
-    stragglers.begin("slow", "round 1", 10.0)
-
-    assert stragglers.due_s("slow") == 10.0 + 3 * 4.0
+    assert straggle(2.0, 4.0, 100.0, begun_s=10.0) == 10.0 + 3 * 4.0
 
 
 def test_limit_is_no_less_than_the_least_seconds() -> None:
-    stragglers = Stragglers(3.0, 60.0)
-    _run(stragglers, "done", 2.0)
-
-    stragglers.begin("slow", "round 1", 0.0)
-
-    assert stragglers.due_s("slow") == 60.0
+    assert straggle(2.0, min_s=60.0) == 60.0
 
 
 @pytest.mark.parametrize(
@@ -325,55 +322,22 @@ def test_limit_is_no_less_than_the_least_seconds() -> None:
 def test_nothing_is_said_before_half_of_them_are_done(
     num_done: int, num_running: int, expected: float | None
 ) -> None:
+    assert straggle(*[10.0] * num_done, running=num_running) == expected
+
+
+def test_what_is_known_of_a_round_is_its_own_and_goes_with_its_last_subround() -> None:
     stragglers = Stragglers(3.0, 1.0)
-    for index in range(num_done):
-        _run(stragglers, f"done {index}", 10.0)
+    for siblings in ("round 1", "round 2"):
+        stragglers.begin(siblings, "first", 0.0)
+        stragglers.begin(siblings, "second", 0.0)
+    stragglers.end("round 1", "first", 2.0)
 
-    for index in range(num_running):
-        stragglers.begin(f"running {index}", "round 1", 0.0)
+    assert stragglers.due_s("round 1", "second") == 6.0
+    assert stragglers.due_s("round 2", "second") is None
 
-    assert stragglers.due_s("running 0") == expected
-
-
-def test_other_rounds_are_not_compared_with() -> None:
-    stragglers = Stragglers(3.0, 1.0)
-    _run(stragglers, "done", 2.0)
-
-    stragglers.begin("slow", "round 2", 0.0)
-
-    assert stragglers.due_s("slow") is None
-
-
-def test_time_counts_from_the_last_worker_that_was_given() -> None:
-    stragglers = Stragglers(3.0, 1.0)
-    _run(stragglers, "done", 2.0)
-    stragglers.begin("slow", "round 1", 0.0)
-
-    stragglers.begin("slow", "round 1", 50.0)
-
-    assert stragglers.due_s("slow") == 56.0
-
-
-def test_subround_that_is_done_is_no_straggler() -> None:
-    stragglers = Stragglers(3.0, 1.0)
-    _run(stragglers, "done", 2.0)
-    _run(stragglers, "slow", 50.0)
-
-    assert stragglers.due_s("slow") is None
-    assert stragglers.due_s("never seen") is None
-
-
-def test_what_is_known_of_a_round_goes_with_its_last_subround() -> None:
-    stragglers = Stragglers(3.0, 1.0)
-    _run(stragglers, "a", 2.0)
-    stragglers.begin("b", "round 1", 0.0)
-
-    stragglers.forget("a")
-    assert stragglers.due_s("b") == 6.0
-    stragglers.forget("b")
-
-    stragglers.begin("c", "round 1", 0.0)
-    assert stragglers.due_s("c") is None
+    stragglers.end("round 1", "second", 2.0)
+    stragglers.begin("round 1", "third", 0.0)
+    assert stragglers.due_s("round 1", "third") is None
 
 
 def test_subround_is_given_workers_of_other_nodes_first(
