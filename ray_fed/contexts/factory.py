@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import ray_fed.errors as errors
 import ray_fed.worker.stacks as stacks
@@ -11,7 +10,6 @@ from ray_fed.config import Config
 from ray_fed.contexts.execution_context import Backend, ExecutionContext
 from ray_fed.contexts.runners import LocalRunner
 from ray_fed.observability.progress import WaitLine
-from ray_fed.plan.fingerprint import Fingerprint
 
 _MAX_THREADS = 1024
 """Workers of the local backend."""
@@ -74,38 +72,35 @@ def _local_backend(
             ' backend="ray".'
         )
     say("importing TensorFlow")
-    if not config.debug and _count_threads(config) > _MAX_THREADS:
+    num_threads = _count_threads(config)
+    if not config.debug and num_threads > _MAX_THREADS:
         raise errors.ConfigError(
             f"Expected at most {_MAX_THREADS} `workers.count` for the local backend,"
             " whose workers are threads of this process, found"
-            f' {_count_threads(config)}: set backend="ray".'
+            f' {num_threads}: set backend="ray".'
         )
     from ray_fed.tensorflow.tensors import devices
 
-    num_leaves = 1 if config.debug else _count_threads(config)
+    num_leaves = 1 if config.debug else num_threads
     devices.set_threads(max(1, int(config.workers.num_cpus)), num_leaves)
     parts = devices.split_cpu(num_leaves)
-    fingerprint = devices.read_fingerprint(parts[0])
-    make_runners = _debugging_runners if config.debug else _threaded_runners
-    runners = make_runners(config, fingerprint, parts)
+    about = devices.read_fingerprint(parts[0]), config.worker_limits
+    client_bytes = config.workers.client_bytes
+    if config.debug:
+        stack = stacks.device_stack(parts[0], client_bytes)
+        runners = [LocalRunner(stack, "calling thread", *about, stepwise=True)]
+    else:
+        threaded = stacks.threaded_stacks(num_leaves, client_bytes, parts)
+        runners = [
+            LocalRunner(stack, f"thread {index}", *about)
+            for index, stack in enumerate(threaded)
+        ]
 
     def close() -> None:
         for runner in runners:
             runner.close()
 
     return Backend(runners, len(runners), close)
-
-
-def _threaded_runners(
-    config: Config, fingerprint: Fingerprint, devices: Sequence[Any]
-) -> list[LocalRunner]:
-    limits = config.worker_limits
-    client_bytes = config.workers.client_bytes
-    threaded = stacks.threaded_stacks(len(devices), client_bytes, devices)
-    return [
-        LocalRunner(stack, f"thread {index}", fingerprint, limits)
-        for index, stack in enumerate(threaded)
-    ]
 
 
 def _count_threads(config: Config) -> int:
@@ -117,12 +112,3 @@ def _count_threads(config: Config) -> int:
             return count
         case (least, most):
             return max(least, min(most, num_cpus))
-
-
-def _debugging_runners(
-    config: Config, fingerprint: Fingerprint, devices: Sequence[Any]
-) -> list[LocalRunner]:
-    (device,) = devices
-    stack = stacks.device_stack(device, config.workers.client_bytes)
-    limits = config.worker_limits
-    return [LocalRunner(stack, "calling thread", fingerprint, limits, stepwise=True)]

@@ -331,7 +331,8 @@ class CohortCut:
             weights: of each client, > 0; None where they are not known.
         """
         leaves = tuple(policy.cut_leaves(num_clients))
-        if policy.replicas is not None and not _has_clients(parameter):
+        has_clients = parameter is not None and type_checks.holds_clients(parameter)
+        if policy.replicas is not None and not has_clients:
             leaves = (range(num_clients),) * policy.replicas
         of_leaf = None
         if weights is not None:
@@ -394,10 +395,6 @@ def _weigh(run: range, weights: Sequence[float] | None) -> float:
     return float(len(run)) if weights is None else sum(weights[run.start : run.stop])
 
 
-def _has_clients(parameter: fl.Type | None) -> bool:
-    return parameter is not None and type_checks.holds_clients(parameter)
-
-
 @dataclasses.dataclass
 class RoundState:
     """The state of one call while it runs.
@@ -420,7 +417,6 @@ class RoundState:
         next_index: of the next subround.
         work_s: seconds that workers took.
         notes: the notes that its work left, see `diagnostics`.
-        decisions: about XLA, by the content of kernels that it runs.
     """
 
     spec: RoundRequest
