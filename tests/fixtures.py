@@ -21,11 +21,27 @@ import ray_fed.worker.stacks as stacks
 from ray_fed.cluster.direct import RayExecutorFactory
 from ray_fed.cluster.session import Session
 from ray_fed.contexts.execution_context import ExecutionContext
+from ray_fed.observability import events
+from ray_fed.observability.report import RoundReport
 from ray_fed.tensorflow.tensors import devices
 from tests.session_contexts import context_over
 
 ContextFactory = Callable[..., ExecutionContext]
 StackFor = Callable[..., fl.framework.Executor]
+
+
+def report_of(context: ExecutionContext) -> RoundReport:
+    """Return what the latest call of a context cost; there was one."""
+    assert context.last_report is not None
+    return context.last_report
+
+
+class Seen(list[events.Event]):
+    """A sink that keeps what happened."""
+
+    def on_event(self, event: events.Event) -> None:
+        self.append(event)
+
 
 devices.set_threads(1)  # as workers have: before any test runs TensorFlow
 devices.split_cpu(2)  # as local contexts of two workers have

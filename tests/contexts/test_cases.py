@@ -17,8 +17,8 @@ import ray_fed.values.plain_values as plain_values
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.language import type_checks
 from tests.contract_cases import A_FEW, CASES, computation_of, simple
+from tests.fixtures import ContextFactory, report_of
 
-ContextFactory = Callable[..., ExecutionContext]
 ContextFor = Callable[[str, int], ExecutionContext]
 
 IN_SUBROUNDS = {"workers": 2, "subrounds": 3}
@@ -82,8 +82,7 @@ def check(context: ExecutionContext, name: str, num_clients: int) -> None:
     plain_values.to_plain(
         result, comp.type_signature.result
     )  # the dtypes are the declared
-    assert context.last_report is not None
-    told = {subround.no_kernel for subround in context.last_report.subrounds}
+    told = {subround.no_kernel for subround in report_of(context).subrounds}
     assert told <= {None, *INTERPRETED_FOR}
 
 

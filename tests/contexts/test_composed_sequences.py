@@ -1,7 +1,6 @@
 """Sequences from files and from other computations: in kernels, with equal bits."""
 
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -14,11 +13,9 @@ import tensorflow as tf
 import ray_fed.errors as errors
 import ray_fed.tensorflow.external_data as external_data
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.files import opening
 from ray_fed.program import ClientData
-
-ContextFactory = Callable[..., ExecutionContext]
+from tests.fixtures import ContextFactory, report_of
 
 VECTOR = fl.TensorType(np.float32, [3])
 ROW = fl.StructWithPythonType([("x", VECTOR), ("y", np.int32)], dict)
@@ -112,8 +109,7 @@ def lists() -> list[Any]:
 def invoke(contexts: ContextFactory, work: Any, clients: Any, **kernels: Any) -> Any:
     context = contexts(workers=1, kernels=kernels)
     result = context.invoke(work, clients)
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     return result.tobytes(), report
 
 
@@ -194,8 +190,7 @@ def test_changed_files_of_client_data_are_read_again(
     (tmp_path / "9.npz").write_bytes((tmp_path / "1.npz").read_bytes())
     found.append(ask(held))
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.kernel_leaves > 0
     swapped = [lists()[index] for index in (0, 2, 2, 3)]
     assert found == [ask(lists())] * 3 + [ask(swapped)]

@@ -21,8 +21,7 @@ import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
-
-ContextFactory = Callable[..., ExecutionContext]
+from tests.fixtures import ContextFactory
 
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 CLIENTS = [0.0, 1.0, 2.0, 3.0, 4.0]
@@ -297,11 +296,3 @@ def test_ray_is_refused() -> None:
         errors.ConfigError, match='Expected backend="local" with `debug'
     ):
         ray_fed.Config(debug=True)
-
-
-def test_a_closed_context_says_so() -> None:
-    context = ray_fed.create_context(ray_fed.Config(backend="local", debug=True))
-    context.close()
-
-    with pytest.raises(errors.ContextStateError, match="found it closed"):
-        context.invoke(mean_of(training), CLIENTS)

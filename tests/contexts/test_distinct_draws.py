@@ -9,7 +9,6 @@ import dataclasses
 import os
 import signal
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -19,14 +18,13 @@ import tensorflow as tf
 
 import ray_fed.worker.stacks as stacks
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.language.structs import Struct
 from ray_fed.observability import events
 from ray_fed.plan.random_keys import DrawKey, using
 from ray_fed.tensorflow.kernels.graph_builder import GraphBuilder, GraphImporter
 from ray_fed.worker.stacks import thread_debugging_executor_factory
+from tests.fixtures import ContextFactory, report_of
 
-ContextFactory = Callable[..., ExecutionContext]
 flf = fl.framework
 
 NUM_CLIENTS = 8
@@ -395,8 +393,7 @@ def test_retry_draws_what_the_first_attempt_drew(
     found = draws(context, CASES["two stages"])
 
     assert killer.pids
-    assert context.last_report is not None
-    assert context.last_report.num_retries > 0
+    assert report_of(context).num_retries > 0
     assert found == draws(local_contexts(**settings), CASES["two stages"])
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -16,8 +15,7 @@ from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.observability import events
 from ray_fed.plan.random_keys import DrawKey, using
 from ray_fed.worker.stacks import local_stack
-
-ContextFactory = Callable[..., ExecutionContext]
+from tests.fixtures import ContextFactory, Seen, report_of
 
 SEQUENCE = fl.SequenceType(np.int32)
 
@@ -147,29 +145,23 @@ def sampled() -> Any:
     )[0]
 
 
-class Notes:
-    """A sink that keeps the events of random ops without a key, and of rounds."""
-
-    def __init__(self) -> None:
-        self.events: list[events.Event] = []
-
-    def on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.RandomOpsUnkeyed | events.RoundFinished):
-            self.events.append(event)
-
-
 def check_notes(context: ExecutionContext) -> None:
-    notes = Notes()
-    context.subscribe(notes)
+    seen = Seen()
+    context.subscribe(seen)
     comp = at_clients(sampled)
     for _ in range(2):
         draws(context, comp, 5)
-    report = context.last_report
+    report = report_of(context)
     draws(context, at_clients(normal))
 
-    kinds = [type(event).__name__ for event in notes.events]
+    told = [
+        event
+        for event in seen
+        if isinstance(event, events.RandomOpsUnkeyed | events.RoundFinished)
+    ]
+    kinds = [type(event).__name__ for event in told]
     assert kinds == ["RandomOpsUnkeyed", "RoundFinished"] * 2 + ["RoundFinished"]
-    noted = [e for e in notes.events if isinstance(e, events.RandomOpsUnkeyed)]
+    noted = [e for e in told if isinstance(e, events.RandomOpsUnkeyed)]
     assert [event.round_index for event in noted] == [0, 1]
     assert {event.ops for event in noted} == {("sample (LogUniformCandidateSampler)",)}
     assert noted[0].computation.startswith("the computation `sampled` (test_draws.py:")
@@ -177,8 +169,7 @@ def check_notes(context: ExecutionContext) -> None:
     assert report.unkeyed_ops == (
         f"{noted[0].computation}: sample (LogUniformCandidateSampler)",
     )
-    assert context.last_report is not None
-    assert context.last_report.unkeyed_ops == ()
+    assert report_of(context).unkeyed_ops == ()
 
 
 def test_ops_without_a_key_are_told_once_a_round(
@@ -201,8 +192,7 @@ def test_draws_on_ray_equal_local_ones_after_a_killed_worker(
     context = ray_contexts(workers=2, subrounds=3)
     local = local_contexts(workers=2)
     calls = [draws(context, comp, 5)]
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     os.kill(report.subrounds[0].worker_pid, 9)
 
     calls.append(draws(context, comp, 5))

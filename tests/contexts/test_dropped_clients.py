@@ -3,7 +3,6 @@
 import gc
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -18,8 +17,7 @@ from ray_fed.cluster import worker_actor
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.program import ClientData
-
-ContextFactory = Callable[..., ExecutionContext]
+from tests.fixtures import ContextFactory, Seen, report_of
 
 NUM_CLIENTS = 12
 MEMBERS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -110,8 +108,7 @@ def test_others_have_the_bits_that_they_have_without_a_failure(
             found = context.invoke(draws_of_all, failing(*clients))
 
             assert found.tobytes() == expected.tobytes()
-            report = context.last_report
-            assert report is not None
+            report = report_of(context)
             assert tuple(report.dropped_clients) == clients
             assert report.kernel_leaves == (4 if kernels else 0)
             assert report.num_clients == NUM_CLIENTS
@@ -126,7 +123,7 @@ def test_client_that_fails_in_a_later_stage_takes_no_part_in_earlier_ones(
     result, total = context.invoke(in_two_stages, members)
 
     assert (result, total) == (15 * 100 + 5 * 15, 15)
-    assert list(context.last_report.dropped_clients) == [5]  # pyright: ignore[reportOptionalMemberAccess]
+    assert list(report_of(context).dropped_clients) == [5]
 
 
 @EACH_BACKEND
@@ -180,7 +177,7 @@ def test_client_whose_data_cannot_be_read_is_dropped(
     context = build(max_dropped_clients=1, kernels={"enabled": kernels})
 
     assert context.invoke(add_up, data) == sum(SOUND) - 4
-    ((client, reason),) = context.last_report.dropped_clients.items()  # pyright: ignore[reportOptionalMemberAccess]
+    ((client, reason),) = report_of(context).dropped_clients.items()
     assert client == 4
     assert "no such shard" in reason
 
@@ -223,17 +220,10 @@ def test_subrounds_that_were_ended_leave_their_workers_at_work(
         with pytest.raises(errors.ComputationError):
             context.invoke(add_up, failing(0))
         assert context.invoke(add_up, SOUND) == sum(SOUND)
-        subrounds = context.last_report.subrounds  # pyright: ignore[reportOptionalMemberAccess]
+        subrounds = report_of(context).subrounds
         assert [(lost.ended, lost.detail) for s in subrounds for lost in s.lost] == []
 
     assert ray_memory.left() == (0, 0)
-
-
-class Seen(list[events.Event]):
-    """Keeps what happened."""
-
-    def on_event(self, event: events.Event) -> None:
-        self.append(event)
 
 
 def test_report_and_an_event_tell_who_was_dropped_and_why(
@@ -248,7 +238,7 @@ def test_report_and_an_event_tell_who_was_dropped_and_why(
     (event,) = [e for e in seen if isinstance(e, events.ClientDropped)]
     assert (event.round_index, event.subround_index, event.client_index) == (0, 1, 10)
     assert "InvalidArgumentError" in event.reason
-    report: Any = context.last_report
+    report: Any = report_of(context)
     assert report.dropped_clients == {10: event.reason}
     assert "12 clients (1 dropped) in 2 subrounds" in str(report)
     assert "dropped the client at position 10: " in report._repr_html_()

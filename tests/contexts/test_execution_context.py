@@ -20,12 +20,11 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.compiler.form import MergeableCompForm
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.observability import events
 from ray_fed.tensorflow.tensors import devices
+from tests.fixtures import ContextFactory, Seen, report_of
 
 import tensorflow as tf  # isort: skip
 
-ContextFactory = Callable[..., ExecutionContext]
 
 VECTOR = fl.TensorType(np.float32, [50])
 NUM_CLIENTS = 23
@@ -262,8 +261,7 @@ def test_report_counts_the_seconds_that_an_argument_takes_to_read(
     context.invoke(one_round, [[SlowData(), SlowData()], MODEL])
     seconds = time.monotonic() - started
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert 0.6 <= report.seconds <= seconds
     assert report.clients_per_second <= 2 / 0.6
 
@@ -278,15 +276,13 @@ def test_worker_that_dies_between_rounds_costs_no_bit(
     killed: list[int] = []
 
     for _ in range(2):
-        report = context.last_report
-        assert report is not None
+        report = report_of(context)
         killed.append(report.subrounds[0].worker_pid)
         os.kill(killed[-1], signal.SIGKILL)  # while it may be kept for the next
         found.append(bits(context.invoke(one_round, [client_data(), MODEL])))
 
     assert found[1] == found[0] == found[2]
-    last = context.last_report
-    assert last is not None
+    last = report_of(context)
     assert not {subround.worker_pid for subround in last.subrounds} & {*killed}
     assert last.num_retries <= 2
     assert last.retries.keys() <= {"crash"}  # none where the pool saw the death first
@@ -297,17 +293,15 @@ def test_report_has_the_one_fingerprint_of_its_workers(
 ) -> None:
     context.invoke(sum_of_clients, [1.0] * 4)
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.fingerprints == (devices.read_fingerprint(devices.cpu()),)
 
 
 def test_report_counts_clients_and_subrounds(context: ExecutionContext) -> None:
     context.invoke(sum_of_clients, [1.0] * 32)
 
-    report = context.last_report
+    report = report_of(context)
 
-    assert report is not None
     assert (report.num_clients, report.num_leaves, len(report.subrounds)) == (32, 16, 5)
     assert [s.num_clients for s in report.subrounds] == [8, 8, 8, 8, 0]
     assert (report.num_retries, report.retries) == (0, {})
@@ -315,21 +309,14 @@ def test_report_counts_clients_and_subrounds(context: ExecutionContext) -> None:
 
 
 def test_sinks_see_events_of_a_round_in_order(context: ExecutionContext) -> None:
-    class Recorder:
-        def __init__(self) -> None:
-            self.names: list[str] = []
-
-        def on_event(self, event: events.Event) -> None:
-            if not isinstance(event, events.Waiting):  # told only where a call is slow
-                self.names.append(type(event).__name__)
-
-    recorder = Recorder()
-    context.subscribe(recorder)
+    seen = Seen()
+    context.subscribe(seen)
     context.invoke(sum_of_clients, [1.0, 2.0])
-    context.unsubscribe(recorder)
+    context.unsubscribe(seen)
     context.invoke(sum_of_clients, [1.0, 2.0])
 
-    assert recorder.names == [
+    names = [type(event).__name__ for event in seen]
+    assert [name for name in names if name != "Waiting"] == [  # of a slow call alone
         "RoundStarted",
         *["SubroundFinished"] * 3,
         "JitDecided",
@@ -345,8 +332,7 @@ def test_client_work_runs_in_actors_and_subrounds_are_tasks(
 
     context.invoke(one_round, [client_data(), MODEL])
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     worker_pids = {subround.worker_pid for subround in report.subrounds}
     *subrounds, finish = report.subrounds
     assert finish.coordinator_pid == os.getpid()
@@ -361,8 +347,7 @@ def test_coordinating_processes_never_load_tensorflow(
 ) -> None:
     context = ray_contexts(workers=2, subrounds=4)
     context.invoke(one_round, [client_data(), MODEL])
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
 
     def has_tensorflow(pid: int) -> bool:
         return "tensorflow" in pathlib.Path(f"/proc/{pid}/maps").read_text()
@@ -391,32 +376,6 @@ def test_interrupted_call_leaves_the_pool_usable(ray_contexts: ContextFactory) -
 
     assert time.monotonic() - started < 10.0
     assert context.invoke(sum_of_clients, [1.0, 2.0]) == 3.0
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize(
-    ("workers", "message"),
-    [
-        pytest.param(
-            {"count": 64}, "Expected 64 CPU for 64 `workers`, found 16", id="cpus"
-        ),
-        pytest.param(
-            {"count": 2, "num_gpus": 1},
-            "Expected 2 GPU for 2 `workers`, found 0",
-            id="gpus",
-        ),
-        pytest.param(
-            {"count": 1, "resources": {"tpu": 1}}, "Expected 1 tpu", id="resource"
-        ),
-    ],
-)
-def test_more_than_the_cluster_has_is_refused_at_once(
-    ray_cluster: None, workers: dict[str, Any], message: str
-) -> None:
-    config = ray_fed.Config.load(backend="ray", workers=workers)
-
-    with pytest.raises(errors.ResourceError, match=message):
-        ray_fed.create_context(config)
 
 
 def wait_until(is_reached: Callable[[], bool], timeout_s: float = 20.0) -> None:

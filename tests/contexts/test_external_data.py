@@ -14,11 +14,10 @@ import pytest
 import ray_fed.errors as errors
 import ray_fed.values.plain_values as plain_values
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.files import opening
 from ray_fed.worker.stacks import thread_debugging_executor_factory
+from tests.fixtures import ContextFactory
 
-ContextFactory = Callable[..., ExecutionContext]
 Invoke = Callable[[Any, Any], Any]
 FilesOf = Callable[[int], list[str]]
 

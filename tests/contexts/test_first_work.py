@@ -2,7 +2,6 @@
 
 import collections
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -13,9 +12,8 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
+from tests.fixtures import ContextFactory, report_of
 from tests.result_bits import bits
-
-ContextFactory = Callable[..., ExecutionContext]
 
 NUM_CLIENTS = 9
 ROWS = 8
@@ -160,8 +158,7 @@ def of_both_ways(build: ContextFactory, comp: Any, *args: Any) -> Any:
         context = build(kernels={"enabled": enabled})
         context.resume_at(0)
         found.append(context.invoke(comp, list(args)))
-        report = context.last_report
-        assert report is not None
+        report = report_of(context)
         assert (report.kernel_leaves > 0) == enabled
         assert not (enabled and report.no_kernel)
     with_kernels, without = map(bits, found)

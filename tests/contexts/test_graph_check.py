@@ -15,7 +15,6 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.direct import RayExecutorFactory
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.contexts.first_calls import ComputationChecks
 from ray_fed.framework import (
     MergeableCompForm,
@@ -24,9 +23,9 @@ from ray_fed.framework import (
 )
 from ray_fed.language import blocks
 from ray_fed.program import ClientData
+from tests.fixtures import ContextFactory
 from tests.forms import sum_parts
 
-ContextFactory = Callable[..., ExecutionContext]
 SEQUENCE = fl.SequenceType(np.int32)
 
 

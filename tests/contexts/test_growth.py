@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import ray_fed
 from ray_fed import tensorflow as rtf
+from tests.fixtures import report_of
 
 VECTOR = fl.TensorType(np.float32, [4])
 CLIENTS = [[np.full(4, 0.5, np.float32)] * 2, [np.ones(4, np.float32)] * 3]
@@ -66,8 +67,7 @@ def run_round(num_weights: int, ops_a_weight: int = 2) -> None:
 
     assert count == 5
     assert len(means) == num_weights
-    assert context.last_report is not None
-    assert context.last_report.kernel_leaves
+    assert report_of(context).kernel_leaves
 
 
 def count_calls(work: Callable[[], None]) -> int:

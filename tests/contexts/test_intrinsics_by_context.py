@@ -12,11 +12,10 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import framework
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.worker.stacks import thread_debugging_executor_factory
+from tests.fixtures import ContextFactory
 
 flf = fl.framework
-ContextFactory = Callable[..., ExecutionContext]
 Invoke = Callable[[Any, Any], Any]
 
 INTEGERS = fl.FederatedType(np.int32, fl.CLIENTS)

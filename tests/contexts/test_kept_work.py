@@ -4,7 +4,6 @@ import collections
 import os
 import pathlib
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -15,9 +14,8 @@ import tensorflow as tf
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
+from tests.fixtures import ContextFactory, report_of
 from tests.result_bits import bits
-
-ContextFactory = Callable[..., ExecutionContext]
 
 VECTOR = fl.TensorType(np.float32, [3])
 VECTORS = fl.FederatedType(VECTOR, fl.CLIENTS)
@@ -129,8 +127,7 @@ def test_each_client_does_its_work_once(
 
     context.invoke(clipped_mean(tmp_path), CLIENTS)
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.kernel_leaves == 2 * NUM_CLIENTS * enabled
     assert times_by_client(tmp_path) == [1] * NUM_CLIENTS
 
@@ -169,8 +166,7 @@ def test_results_of_clients_come_from_the_stage_that_did_the_work(
 
     (own, mean), total, lengths = context.invoke(own_results(tmp_path), [CLIENTS, 2.0])
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.kernel_leaves == NUM_CLIENTS * enabled
     assert len(report.subrounds) == 3 + 1  # and the finish
     assert times_by_client(tmp_path) == [1] * NUM_CLIENTS
@@ -207,8 +203,7 @@ def test_work_of_which_nothing_is_aggregated_is_folded_too(
 
     own = context.invoke(work_alone(tmp_path), CLIENTS)
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.kernel_leaves == NUM_CLIENTS * enabled
     assert len(report.subrounds) == 3
     assert times_by_client(tmp_path) == [1] * NUM_CLIENTS
@@ -264,8 +259,7 @@ def test_work_outlives_the_workers_that_did_it(
 
     found = bits(context.invoke(comp, CLIENTS))
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert killer.pids
     assert report.num_retries > 0
     assert found == expected

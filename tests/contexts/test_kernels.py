@@ -1,7 +1,7 @@
 """Client work in kernels: the interpreter's bits, its errors, and when it steps in."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import federated_language as fl
@@ -12,13 +12,12 @@ import tensorflow as tf
 import ray_fed.tensorflow.kernels.client_batches as client_batches
 import ray_fed.tensorflow.kernels.client_kernel as client_kernel
 import ray_fed.tensorflow.kernels.server_kernels as server_kernels
-from ray_fed import errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics
+from tests.fixtures import ContextFactory, Seen, report_of
 
-ContextFactory = Callable[..., ExecutionContext]
 stats: Any = importlib.import_module("scipy.stats")
 
 NUM_CLIENTS = 7
@@ -139,12 +138,6 @@ def total(x: Any) -> Any:
     return tf.reduce_sum(x)
 
 
-@rtf.computation(VECTOR)
-def checked(x: Any) -> Any:
-    with tf.control_dependencies([tf.debugging.assert_less(x, 10.0, "too large")]):
-        return tf.identity(x)
-
-
 @rtf.computation
 def draw() -> Any:
     return tf.random.normal([3])
@@ -252,8 +245,7 @@ def interpreted(contexts: ContextFactory, **settings: Any) -> ExecutionContext:
 
 
 def kernel_leaves(context: ExecutionContext) -> int:
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.no_kernel == ()
     return report.kernel_leaves
 
@@ -370,8 +362,7 @@ def test_passes_of_a_loop_begin_after_what_stands_before_it(
         for row in [*rows_of_client, *rows_of_client]:
             kept = kept / 2 + float(row.sum())  # noqa: PLW2901
         expected.append((kept, 2 * len(rows_of_client)))
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.kernel_leaves > 0
     assert [tuple(each) for each in found] == [
         (pytest.approx(kept), count) for kept, count in expected
@@ -419,17 +410,6 @@ def test_bits_do_not_depend_on_how_many_clients_a_call_covers(
     assert call(one_by_one, comp, args) == call(at_once, comp, args)
 
 
-def test_client_that_raises_is_named(local_contexts: ContextFactory) -> None:
-    data = vectors()
-    data[5] = data[5] + 100.0
-    context = local_contexts(workers=1, clients_per_leaf=3)
-
-    with pytest.raises(errors.ComputationError, match="too large") as raised:
-        context.invoke(summed(checked), data)
-
-    assert raised.value.location.client_index == 5
-
-
 @fl.federated_computation(fl.SequenceType(np.int32))
 def add_up(xs: Any) -> Any:
     return fl.sequence_sum(xs)
@@ -455,7 +435,7 @@ def test_work_without_a_kernel_is_interpreted_and_says_why(
 
     result = context.invoke(comp, data)
 
-    report = context.last_report
+    report = report_of(context)
     assert result == expected
     assert report is not None
     assert (report.kernel_leaves, report.no_kernel) == (0, (reason,))
@@ -563,8 +543,7 @@ def test_server_work_whose_graph_raises_is_interpreted_and_told_of(
     found = call(context, summed(scale), (vectors(),))
 
     assert found == expected
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert kernel_leaves(context) == 1
     for work in ("zeros and constants at the server", "the finish of a round"):
         assert f"{work}: ValueError: refused" in report.interpreted
@@ -573,14 +552,9 @@ def test_server_work_whose_graph_raises_is_interpreted_and_told_of(
 def test_work_that_xla_is_not_to_compile_is_told_of(
     local_contexts: ContextFactory,
 ) -> None:
-    told: list[Any] = []
-
-    class Sink:
-        def on_event(self, event: Any) -> None:
-            told.append(event)
-
+    told = Seen()
     context = local_contexts(workers=2, clients_per_leaf=2, kernels={"jit": "on"})
-    context.subscribe(Sink())
+    context.subscribe(told)
 
     call(context, summed(with_variable), (vectors(),))
 
@@ -616,13 +590,11 @@ def test_rule_has_the_bits_of_the_setting_that_it_comes_to(
     results = [call(auto, comp, args) for _ in range(2)]
 
     assert results == [call(given, comp, args) for _ in range(2)]
-    assert auto.last_report is not None
     decision = diagnostics.JitDecision(setting == "on", reason)
-    assert auto.last_report.jit_decisions == (decision,)
-    html = auto.last_report._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert report_of(auto).jit_decisions == (decision,)
+    html = report_of(auto)._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert f"XLA is {setting}: {reason}" in html
-    assert given.last_report is not None
-    assert not given.last_report.jit_decisions
+    assert not report_of(given).jit_decisions
 
 
 def test_rule_depends_on_the_cohort_and_not_on_a_short_last_leaf(
@@ -632,8 +604,7 @@ def test_rule_depends_on_the_cohort_and_not_on_a_short_last_leaf(
 
     call(context, summed(sum_of_powers), (vectors() * 2,))
 
-    assert context.last_report is not None
-    assert [found.jit for found in context.last_report.jit_decisions] == [True]
+    assert [found.jit for found in report_of(context).jit_decisions] == [True]
 
 
 def test_empty_cohort_decides_nothing_of_xla(local_contexts: ContextFactory) -> None:
@@ -641,8 +612,7 @@ def test_empty_cohort_decides_nothing_of_xla(local_contexts: ContextFactory) -> 
 
     call(context, summed(sum_of_powers), ([],))
 
-    assert context.last_report is not None
-    assert not context.last_report.jit_decisions
+    assert not report_of(context).jit_decisions
 
 
 @pytest.mark.ray
@@ -657,6 +627,4 @@ def test_workers_of_ray_decide_as_threads_do(
     found = call(context, comp, args)
 
     assert found == call(local, comp, args)
-    assert context.last_report is not None
-    assert local.last_report is not None
-    assert context.last_report.jit_decisions == local.last_report.jit_decisions
+    assert report_of(context).jit_decisions == report_of(local).jit_decisions

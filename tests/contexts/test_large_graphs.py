@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -15,11 +14,10 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.object_store import LARGE_KERNEL_BYTES, StoredKernel
 from ray_fed.cluster.subround import Work
-from ray_fed.contexts.execution_context import ExecutionContext
+from tests.fixtures import ContextFactory, report_of
 
 pytestmark = pytest.mark.ray
 
-ContextFactory = Callable[..., ExecutionContext]
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
 SETTINGS = {"workers": 2, "seed": 3}
 BASE = np.random.default_rng(0).normal(size=(256, 1024)).astype(np.float32)
@@ -72,8 +70,7 @@ def test_large_constants_travel_once(
     kernels = {kernel_of(arguments) for arguments in sent}
     assert len(kernels) == 1
     assert isinstance(kernels.pop(), StoredKernel)
-    assert context.last_report is not None
-    assert context.last_report.kernel_leaves == len(VALUES)
+    assert report_of(context).kernel_leaves == len(VALUES)
 
 
 @pytest.mark.slow
@@ -103,8 +100,7 @@ def test_bits_are_those_of_threads_and_of_a_new_worker(
 
     found = [context.invoke(mean_of_projections, VALUES)]
     found.append(context.invoke(mean_of_projections, VALUES))
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     os.kill(report.subrounds[0].worker_pid, signal.SIGKILL)
     found.append(context.invoke(mean_of_projections, VALUES))
 

@@ -8,7 +8,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import federated_language as fl
@@ -23,9 +23,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import LearningProcess, Model, build_fed_avg
 from ray_fed.program import RayFederatedContext
-from tests.fixtures import RayMemory
-
-ContextFactory = Callable[..., ExecutionContext]
+from tests.fixtures import ContextFactory, RayMemory, report_of
 
 MODEL = fl.TensorType(np.float32, [40_000])
 DATA = fl.TensorType(np.float32, [7_500])
@@ -101,8 +99,7 @@ def test_report_counts_the_bytes_that_move(ray_contexts: ContextFactory) -> None
 
     context.invoke(one_round, (np.zeros(40_000, np.float32), clients, others))
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     value, partial = 2 * 4 * 7_500, 4 * 40_000 + 4
     assert report.bytes_broadcast == 4 * 40_000
     assert report.bytes_sliced == 5 * value
@@ -125,8 +122,7 @@ def test_kept_state_counts_as_broadcast(ray_contexts: ContextFactory) -> None:
         model = program.invoke(one_round, (model, clients, clients))
         asyncio.run(model.get_value())
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.bytes_broadcast == 4 * 40_000
     assert report.subrounds[-1].bytes_returned == 4 * 40_000
 
@@ -137,8 +133,7 @@ def test_merged_values_count_as_broadcast(ray_contexts: ContextFactory) -> None:
 
     context.invoke(spread, [np.float32(x) for x in range(5)])
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.bytes_broadcast == 8  # the sum and the count of the first mean
     assert report.bytes_sliced == 5 * 4
     in_first, in_second = report.subrounds[:2], report.subrounds[3:5]
@@ -200,8 +195,7 @@ def median_bytes(measured: list[dict[str, int]]) -> dict[str, float]:
 
 def pids_of(context: ExecutionContext) -> set[int]:
     """Return this process, the workers of the last round and their coordinators."""
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     found = [(s.worker_pid, s.coordinator_pid) for s in report.subrounds]
     return {os.getpid(), *(pid for pids in found for pid in pids)}
 
@@ -275,8 +269,7 @@ def test_graphs_of_a_process_leave_no_python_objects_of_their_nodes(
     context.invoke(process.next, (state, pick_cohort(0)))
 
     assert traced == []
-    assert context.last_report is not None
-    assert context.last_report.kernel_leaves > 0
+    assert report_of(context).kernel_leaves > 0
     left = [
         graph.get_operations()
         for key, graph in graphs_of_python().items()
@@ -290,8 +283,7 @@ def test_nothing_moves_on_the_local_backend(local_contexts: ContextFactory) -> N
 
     context.invoke(spread, [np.float32(x) for x in range(5)])
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     moved = report.bytes_broadcast, report.bytes_sliced, report.bytes_returned
     assert moved == (0, 0, 0)
 

@@ -11,10 +11,9 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
+from tests.fixtures import ContextFactory
 from tests.result_bits import bits
 
-ContextFactory = Callable[..., ExecutionContext]
 Work = Callable[[Any], Any]
 
 VECTOR = fl.TensorType(np.float32, [2])

@@ -32,10 +32,13 @@ def test_pool_of_something_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"backend": "ray"}, 0])
-@pytest.mark.parametrize("build", [RayExecutionContext, RayExecutorFactory])
+@pytest.mark.parametrize(
+    "build",
+    [ray_fed.init, ray_fed.create_context, RayExecutionContext, RayExecutorFactory],
+)
 def test_settings_that_are_no_config_are_refused(build: Any, config: Any) -> None:
-    with pytest.raises(errors.ConfigError, match=r"Expected a ray_fed\.Config"):
-        build(config)
+    with pytest.raises(errors.ConfigError, match=r"Expected a ray_fed\.Config, found"):
+        build(config=config)
 
 
 @pytest.mark.parametrize("address", [3, True, ["auto"], ray_fed.Config(), b"auto"])

@@ -7,7 +7,6 @@ draws many samples at once, each by numbers of its own.
 """
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -16,9 +15,8 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
+from tests.fixtures import ContextFactory
 
-ContextFactory = Callable[..., ExecutionContext]
 stats: Any = importlib.import_module("scipy.stats")
 
 NUM_CLIENTS = 200

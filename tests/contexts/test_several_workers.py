@@ -3,7 +3,6 @@
 import os
 import pathlib
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -14,10 +13,10 @@ import tensorflow as tf
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.program import ClientData
+from tests.fixtures import ContextFactory, report_of
 
 pytestmark = pytest.mark.ray
 
-ContextFactory = Callable[..., ExecutionContext]
 
 NUM_CLIENTS = 12
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
@@ -121,8 +120,7 @@ def test_all_workers_run_clients_of_one_subround(
     assert list(pids) == [
         pid for pid in dict.fromkeys(pids) for _ in range(NUM_CLIENTS // NUM_WORKERS)
     ]
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert [s.num_workers for s in report.subrounds] == [NUM_WORKERS, 1]
     assert report.kernel_leaves == (NUM_CLIENTS if kernels else 0)
 
@@ -137,8 +135,7 @@ def test_all_workers_run_clients_of_what_is_not_cut(
 
     assert len(set(pids)) == NUM_WORKERS
     assert total == sum(pids) + 5 * (NUM_CLIENTS - 1)
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert [s.num_workers for s in report.subrounds] == [NUM_WORKERS]
 
 
@@ -180,8 +177,7 @@ def test_lost_worker_costs_its_subround_once(
 
     found = context.invoke(two_stages, data)
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.retries == {"crash": 1}
     assert report.num_retries == 1
     context.resume_at(context.num_calls - 1)
@@ -192,8 +188,7 @@ def _await_all(context: ExecutionContext) -> None:
     """Return once all workers are ready and idle."""
     for _ in range(100):
         context.invoke(pids_at_clients, pid_data())
-        report = context.last_report
-        assert report is not None
+        report = report_of(context)
         if max(s.num_workers for s in report.subrounds) == NUM_WORKERS:
             return
     raise AssertionError("some workers never got ready")

@@ -1,6 +1,5 @@
 """Aggregations of values that depend on earlier aggregations: stage by stage."""
 
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -9,10 +8,8 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
+from tests.fixtures import ContextFactory, report_of
 from tests.result_bits import bits
-
-ContextFactory = Callable[..., ExecutionContext]
 
 VECTOR = fl.TensorType(np.float32, [3])
 VECTORS = fl.FederatedType(VECTOR, fl.CLIENTS)
@@ -157,7 +154,6 @@ def test_each_stage_is_cut_into_subrounds(local_contexts: ContextFactory) -> Non
 
     context.invoke(variance, SCALAR_ARGS)
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     counts = [subround.num_clients for subround in report.subrounds]
     assert counts == [3, 3, 3, 0, 3, 3, 3, 0]

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 import ray_fed
-from ray_fed.contexts.execution_context import ExecutionContext
 from tests import stored_results
+from tests.fixtures import ContextFactory
 from tests.stored_results import HANG_ON, LEARNING, PROGRAMS, SETTINGS
 
-ContextFactory = Callable[..., ExecutionContext]
 Expected = Callable[[str], str]
 
 STORED = json.loads(stored_results.FILE.read_text())

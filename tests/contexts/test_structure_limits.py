@@ -1,6 +1,5 @@
 """Large and deep computations: long blocks, nested lets, wide structures."""
 
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -11,10 +10,10 @@ import ray_fed.errors as errors
 from ray_fed import framework
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
+from tests.fixtures import ContextFactory, report_of
 
 flf = fl.framework
 
-ContextFactory = Callable[..., ExecutionContext]
 INT = fl.TensorType(np.int32)
 AT_CLIENTS = fl.FederatedType(INT, fl.CLIENTS)
 AT_SERVER = fl.FederatedType(INT, fl.SERVER)
@@ -128,8 +127,7 @@ def test_wide_structure_at_clients(
 
     assert list(result.values()) == [2 * index + 2 for index in range(NUM_WIDE)]
     assert list(result) == [f"e{index}" for index in range(NUM_WIDE)]
-    assert context.last_report is not None
-    assert context.last_report.no_kernel == (f"{NUM_WIDE} tensors to accumulate",)
+    assert report_of(context).no_kernel == (f"{NUM_WIDE} tensors to accumulate",)
 
 
 def test_structure_of_a_thousand_aggregates(context: ExecutionContext) -> None:

@@ -2,7 +2,6 @@
 
 # pyright: reportUnknownLambdaType=false
 
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -13,8 +12,7 @@ import tensorflow as tf
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
-
-ContextFactory = Callable[..., ExecutionContext]
+from tests.fixtures import ContextFactory, Seen, report_of
 
 SEQUENCE = fl.SequenceType(np.int32)
 CLIENTS = [[1, 2], [3], []]
@@ -39,36 +37,24 @@ def total_of(work: Any) -> Any:
     return total
 
 
-class Kept:
-    """A sink that keeps what was unlowered."""
-
-    def __init__(self) -> None:
-        self.events: list[events.ComputationUnlowered] = []
-
-    def on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.ComputationUnlowered):
-            self.events.append(event)
-
-
 def check_reasons(context: ExecutionContext) -> None:
-    kept = Kept()
-    context.subscribe(kept)
+    seen = Seen()
+    context.subscribe(seen)
 
     totals = [context.invoke(total_of(work), CLIENTS) for work in (flattened, summed)]
-    lowered = context.last_report
+    lowered = report_of(context)
     context.invoke(total_of(flattened), CLIENTS)
-    unlowered = context.last_report
+    unlowered = report_of(context)
+    told = [e for e in seen if isinstance(e, events.ComputationUnlowered)]
 
     assert totals == [6, 6]
-    assert [(event.round_index, event.reason) for event in kept.events] == [
+    assert [(event.round_index, event.reason) for event in told] == [
         (0, "FlatMapDataset"),
         (2, "FlatMapDataset"),
     ]
-    name = kept.events[0].computation
+    name = told[0].computation
     assert name.startswith("the computation `flattened` (test_unlowered.py:")
-    assert lowered is not None
     assert lowered.unlowered == ()
-    assert unlowered is not None
     assert unlowered.unlowered == (f"{name}: FlatMapDataset",)
 
 

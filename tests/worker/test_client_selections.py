@@ -1,6 +1,5 @@
 """What keys select: one graph for all clients, with the bits of one call a key."""
 
-from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -12,10 +11,8 @@ import ray_fed.errors as errors
 import ray_fed.executors.interpretation as interpretation
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.direct import RayExecutorFactory
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.program import ClientData
-
-ContextFactory = Callable[..., ExecutionContext]
+from tests.fixtures import ContextFactory, report_of
 
 ROWS = 6
 TABLE = fl.StructType([("w", fl.TensorType(np.float32, [ROWS, 3])), ("n", np.int32)])
@@ -95,8 +92,7 @@ def test_rows_are_those_of_the_interpreter(
         context = local_contexts(workers=2, kernels={"enabled": enabled})
         total, count = context.invoke(work, (given, table, factor))
         found.append(total.tobytes())
-        report = context.last_report
-        assert report is not None
+        report = report_of(context)
         assert (report.kernel_leaves > 0) == enabled
         assert count == 20
 
@@ -163,8 +159,7 @@ def test_a_selection_that_draws_is_interpreted(local_contexts: ContextFactory) -
 
     context.invoke(run_by(draw, ELEMENT), arguments())
 
-    report = context.last_report
-    assert report is not None
+    report = report_of(context)
     assert report.kernel_leaves == 0
     assert any("state or effects" in reason for reason in report.no_kernel)
 
