@@ -28,6 +28,10 @@ from tests.session_contexts import context_over
 
 ContextFactory = Callable[..., ExecutionContext]
 StackFor = Callable[..., fl.framework.Executor]
+EACH_BACKEND = pytest.mark.parametrize(
+    "build", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
+)
+"""For tests that `build` contexts; see `tests/contexts/conftest.py`."""
 
 
 def report_of(context: ExecutionContext) -> RoundReport:

@@ -99,6 +99,15 @@ class FakeSource:
 
 
 @pytest.fixture
+def handles() -> Iterator[list[FakeHandle]]:
+    """Three workers without Ray."""
+    built = [FakeHandle() for _ in range(3)]
+    yield built
+    for handle in built:
+        handle.close()
+
+
+@pytest.fixture
 def unconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has joined no Ray, as far as the package sees.
 

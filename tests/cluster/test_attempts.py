@@ -5,7 +5,6 @@
 import asyncio
 import concurrent.futures
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,14 +15,6 @@ from ray_fed.cluster.subround import Attempt, AttemptNotes, KnownWorker, Work
 from ray_fed.plan.outcomes import Outcome
 from tests.cluster.conftest import FakeHandle
 from tests.cluster.test_subround import DATA, TERMS, doubled, subround_of
-
-
-@pytest.fixture
-def handles() -> Iterator[list[FakeHandle]]:
-    found = [FakeHandle() for _ in range(3)]
-    yield found
-    for handle in found:
-        handle.close()
 
 
 @pytest.fixture(autouse=True)

@@ -53,6 +53,16 @@ class Visits:
         return elements.map(lambda element: self.eager(element, "dataset"))
 
 
+def calling(function: Callable[[Any], Any]) -> Any:
+    """Return work of clients that calls a Python function."""
+
+    @rtf.computation(np.float32)
+    def work(x: Any) -> Any:
+        return tf.reshape(tf.py_function(function, [x], tf.float32), [])
+
+    return work
+
+
 def mean_of(work: Any) -> Any:
     @fl.federated_computation(AT_CLIENTS)
     def mean(x: Any) -> Any:
@@ -162,14 +172,10 @@ def test_a_breakpoint_stops_with_the_caller_on_the_stack(
         pdb.Pdb(stdin=commands, stdout=told, nosigint=True).set_trace()
         return x
 
-    @rtf.computation(np.float32)
-    def work(x: Any) -> Any:
-        return tf.reshape(tf.py_function(inspect_me, [x], tf.float32), [])
-
     context = local_contexts(debug=True)
     tracer = sys.gettrace()
     try:
-        result = context.invoke(mean_of(work), [7.0])
+        result = context.invoke(mean_of(calling(inspect_me)), [7.0])
     finally:
         sys.settrace(tracer)
 
@@ -190,11 +196,7 @@ def test_a_trace_function_of_the_thread_sees_client_work(
         if frame.f_code.co_name == "look_at_me":
             seen.append(event)
 
-    @rtf.computation(np.float32)
-    def work(x: Any) -> Any:
-        return tf.reshape(tf.py_function(look_at_me, [x], tf.float32), [])
-
-    comp, context = mean_of(work), local_contexts(debug=True)
+    comp, context = mean_of(calling(look_at_me)), local_contexts(debug=True)
     tracer = sys.gettrace()
     sys.settrace(trace)
     try:
@@ -213,17 +215,13 @@ def test_an_error_of_client_work_names_the_client(
             raise ValueError("not three")
         return x
 
-    @rtf.computation(np.float32)
-    def work(x: Any) -> Any:
-        return tf.reshape(tf.py_function(refuse, [x], tf.float32), [])
-
     context = local_contexts(debug=True)
 
     with pytest.raises(errors.ComputationError, match=r"`work` .*not three") as caught:
-        context.invoke(mean_of(work), CLIENTS)
+        context.invoke(mean_of(calling(refuse)), CLIENTS)
 
     assert caught.value.location.client_index == 3
-    assert context.invoke(mean_of(work), [1.0, 2.0]) == 1.5
+    assert context.invoke(mean_of(calling(refuse)), [1.0, 2.0]) == 1.5
 
 
 def test_an_interrupt_ends_the_call_and_leaves_the_context_usable(
@@ -234,16 +232,12 @@ def test_an_interrupt_ends_the_call_and_leaves_the_context_usable(
             raise KeyboardInterrupt
         return x
 
-    @rtf.computation(np.float32)
-    def work(x: Any) -> Any:
-        return tf.reshape(tf.py_function(interrupt, [x], tf.float32), [])
-
     context = local_contexts(debug=True)
 
     with pytest.raises(KeyboardInterrupt):
-        context.invoke(mean_of(work), CLIENTS)
+        context.invoke(mean_of(calling(interrupt)), CLIENTS)
 
-    assert context.invoke(mean_of(work), [1.0, 3.0]) == 2.0
+    assert context.invoke(mean_of(calling(interrupt)), [1.0, 3.0]) == 2.0
 
 
 def test_a_call_from_inside_of_client_work_is_refused(
@@ -255,12 +249,8 @@ def test_a_call_from_inside_of_client_work_is_refused(
     def call(x: Any) -> Any:
         return context.invoke(inner, [float(x)])
 
-    @rtf.computation(np.float32)
-    def work(x: Any) -> Any:
-        return tf.reshape(tf.py_function(call, [x], tf.float32), [])
-
     with pytest.raises(errors.ComputationError, match="one call at a time"):
-        context.invoke(mean_of(work), CLIENTS)
+        context.invoke(mean_of(calling(call)), CLIENTS)
 
 
 @rtf.computation(np.float32)

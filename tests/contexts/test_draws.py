@@ -1,7 +1,6 @@
 """Random client work: the same bits again, other bits for whatever should differ."""
 
 import asyncio
-import os
 from typing import Any
 
 import federated_language as fl
@@ -181,23 +180,6 @@ def test_ops_without_a_key_are_told_once_a_round(
 @pytest.mark.ray
 def test_ops_without_a_key_are_told_by_workers(ray_contexts: ContextFactory) -> None:
     check_notes(ray_contexts(workers=2, subrounds=3))
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_draws_on_ray_equal_local_ones_after_a_killed_worker(
-    ray_contexts: ContextFactory, local_contexts: ContextFactory
-) -> None:
-    comp = at_clients(in_a_loop)
-    context = ray_contexts(workers=2, subrounds=3)
-    local = local_contexts(workers=2)
-    calls = [draws(context, comp, 5)]
-    report = report_of(context)
-    os.kill(report.subrounds[0].worker_pid, 9)
-
-    calls.append(draws(context, comp, 5))
-
-    assert calls == [draws(local, comp, 5), draws(local, comp, 5)]
 
 
 def trace_named_work(suffix: str) -> Any:

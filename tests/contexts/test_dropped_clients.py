@@ -14,10 +14,9 @@ import ray_fed
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster import worker_actor
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.program import ClientData
-from tests.fixtures import ContextFactory, Seen, report_of
+from tests.fixtures import EACH_BACKEND, ContextFactory, Seen, report_of
 
 NUM_CLIENTS = 12
 MEMBERS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -73,20 +72,8 @@ def return_all(members: Any) -> Any:
     return fl.federated_map(check, members)
 
 
-EACH_BACKEND = pytest.mark.parametrize(
-    "build", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
-)
-
-
-@pytest.fixture
-def build(request: pytest.FixtureRequest) -> ContextFactory:
-    backend = getattr(request, "param", "local")
-    contexts = request.getfixturevalue(f"{backend}_contexts")
-
-    def make(**settings: Any) -> ExecutionContext:
-        return contexts(**{"workers": 2, "clients_per_leaf": 3, "seed": 5} | settings)
-
-    return make
+SETTINGS = {"workers": 2, "clients_per_leaf": 3, "seed": 5}
+"""Of what `build` builds."""
 
 
 @EACH_BACKEND

@@ -4,7 +4,7 @@
 
 import pathlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -15,7 +15,6 @@ import ray_fed.errors as errors
 import ray_fed.values.plain_values as plain_values
 from ray_fed import tensorflow as rtf
 from ray_fed.files import opening
-from ray_fed.worker.stacks import thread_debugging_executor_factory
 from tests.fixtures import ContextFactory
 
 Invoke = Callable[[Any, Any], Any]
@@ -49,19 +48,6 @@ def mean_of_totals(data: Any) -> Any:
 @fl.federated_computation(AT_SERVER)
 def total_at_server(data: Any) -> Any:
     return fl.federated_map(total, data)
-
-
-@pytest.fixture(params=["local", "debugging"])
-def invoke(
-    request: pytest.FixtureRequest, local_contexts: ContextFactory
-) -> Iterator[Invoke]:
-    if request.param == "debugging":
-        factory = thread_debugging_executor_factory()
-        yield fl.framework.SyncExecutionContext(factory).invoke
-        for number in range(5):
-            factory.clean_up_executor({fl.CLIENTS: number})
-        return
-    yield local_contexts(workers=2, subrounds=2).invoke
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
-from tests.fixtures import ContextFactory, report_of
+from tests.fixtures import EACH_BACKEND, ContextFactory, report_of
 from tests.result_bits import bits
 
 NUM_CLIENTS = 9
@@ -133,22 +132,8 @@ def by_keys_of_the_server(clients: Any, table: Any, keys: Any) -> Any:
     return fl.federated_sum(fl.federated_map(add_up, rows)), fl.federated_sum(clients)
 
 
-EACH_BACKEND = pytest.mark.parametrize(
-    "build", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
-)
-
-
-@pytest.fixture
-def build(request: pytest.FixtureRequest) -> ContextFactory:
-    is_on_ray = getattr(request, "param", "local") == "ray"
-    contexts = request.getfixturevalue(
-        "ray_contexts" if is_on_ray else "local_contexts"
-    )
-
-    def make(**settings: Any) -> ExecutionContext:
-        return contexts(workers=2, subrounds=3, clients_per_leaf=2, **settings)
-
-    return make
+SETTINGS = {"workers": 2, "subrounds": 3, "clients_per_leaf": 2}
+"""Of what `build` builds."""
 
 
 def of_both_ways(build: ContextFactory, comp: Any, *args: Any) -> Any:

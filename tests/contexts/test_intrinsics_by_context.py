@@ -1,7 +1,7 @@
 """Selection and secure sums through compiled forms, and on the debugging stack."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -12,7 +12,6 @@ import tensorflow as tf
 import ray_fed.errors as errors
 from ray_fed import framework
 from ray_fed import tensorflow as rtf
-from ray_fed.worker.stacks import thread_debugging_executor_factory
 from tests.fixtures import ContextFactory
 
 flf = fl.framework
@@ -44,19 +43,6 @@ def sum_of_pairs(values: Any) -> Any:
 @fl.federated_computation(INTEGERS)
 def sum_of_four_bits(values: Any) -> Any:
     return fl.federated_secure_sum_bitwidth(values, 4)
-
-
-@pytest.fixture(params=["local", "debugging"])
-def invoke(
-    request: pytest.FixtureRequest, local_contexts: ContextFactory
-) -> Iterator[Invoke]:
-    if request.param == "debugging":
-        factory = thread_debugging_executor_factory()
-        yield fl.framework.SyncExecutionContext(factory).invoke
-        for number in range(4):
-            factory.clean_up_executor({fl.CLIENTS: number})
-        return
-    yield local_contexts(workers=2, subrounds=3).invoke
 
 
 @pytest.mark.claim("semantics.56", "semantics.57")

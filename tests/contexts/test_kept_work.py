@@ -12,9 +12,8 @@ import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
-from tests.fixtures import ContextFactory, report_of
+from tests.fixtures import EACH_BACKEND, ContextFactory, report_of
 from tests.result_bits import bits
 
 VECTOR = fl.TensorType(np.float32, [3])
@@ -95,20 +94,8 @@ def times_by_client(folder: pathlib.Path) -> list[int]:
     return [counts[client] for client in range(NUM_CLIENTS)]
 
 
-EACH_BACKEND = pytest.mark.parametrize(
-    "build", ["local", pytest.param("ray", marks=pytest.mark.ray)], indirect=True
-)
-
-
-@pytest.fixture
-def build(request: pytest.FixtureRequest) -> ContextFactory:
-    backend = getattr(request, "param", "local")
-    contexts = request.getfixturevalue(f"{backend}_contexts")
-
-    def make(**settings: Any) -> ExecutionContext:
-        return contexts(workers=2, subrounds=3, clients_per_leaf=1, **settings)
-
-    return make
+SETTINGS = {"workers": 2, "subrounds": 3, "clients_per_leaf": 1}
+"""Of what `build` builds."""
 
 
 @pytest.mark.parametrize(

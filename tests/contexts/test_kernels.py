@@ -17,6 +17,8 @@ from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
 from ray_fed.plan import diagnostics
 from tests.fixtures import ContextFactory, Seen, report_of
+from tests.result_bits import bits
+from tests.stages import summed
 
 stats: Any = importlib.import_module("scipy.stats")
 
@@ -143,14 +145,6 @@ def draw() -> Any:
     return tf.random.normal([3])
 
 
-def summed(work: Any) -> Any:
-    @fl.federated_computation(at_clients(work.type_signature.parameter))
-    def run(data: Any) -> Any:
-        return fl.federated_sum(fl.federated_map(work, data))
-
-    return run
-
-
 @fl.federated_computation(
     fl.FederatedType(STATE, fl.SERVER), at_clients(fl.SequenceType(BATCH))
 )
@@ -236,8 +230,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 def call(context: ExecutionContext, comp: Any, args: tuple[Any, ...]) -> list[bytes]:
     argument: Any = args[0] if len(args) == 1 else args
-    result = context.invoke(comp, argument)
-    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(result)]
+    return bits(context.invoke(comp, argument))
 
 
 def interpreted(contexts: ContextFactory, **settings: Any) -> ExecutionContext:
@@ -447,30 +440,6 @@ def test_switched_off_kernels_give_no_reason(local_contexts: ContextFactory) -> 
     call(context, *CASES["tensors"])
 
     assert kernel_leaves(context) == 0
-
-
-def test_cohort_without_clients_sums_to_zero(local_contexts: ContextFactory) -> None:
-    context = local_contexts(workers=1)
-
-    scaled, total = context.invoke(summed(scale), [])
-
-    assert scaled.tolist() == [0.0, 0.0, 0.0]
-    assert total == 0.0
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("case", ["training", "random over a sequence"])
-def test_kernel_on_ray_has_the_bits_of_the_local_one(
-    ray_contexts: ContextFactory, local_contexts: ContextFactory, case: str
-) -> None:
-    comp, args = CASES[case]
-    context = ray_contexts(workers=2, subrounds=3, clients_per_leaf=2)
-
-    found = [call(context, comp, args) for _ in range(2)]
-
-    local = local_contexts(workers=1, clients_per_leaf=2)
-    assert found == [call(local, comp, args) for _ in range(2)]
-    assert kernel_leaves(context) == 4
 
 
 @rtf.computation(VECTOR)

@@ -14,6 +14,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.contexts.factory import ExecutionContext
 from ray_fed.program import ClientData
 from tests.fixtures import ContextFactory, report_of
+from tests.result_bits import bits
 
 pytestmark = pytest.mark.ray
 
@@ -152,7 +153,7 @@ def test_bits_are_those_of_threads(
     context.resume_at(context.num_calls)
     local.resume_at(context.num_calls - len(calls))
     expected = [local.invoke(comp, VALUES) for comp in calls]
-    assert _bytes_of(found) == _bytes_of(expected)
+    assert bits(found) == bits(expected)
 
 
 def die_once(name: str) -> Any:
@@ -181,7 +182,7 @@ def test_lost_worker_costs_its_subround_once(
     assert report.retries == {"crash": 1}
     assert report.num_retries == 1
     context.resume_at(context.num_calls - 1)
-    assert _bytes_of([context.invoke(two_stages, data)]) == _bytes_of([found])
+    assert bits(context.invoke(two_stages, data)) == bits(found)
 
 
 def _await_all(context: ExecutionContext) -> None:
@@ -192,7 +193,3 @@ def _await_all(context: ExecutionContext) -> None:
         if max(s.num_workers for s in report.subrounds) == NUM_WORKERS:
             return
     raise AssertionError("some workers never got ready")
-
-
-def _bytes_of(results: list[Any]) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in tf.nest.flatten(results)]

@@ -45,17 +45,6 @@ def test_cohort_is_as_large_as_the_argument_says(
     assert client_cuts.count_clients(arg, type_spec, 11) == expected
 
 
-@pytest.mark.claim("semantics.64")
-def test_cohorts_of_different_lengths_are_refused_with_both() -> None:
-    with pytest.raises(errors.CardinalityError) as caught:
-        client_cuts.count_clients(([1, 2], (7, [3])), NESTED, 0)
-
-    assert str(caught.value) == (
-        "Expected as many values in every argument placed at clients, found 2 for"
-        " `{int32}@CLIENTS`, 1 for `{int32}@CLIENTS`: pass one value a client."
-    )
-
-
 @pytest.mark.claim("semantics.65")
 @pytest.mark.parametrize("arg", [3, {1, 2}, "12", np.zeros(2, np.int32)])
 def test_cohort_must_be_a_sequence(arg: Any) -> None:

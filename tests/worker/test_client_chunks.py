@@ -114,3 +114,30 @@ async def map_clients(comp: Any, members: list[float], chunk: range) -> list[Any
     arg = await stacks.embed_members(executor, members, FLOAT)
     mapped = await stacks.map_embedded(executor, function, arg, chunk)
     return [await member.compute() for member in mapped]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        pytest.param(
+            tf.errors.ResourceExhaustedError(None, None, "no room"),
+            errors.WorkerMemoryError,
+            id="TensorFlow's",
+        ),
+        pytest.param(MemoryError("no room"), errors.WorkerMemoryError, id="Python's"),
+        pytest.param(
+            tf.errors.InvalidArgumentError(None, None, "no room"),
+            errors.ComputationError,
+            id="another one",
+        ),
+    ],
+)
+def test_want_of_memory_is_told_apart(
+    error: Exception, expected: type[errors.ComputationError]
+) -> None:
+    described = stacks.describe_failure(error, 7)
+
+    assert type(described) is expected
+    assert described.location.client_index == 7
+    assert "no room" in str(described)
+    assert type(described.located(node="n")) is expected

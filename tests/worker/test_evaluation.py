@@ -9,7 +9,6 @@ from typing import Any, cast
 import federated_language as fl
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import ray_fed.errors as errors
 import ray_fed.plan.plans as plans
@@ -24,16 +23,8 @@ from ray_fed.worker import evaluation
 flf = fl.framework
 federated_computation = cast("Callable[..., Any]", fl.federated_computation)
 
-FLOAT = fl.TensorType(np.float32)
 AT_CLIENTS = fl.FederatedType(np.float32, fl.CLIENTS)
-AT_SERVER = fl.FederatedType(np.float32, fl.SERVER)
 DRAW = DrawKey(seed=0, invocation=0)
-
-
-@rtf.computation(np.float32)
-def positive(x: Any) -> Any:
-    with tf.control_dependencies([tf.debugging.Assert(x > 0, ["not positive"])]):
-        return tf.identity(x)
 
 
 @rtf.computation(np.float32, np.float32)
@@ -47,20 +38,6 @@ def append_digit(number: Any, digit: Any) -> Any:
 
 
 total = federated_computation(lambda x: fl.federated_sum(x), AT_CLIENTS)  # noqa: PLW0108
-total_of_positive = federated_computation(
-    lambda x: fl.federated_sum(fl.federated_map(positive, x)), AT_CLIENTS
-)
-doubled = federated_computation(
-    lambda x: fl.federated_map(rtf.computation(lambda v: 2 * v, np.float32), x),
-    AT_CLIENTS,
-)
-scaled = federated_computation(
-    lambda x, factor: fl.federated_sum(
-        fl.federated_map(add, (x, fl.federated_broadcast(factor)))
-    ),
-    AT_CLIENTS,
-    AT_SERVER,
-)
 
 
 def serialised(comp: Any) -> bytes:
@@ -73,32 +50,27 @@ def subround(
     cut = merge_tree.cut_leaves(num_clients, clients_per_leaf)
     return plans.Subround(
         computation=serialised(comp),
-        merge=None if merge is None else serialised(merge),
+        merge=serialised(merge),
         clients_per_leaf=clients_per_leaf,
         first_leaf=leaves.start,
         leaves=tuple(cut[index] for index in leaves),
         draw=DRAW,
-        subtrees=tuple(merge_tree.subtrees(leaves.start, leaves.stop, (0, len(cut))))
-        if merge is not None
-        else (),
+        subtrees=tuple(merge_tree.subtrees(leaves.start, leaves.stop, (0, len(cut)))),
     )
 
 
-def finish(
-    merge: Any, nodes: list[merge_tree.Subtree], comp: Any = None, num_clients: int = 0
-) -> plans.Finish:
+def finish(merge: Any, nodes: list[merge_tree.Subtree]) -> plans.Finish:
     return plans.Finish(
-        merge=None if merge is None else serialised(merge),
+        merge=serialised(merge),
         subtrees=tuple(nodes),
-        partial_type=blocks.serialise_type(FLOAT if merge is not None else EMPTY),
-        computation=None if comp is None else serialised(comp),
-        num_clients=num_clients,
+        partial_type=blocks.serialise_type(fl.TensorType(np.float32)),
+        computation=None,
+        num_clients=0,
         clients_per_leaf=1,
         draw=DRAW,
     )
 
 
-EMPTY = fl.StructType([])
 Run = Callable[[plans.Subround | plans.Finish, Any], list[Any]]
 
 
@@ -135,40 +107,6 @@ class TestSubround:
 
         assert partials == [4, 56, 7]
 
-    def test_of_all_leaves_gives_one_partial(self, run: Run) -> None:
-        arg = [float(n) for n in range(1, 4)]
-
-        partials = run(subround(total, append_digit, range(3), 3), arg)
-
-        assert partials == [10 * 12 + 3]
-
-    def test_accumulates_the_clients_of_a_leaf(self, run: Run) -> None:
-        plan_of_all = subround(total, add, range(2), 5, clients_per_leaf=3)
-
-        assert run(plan_of_all, [1.0, 2.0, 3.0, 4.0, 5.0]) == [15.0]
-
-    def test_without_a_merge_returns_the_result_of_each_leaf(self, run: Run) -> None:
-        plan_of_two = subround(doubled, None, range(1, 3), 5, clients_per_leaf=2)
-
-        assert run(plan_of_two, [3.0, 4.0, 5.0]) == [[6.0, 8.0], [10.0]]
-
-    def test_hands_each_leaf_the_values_of_its_clients(self, run: Run) -> None:
-        plan_of_two = subround(scaled, add, range(2), 3, clients_per_leaf=2)
-
-        assert run(plan_of_two, ([1.0, 2.0, 3.0], 10.0)) == [36.0]
-
-    def test_of_a_computation_without_argument(self, run: Run) -> None:
-        one = rtf.computation(lambda: np.float32(1))
-        comp = federated_computation(
-            lambda: fl.federated_sum(fl.federated_eval(one, fl.CLIENTS))
-        )
-        plan_of_two = subround(comp, add, range(2), 3, clients_per_leaf=2)
-
-        assert run(plan_of_two, None) == [3.0]
-
-    def test_of_an_empty_cohort_has_one_leaf(self, run: Run) -> None:
-        assert run(subround(total, add, range(1), 0), []) == [0.0]
-
     def test_gives_the_same_bits_however_it_is_cut(self, run: Run) -> None:
         values = np.random.default_rng(7).normal(size=7).astype(np.float32)
         clients = list(values)
@@ -186,23 +124,6 @@ class TestSubround:
 
             assert merged.tobytes() == whole[0].tobytes()
 
-    @pytest.mark.parametrize(
-        ("clients_per_leaf", "leaves", "arg"),
-        [
-            pytest.param(1, range(3, 6), [1.0, -1.0, 1.0], id="leaf of one"),
-            pytest.param(3, range(1, 2), [1.0, -1.0, 1.0], id="inside a leaf"),
-        ],
-    )
-    def test_names_the_client_by_its_index_in_the_cohort(
-        self, run: Run, clients_per_leaf: int, leaves: range, arg: Any
-    ) -> None:
-        comp = subround(total_of_positive, add, leaves, 9, clients_per_leaf)
-
-        with pytest.raises(errors.ComputationError, match="not positive") as caught:
-            run(comp, arg)
-
-        assert caught.value.location.client_index == 4
-
     def test_raises_errors_without_a_client_as_they_are(self, run: Run) -> None:
         comp = subround(total, add, range(1), 2, clients_per_leaf=2)
 
@@ -218,41 +139,3 @@ class TestFinish:
 
         # Leaves 0 and 1 with 2, the last two, then these.
         assert merged == 10 * 12 + 34
-
-    def test_of_one_partial_is_that_partial(self, run: Run) -> None:
-        assert run(finish(add, [(0, 3)]), ([5.0], [])) == [5.0]
-
-    def test_runs_what_comes_after_on_the_merged_value(self, run: Run) -> None:
-        after = federated_computation(
-            lambda x: fl.federated_map(
-                rtf.computation(lambda v: v * 10, np.float32), x
-            ),
-            AT_SERVER,
-        )
-
-        comp = finish(add, [(0, 1), (1, 2)], after)
-
-        assert run(comp, ([1.0, 2.0], [])) == [30.0]
-
-    def test_hands_on_the_argument_where_it_is_taken(self, run: Run) -> None:
-        after = federated_computation(
-            lambda arg, merged: (
-                fl.federated_map(add, (arg[0], fl.federated_broadcast(merged))),
-                arg[1],
-            ),
-            fl.StructType([AT_CLIENTS, FLOAT]),
-            AT_SERVER,
-        )
-        comp = finish(add, [(0, 1)], after, num_clients=2)
-
-        [(at_clients, unplaced)] = run(comp, ([10.0], [([1.0, 2.0], 7.0)]))
-
-        assert (at_clients, unplaced) == ([11.0, 12.0], 7.0)
-
-    def test_without_partials_runs_what_comes_after_alone(self, run: Run) -> None:
-        after = federated_computation(
-            lambda arg, _: fl.federated_map(positive, arg), AT_CLIENTS, EMPTY
-        )
-        comp = finish(None, [], after, num_clients=2)
-
-        assert run(comp, ([], [[1.0, 2.0]])) == [[1.0, 2.0]]

@@ -151,22 +151,6 @@ class TestPlace:
         assert computed == [5.0] * 5
         assert [target.embedded for target in targets] == [[5.0], [5.0]]
 
-    @pytest.mark.parametrize(
-        ("value", "type_spec"),
-        [
-            pytest.param([1.0, "x"], AT_CLIENTS, id="of one client"),
-            pytest.param(1.0, AT_CLIENTS, id="no list"),
-            pytest.param("x", ALL_EQUAL, id="of all clients"),
-        ],
-    )
-    def test_refuses_what_is_not_of_the_type_at_once(
-        self, build: Build, value: Any, type_spec: Any
-    ) -> None:
-        strategy = build([2])
-
-        with pytest.raises(errors.ValueMismatchError, match=r"^Expected "):
-            asyncio.run(strategy.place(value, type_spec))
-
 
 class TestMap:
     def test_ends_the_other_groups_when_a_client_fails(
