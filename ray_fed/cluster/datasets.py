@@ -74,10 +74,34 @@ class TaskCpus:
     num_left: int
     may_grow: bool
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether workers leave no CPU to any task."""
-        return self.num_workers > 0 and self.num_left < 1
+    def check(self, label: str, since_s: float | None, grow_s: float) -> float | None:
+        """Return since when workers leave no CPU to any task; None: they leave one.
+
+        Args:
+            label: what the tasks are of.
+            since_s: what was returned before; None at first.
+            grow_s: how long there may be none, where more may come.
+
+        Raises:
+            ResourceError: there has been none for too long.
+        """
+        if self.num_left >= 1 or not self.num_workers:
+            return None
+        now_s = time.monotonic()
+        if since_s is None and self.may_grow:
+            _logger.warning(
+                "%s waits for a CPU: workers hold all %g of the cluster",
+                *(label, self.total),
+            )
+        since_s = now_s if since_s is None else since_s
+        if not self.may_grow or now_s - since_s >= grow_s:
+            raise errors.ResourceError(
+                f"Expected a CPU for {label}, found that {self.num_workers}"
+                f" workers hold all {self.total:g} of the cluster: call"
+                " ClientData.from_ray before ray_fed.init (after ray.init), or set"
+                " `workers` to fewer than there are CPUs."
+            )
+        return since_s
 
 
 def read() -> TaskCpus:
@@ -155,8 +179,8 @@ def run_tasks(
         ResourceError: workers hold all CPUs.
         Exception: what `work` raises.
     """
-    watch = _Watch(label, read_cpus, grow_s)
-    while watch.finds_none():
+    since_s = None
+    while (since_s := read_cpus().check(label, since_s, grow_s)) is not None:
         time.sleep(_POLL_S)
     done: concurrent.futures.Future[_T] = concurrent.futures.Future()
     thread = threading.Thread(
@@ -168,7 +192,7 @@ def run_tasks(
     try:
         thread.start()
         while not concurrent.futures.wait([done], timeout=_POLL_S).done:
-            watch.finds_none()
+            since_s = read_cpus().check(label, since_s, grow_s)
     except BaseException:
         _stop(thread)
         raise
@@ -192,50 +216,6 @@ def _run(work: Callable[[], _T], done: concurrent.futures.Future[_T]) -> None:
         done.set_result(work())
     except BaseException as error:  # noqa: BLE001 (the thread that waits raises it)
         done.set_exception(error)
-
-
-class _Watch:
-    """Sees for how long tasks have had no CPU.
-
-    Args:
-        label: what the tasks are of.
-        read_cpus: reads what there is.
-        grow_s: how long there may be none, where more may come.
-    """
-
-    def __init__(
-        self, label: str, read_cpus: Callable[[], TaskCpus], grow_s: float
-    ) -> None:
-        self._label, self._read, self._grow_s = label, read_cpus, grow_s
-        self._since_s: float | None = None
-
-    def finds_none(self) -> bool:
-        """Return whether there is no CPU for tasks now.
-
-        Raises:
-            ResourceError: there has been none for too long.
-        """
-        cpus = self._read()
-        if not cpus.is_spent:
-            self._since_s = None
-            return False
-        now_s = time.monotonic()
-        if self._since_s is None:
-            self._since_s = now_s
-            if cpus.may_grow:
-                _logger.warning(
-                    "%s waits for a CPU: workers hold all %g of the cluster",
-                    self._label,
-                    cpus.total,
-                )
-        if not cpus.may_grow or now_s - self._since_s >= self._grow_s:
-            raise errors.ResourceError(
-                f"Expected a CPU for {self._label}, found that {cpus.num_workers}"
-                f" workers hold all {cpus.total:g} of the cluster: call"
-                " ClientData.from_ray before ray_fed.init (after ray.init), or set"
-                " `workers` to fewer than there are CPUs."
-            )
-        return True
 
 
 @ray.remote(num_cpus=0)

@@ -108,18 +108,12 @@ class Node:
     """A node that is alive.
 
     Attributes:
-        name: Ray's id of it.
-        address: for errors.
         free: workers that it has room for now, beside what it runs.
-        total: workers that it had room for if it ran nothing.
         is_draining: it will go soon.
     """
 
-    name: str
-    address: str
     free: int
-    total: int
-    is_draining: bool = False
+    is_draining: bool
 
 
 def resources_of(config: Config) -> Mapping[str, float]:
@@ -183,10 +177,7 @@ def read_nodes(
     parts = _read_parts(group)
     return [
         Node(
-            name=node["NodeID"],
-            address=node["NodeManagerAddress"],
             free=sum(count_fitting(part, each) for part, _ in parts[node["NodeID"]]),
-            total=sum(count_fitting(part, each) for _, part in parts[node["NodeID"]]),
             is_draining=node["NodeID"] in draining,
         )
         for node in cast("list[dict[str, Any]]", ray.nodes())

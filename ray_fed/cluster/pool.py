@@ -202,7 +202,8 @@ class Pool:
                 if self._is_closed or not self.job.is_current:
                     return  # Ray would start again for a call that comes after its end
                 self._note_end(member, error)
-                await asyncio.sleep(self._pause_s())
+                has_failed = len(self._failed_starts) >= MAX_FAILED_STARTS
+                await asyncio.sleep(_START_PAUSE_S if has_failed else _RETRY_S)
 
     async def _follow(self, member: Member) -> None:
         """Wait for a worker to be ready, and then for as long as it lives."""
@@ -259,10 +260,6 @@ class Pool:
         since_s = time.monotonic() if member.is_placed else member.since_s
         self._change(member, is_placed=False, described=None, since_s=since_s)
 
-    def _pause_s(self) -> float:
-        failed = len(self._failed_starts)
-        return _START_PAUSE_S if failed >= MAX_FAILED_STARTS else _RETRY_S
-
     def _change(self, member: Member, **fields: Any) -> None:
         with self._lock:
             for name, value in fields.items():
@@ -288,17 +285,15 @@ class Pool:
             if self._waiting and len(self._failed_starts) >= MAX_FAILED_STARTS:
                 self._refuse_failed_starts()
             return
-        usable = [member for member in self.members if not member.refusal]
-        if (
-            len(usable) >= self.size.least
-            and self._failed_starts[MAX_FAILED_STARTS - 1 :]
-        ):
+        usable = sum(not member.refusal for member in self.members)
+        has_usable = usable >= self.size.least
+        if has_usable and len(self._failed_starts) >= MAX_FAILED_STARTS:
             self._refuse_failed_starts()
             return
         now_s = time.monotonic()
         since_s = self._short_since_s = self._short_since_s or now_s
         waited_s = now_s - since_s
-        if waited_s < self.size.wait_timeout_s and len(usable) >= self.size.least:
+        if waited_s < self.size.wait_timeout_s and has_usable:
             return
         self._refuse_all(errors.ResourceError(await self._describe_shortage(waited_s)))
         self._short_since_s = None

@@ -404,11 +404,6 @@ class Session:
             raise
         atexit.register(self.close)
 
-    @property
-    def max_workers(self) -> int:
-        """How many workers there may be."""
-        return self._pool.size.most
-
     async def count_workers(self) -> int:
         """Follow the cluster; return how many workers a round has."""
         return await self._pool.count_workers()
@@ -422,7 +417,7 @@ class Session:
         """Return what runs subrounds: as many as there may be workers."""
         return [
             RayRunner(self._pool, self._config, self._program)
-            for _ in range(self.max_workers)
+            for _ in range(self._pool.size.most)
         ]
 
     def store(self, value: Any) -> tuple[Any, int]:

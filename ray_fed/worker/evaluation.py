@@ -25,6 +25,7 @@ from ray_fed.values import components, stored
 from ray_fed.worker.kernel_runner import run_kernel
 from ray_fed.worker.stacks import (
     DeviceStack,
+    call_on,
     fetch,
     local_stack,
     merge_subtrees,
@@ -72,20 +73,6 @@ class Executors:
             return local_stack(num_clients, [stack], stack, clients_per_leaf)
 
         return cls(stack_for, stack, stack.parse, gather, stack)
-
-
-async def _call(
-    executor: flf.Executor, function: Block, args: Sequence[Any]
-) -> ResolvedValue:
-    """Call a computation with its argument, if it takes one."""
-    embedded = await executor.create_value(function)
-    parameter = cast("fl.FunctionType", embedded.type_signature).parameter
-    argument = None
-    if parameter is not None:
-        (arg,) = args
-        argument = await executor.create_value(arg, parameter)
-    called = await executor.create_call(embedded, argument)
-    return type_checks.narrow(called, ResolvedValue, "a federated stack")
 
 
 async def evaluate_plan(
@@ -215,7 +202,7 @@ class _LeafRun:
         stack = self.executors.stack_for(len(clients))
         try:
             with random_keys.at_leaf(clients.start):
-                called = await _call(stack, function, [arg])
+                called = await call_on(stack, function, [arg])
                 if not num_kept:
                     return called, []
                 result, *kept = [
@@ -262,7 +249,7 @@ async def evaluate_finish(
         return await fetch(merged)
     args = [plans.as_argument([*before, merged])]
     stack = executors.stack_for(finish.num_clients)
-    return await fetch(await _call(stack, executors.parse(finish.computation), args))
+    return await fetch(await call_on(stack, executors.parse(finish.computation), args))
 
 
 def _finish_in_graph(

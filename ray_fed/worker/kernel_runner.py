@@ -35,6 +35,7 @@ from ray_fed.values.stored import ArgumentPart, ClientValues
 from ray_fed.worker.client_store import ClientStore
 from ray_fed.worker.stacks import (
     DeviceStack,
+    call_on,
     fetch,
     local_stack,
     merge_subtrees,
@@ -91,12 +92,7 @@ async def _compute_shared(
             diagnostics.note([diagnostics.WorkInterpreted.of(work, error)])
     size = subround.clients_per_leaf
     stack = local_stack(len(subround.leaves[0]), [device], device, size)
-    function = await stack.create_value(device.parse(kernel.server))
-    parameter = cast("fl.FunctionType", function.type_signature).parameter
-    argument = None
-    if parameter is not None:
-        argument = await stack.create_value(parts, parameter)
-    called = await stack.create_call(function, argument)
+    called = await call_on(stack, device.parse(kernel.server), [parts])
     return cast("Sequence[Plain]", await fetch(called.reference.reference))
 
 

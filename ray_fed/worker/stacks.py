@@ -237,6 +237,21 @@ def describe_failure(
     return failure
 
 
+async def call_on(
+    stack: ReferenceResolvingExecutor,
+    function: flf.ComputationBuildingBlock,
+    args: Sequence[Any],
+) -> ResolvedValue:
+    """Call a computation with its argument, the one of `args`, if it takes one."""
+    embedded = await stack.create_value(function)
+    parameter = cast("fl.FunctionType", embedded.type_signature).parameter
+    argument = None
+    if parameter is not None:
+        (arg,) = args
+        argument = await stack.create_value(arg, parameter)
+    return await stack.create_call(embedded, argument)
+
+
 async def fetch(value: ExecutorValue) -> Plain:
     """Return an embedded value in plain form."""
     type_spec = value.type_signature
