@@ -1,11 +1,13 @@
 """Fixtures that several test modules share."""
 
 import gc
+import json
 import logging
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -38,6 +40,25 @@ def report_of(context: ExecutionContext) -> RoundReport:
     """Return what the latest call of a context cost; there was one."""
     assert context.last_report is not None
     return context.last_report
+
+
+def run_script(*arguments: str | pathlib.Path, timeout_s: float, **env: str) -> Any:
+    """Run Python in a process of its own; return what its last line says, in JSON.
+
+    Args:
+        *arguments: of Python: a script and what it takes, say.
+        timeout_s: of the process.
+        **env: variables beside those of this process.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=os.environ | env,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 class Seen(list[events.Event]):

@@ -1,12 +1,11 @@
 """`ray.shutdown` by the user, while work of ray_fed is under way and before more."""
 
-import json
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from tests.fixtures import run_script
 
 SCRIPT = pathlib.Path(__file__).with_name("left_ray_script.py")
 WORK = ["call", "next call", "clients read", "dataset", "clients used"]
@@ -16,15 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(580)]
 
 @pytest.fixture(scope="module")
 def told() -> Any:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", SCRIPT],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=560,
-    )
-    assert done.returncode == 0, done.stderr  # which says where Ray did not start
-    return json.loads(done.stdout.splitlines()[-1])
+    return run_script(SCRIPT, timeout_s=560)
 
 
 @pytest.mark.parametrize("name", WORK)

@@ -14,7 +14,7 @@ from ray_fed.executors.eager_tf import EagerTFExecutor
 from ray_fed.observability import events
 from ray_fed.plan.random_keys import DrawKey, using
 from ray_fed.worker.stacks import local_stack
-from tests.fixtures import ContextFactory, Seen, report_of
+from tests.fixtures import EACH_BACKEND, ContextFactory, Seen, report_of
 
 SEQUENCE = fl.SequenceType(np.int32)
 
@@ -144,8 +144,13 @@ def sampled() -> Any:
     )[0]
 
 
-def check_notes(context: ExecutionContext) -> None:
-    seen = Seen()
+SETTINGS = {"workers": 2, "subrounds": 3}
+"""Of what `build` builds."""
+
+
+@EACH_BACKEND
+def test_ops_without_a_key_are_told_once_a_round(build: ContextFactory) -> None:
+    context, seen = build(), Seen()
     context.subscribe(seen)
     comp = at_clients(sampled)
     for _ in range(2):
@@ -169,17 +174,6 @@ def check_notes(context: ExecutionContext) -> None:
         f"{noted[0].computation}: sample (LogUniformCandidateSampler)",
     )
     assert report_of(context).unkeyed_ops == ()
-
-
-def test_ops_without_a_key_are_told_once_a_round(
-    local_contexts: ContextFactory,
-) -> None:
-    check_notes(local_contexts(workers=2, subrounds=3))
-
-
-@pytest.mark.ray
-def test_ops_without_a_key_are_told_by_workers(ray_contexts: ContextFactory) -> None:
-    check_notes(ray_contexts(workers=2, subrounds=3))
 
 
 def trace_named_work(suffix: str) -> Any:

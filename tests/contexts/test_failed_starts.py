@@ -1,27 +1,14 @@
 """A context that cannot be built leaves nothing behind: each cause in a process."""
 
-import json
 import pathlib
-import subprocess
-import sys
-from typing import Any
 
 import pytest
+
+from tests.fixtures import run_script
 
 NUM_FAILURES = 2
 """Of each cause, between the two times at which the script counts."""
 SCRIPT = pathlib.Path(__file__).with_name("failed_starts_script.py")
-
-
-def run(backend: str, timeout_s: float) -> dict[str, list[Any]]:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, backend],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.slow
@@ -56,7 +43,7 @@ def run(backend: str, timeout_s: float) -> dict[str, list[Any]]:
 def test_failed_context_leaves_no_thread_loop_or_descriptor(
     backend: str, causes: dict[str, str]
 ) -> None:
-    report = run(backend, 280)
+    report = run_script(SCRIPT, backend, timeout_s=280)
 
     raised = {cause: said.split(":")[0] for cause, (said, _) in report.items()}
     left = {cause: more for cause, (_, more) in report.items()}

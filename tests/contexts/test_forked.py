@@ -1,11 +1,10 @@
 """A process that was forked from one with a context, whose threads did not follow."""
 
-import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from tests.fixtures import run_script
 
 SCRIPT = pathlib.Path(__file__).with_name("forked_script.py")
 
@@ -14,15 +13,8 @@ SCRIPT = pathlib.Path(__file__).with_name("forked_script.py")
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_forked_process_is_told_the_way_out_and_harms_nothing() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", SCRIPT],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    told = run_script(SCRIPT, timeout_s=280)
 
-    told = json.loads(done.stdout.splitlines()[-1])
     assert "forked from" in told["call"]
     assert "`spawn`" in told["call"]
     assert "TensorFlow" in told["init"]

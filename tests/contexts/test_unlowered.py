@@ -6,13 +6,11 @@ from typing import Any
 
 import federated_language as fl
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from ray_fed import tensorflow as rtf
-from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.observability import events
-from tests.fixtures import ContextFactory, Seen, report_of
+from tests.fixtures import EACH_BACKEND, ContextFactory, Seen, report_of
 
 SEQUENCE = fl.SequenceType(np.int32)
 CLIENTS = [[1, 2], [3], []]
@@ -37,8 +35,13 @@ def total_of(work: Any) -> Any:
     return total
 
 
-def check_reasons(context: ExecutionContext) -> None:
-    seen = Seen()
+SETTINGS = {"workers": 2, "subrounds": 2}
+"""Of what `build` builds."""
+
+
+@EACH_BACKEND
+def test_reasons_are_told_once_a_round(build: ContextFactory) -> None:
+    context, seen = build(), Seen()
     context.subscribe(seen)
 
     totals = [context.invoke(total_of(work), CLIENTS) for work in (flattened, summed)]
@@ -56,12 +59,3 @@ def check_reasons(context: ExecutionContext) -> None:
     assert name.startswith("the computation `flattened` (test_unlowered.py:")
     assert lowered.unlowered == ()
     assert unlowered.unlowered == (f"{name}: FlatMapDataset",)
-
-
-def test_reasons_are_told_once_a_round(local_contexts: ContextFactory) -> None:
-    check_reasons(local_contexts(workers=2, subrounds=2))
-
-
-@pytest.mark.ray
-def test_reasons_are_told_by_workers(ray_contexts: ContextFactory) -> None:
-    check_reasons(ray_contexts(workers=2, subrounds=2))

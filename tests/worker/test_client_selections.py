@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import ray_fed.errors as errors
 import ray_fed.executors.interpretation as interpretation
 from ray_fed import tensorflow as rtf
 from ray_fed.cluster.direct import RayExecutorFactory
@@ -162,13 +161,3 @@ def test_a_selection_that_draws_is_interpreted(local_contexts: ContextFactory) -
     report = report_of(context)
     assert report.kernel_leaves == 0
     assert any("state or effects" in reason for reason in report.no_kernel)
-
-
-def test_a_key_out_of_range_names_its_client(local_contexts: ContextFactory) -> None:
-    keys, table, factor = arguments()
-    keys[2][3] = ROWS
-
-    with pytest.raises(errors.ComputationError, match="max_key=5") as raised:
-        local_contexts(workers=1).invoke(run_by(gather, ELEMENT), (keys, table, factor))
-
-    assert raised.value.location.client_index == 2

@@ -1,13 +1,12 @@
 """The documented executors run every round, with the settings that nobody changed."""
 
 import collections
-import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+
+from tests.fixtures import run_script
 
 ROOT = pathlib.Path(__file__).parents[2]
 NUM_SUBROUNDS = 4
@@ -57,22 +56,15 @@ def test_eager_executors_run_every_graph_and_strategies_every_subround(
 ) -> None:
     calls = tmp_path / "calls"
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {
-        **os.environ,
-        "RAY_FED_TEST_GRAPH_CALLS": str(calls),
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-
-    done = subprocess.run(
-        [sys.executable, "-c", ROUND, backend],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=110,
+    results, kernel_leaves = run_script(
+        "-c",
+        ROUND,
+        backend,
+        timeout_s=110,
+        RAY_FED_TEST_GRAPH_CALLS=str(calls),
+        PYTHONPATH=os.pathsep.join(paths),
     )
 
-    results, kernel_leaves = json.loads(done.stdout.splitlines()[-1])
     told = collections.Counter(calls.read_text().splitlines())
     assert results == [9.75, 9.75]
     assert kernel_leaves > 0
