@@ -208,25 +208,11 @@ class StoredKernel:
     reference: Any
 
 
-@dataclasses.dataclass
-class _KernelEntry:
-    """What stands for a kernel in the object store of one job.
-
-    Attributes:
-        job: whose it is.
-        kernel: stands for it.
-        computations: references to serialised computations that it was fused of.
-    """
-
-    job: Job
-    kernel: StoredKernel
-    computations: dict[bytes, Any]
-
-
-_stored_kernels: weakref.WeakKeyDictionary[plans.Kernel, _KernelEntry] = (
-    weakref.WeakKeyDictionary()
-)
-"""For as long as this process holds the kernel."""
+_stored_kernels: weakref.WeakKeyDictionary[
+    plans.Kernel, tuple[Job, StoredKernel, dict[bytes, Any]]
+] = weakref.WeakKeyDictionary()
+"""For as long as this process holds the kernel: the job, what stands for it in that
+job's object store, and references to serialised computations that it was fused of."""
 
 
 def is_large(kernel: plans.Kernel, computation: bytes) -> bool:
@@ -246,13 +232,12 @@ def store_kernel(kernel: plans.Kernel, computation: bytes) -> tuple[StoredKernel
     """
     job = Job.current()
     entry = _stored_kernels.get(kernel)
-    if entry is None or entry.job != job:
-        entry = _stored_kernels[kernel] = _KernelEntry(
-            job, StoredKernel(ray.put(kernel)), {}
-        )
-    if computation not in entry.computations:
-        entry.computations[computation] = ray.put(computation)
-    return entry.kernel, entry.computations[computation]
+    if entry is None or entry[0] != job:
+        entry = _stored_kernels[kernel] = (job, StoredKernel(ray.put(kernel)), {})
+    _, stored_kernel, computations = entry
+    if computation not in computations:
+        computations[computation] = ray.put(computation)
+    return stored_kernel, computations[computation]
 
 
 INLINE_BYTES = 64 * 1024

@@ -559,7 +559,10 @@ class RayFederatingStrategy(FederatingStrategy):
             return value
         member = type_spec.member
         if type_spec.all_equal:
-            return RayPlaced(member, await self._place_all_equal(value, member))
+            label = "a value equal at all clients"
+            embedded = await self._embed_everywhere(value, member, label)
+            everywhere = zip(self._workers, embedded, self._chunks, strict=True)
+            return RayPlaced(member, [_repeat(w, v, len(c)) for w, v, c in everywhere])
         stored.check_cardinality(value, type_spec, self.num_clients)
         members = plain_values.to_plain(value, type_spec, "a value placed at clients")
         chunks = [
@@ -567,17 +570,6 @@ class RayFederatingStrategy(FederatingStrategy):
             for worker, chunk in zip(self._workers, self._chunks, strict=True)
         ]
         return RayPlaced(member, chunks)
-
-    async def _place_all_equal(self, value: Any, member: fl.Type) -> list[RemoteValue]:
-        embedded = await self._embed_everywhere(
-            value, member, "a value equal at all clients"
-        )
-        return [
-            _repeat(worker, source, len(chunk))
-            for worker, source, chunk in zip(
-                self._workers, embedded, self._chunks, strict=True
-            )
-        ]
 
     async def _embed_everywhere(
         self, value: Any, type_spec: fl.Type, label: str

@@ -385,7 +385,8 @@ class Session:
         was_connected = ray.is_initialized()
         try:
             self._owns_ray = _connect(address, config, say)
-            self.place = _name_place(owns_ray=self._owns_ray)
+            about = "its own Ray" if self._owns_ray else "joined the Ray"
+            self.place = f"{about} at {ray.get_runtime_context().gcs_address}"
             self._program = _name_program()
             group = get_current_placement_group()
             size = pool.decide_size(
@@ -512,11 +513,6 @@ def _name_program() -> str:
         return "notebook"
     is_module = scripts[0].name == "__main__.py"
     return scripts[0].parent.name if is_module else scripts[0].name
-
-
-def _name_place(*, owns_ray: bool) -> str:
-    address: str = ray.get_runtime_context().gcs_address
-    return f"its own Ray at {address}" if owns_ray else f"joined the Ray at {address}"
 
 
 def _connect(address: str | None, config: Config, say: Callable[[str], None]) -> bool:

@@ -1,6 +1,7 @@
 """The driver's list of workers: who has which, who waits, and what it is told.
 
-Also which subrounds are called stragglers, on a clock that the test turns.
+Also which subrounds are called stragglers, on a clock that the test turns, what names
+clients in an argument, and how many workers there are to be.
 """
 
 # pyright: reportPrivateUsage=false
@@ -10,17 +11,19 @@ import concurrent.futures
 import dataclasses
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import ray.exceptions
 
 import ray_fed
 import ray_fed.errors as errors
 from ray_fed.cluster import metrics, pool, worker_actor
-from ray_fed.cluster.pool import Pool, Size, Stragglers
+from ray_fed.cluster.pool import Pool, Size, Stragglers, name_clients
 from ray_fed.plan.fingerprint import Fingerprint, Versions, WorkerDescription
+from ray_fed.values.client_references import ClientRun
 
 WAIT_S = 60.0
 PRINT = Fingerprint("2", "CPU", "avx", onednn=True, threads=1)
@@ -354,3 +357,111 @@ def test_subround_is_given_workers_of_other_nodes_first(
     assert [worker.name for worker in known[:3]] == ["worker 0", "worker 4", "worker 5"]
     assert handles[:3] == [actors[0], actors[4], actors[5]]
     assert len(built.in_order(built.members)[0]) == 6
+
+
+class Source:
+    """Stands for a source of clients, which nobody reads."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+
+def run_of(token: str, *positions: int) -> ClientRun:
+    source: Any = Source(token)
+    type_spec: Any = None
+    return ClientRun(source, type_spec, np.array(positions, np.int64))
+
+
+def test_equal_clients_have_one_name() -> None:
+    first = (np.float32(1), (run_of("a", 3, 4), run_of("b", 0)))
+    second = (np.float32(2), (run_of("a", 3, 4), run_of("b", 0)))
+
+    assert name_clients(first) == name_clients(second) != b""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (run_of("a", 3), run_of("b", 0, 4)),
+        (run_of("a", 4, 3), run_of("b", 0)),
+        (run_of("b", 3, 4), run_of("a", 0)),
+        (run_of("a", 3, 4),),
+        run_of("a", 3, 4, 0),
+    ],
+    ids=["cut", "order", "sources", "fewer", "joined"],
+)
+def test_other_clients_have_another_name(other: Any) -> None:
+    assert name_clients(other) != name_clients((run_of("a", 3, 4), run_of("b", 0)))
+
+
+@pytest.mark.parametrize("argument", [None, (), [1.0, 2.0], (np.float32(1), [2.0])])
+def test_values_have_no_name(argument: Any) -> None:
+    assert name_clients(argument) == b""
+
+
+def size_of(
+    workers: Any,
+    bundles: Sequence[Mapping[str, float]],
+    held: Mapping[str, float] | None = None,
+) -> tuple[int, int]:
+    """Return the least and the most workers in what bundles have left."""
+    config = ray_fed.Config(workers=workers)
+    size = pool.decide_size(config, bundles, may_grow=False, occupied=held)
+    return size.least, size.most
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        pytest.param({}, (1, 3), id="one a bundle"),
+        pytest.param({"num_cpus": 2}, (1, 1), id="large ones"),
+        pytest.param((1, 9), (1, 9), id="range"),
+    ],
+)
+def test_workers_follow_the_bundles_beside_the_process(
+    workers: Any, expected: tuple[int, int]
+) -> None:
+    bundles = [{"CPU": 0.0}, {"CPU": 1.0}, {"CPU": 2.0}]
+
+    assert size_of(workers, bundles, {"CPU": 1.0}) == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "advice"),
+    [
+        pytest.param({}, '2 bundles: [{"CPU": 1}] + [{"CPU": 1}] * 1', id="one"),
+        pytest.param(3, '4 bundles: [{"CPU": 1}] + [{"CPU": 1}] * 3', id="three"),
+        pytest.param(
+            {"count": (2, 4), "num_cpus": 2, "num_gpus": 1},
+            '3 bundles: [{"CPU": 1}] + [{"CPU": 2, "GPU": 1}] * 2',
+            id="range with GPUs",
+        ),
+    ],
+)
+def test_too_few_bundles_are_an_error_that_says_which_to_ask_for(
+    workers: Any, advice: str
+) -> None:
+    with pytest.raises(errors.ResourceError) as raised:
+        size_of(workers, [{"CPU": 0.0}], {"CPU": 1.0})
+
+    count, bundles = advice.split(": ", 1)
+    assert "found room for 0 beside the process" in str(raised.value)
+    assert f"ask for {count}, the first for the process" in str(raised.value)
+    assert f"tune.PlacementGroupFactory({bundles})" in str(raised.value)
+    assert 'backend="local"' in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        pytest.param({"CPU": 1.0}, [{"CPU": 0.0}, {"CPU": 2.0}], id="the first"),
+        pytest.param({"CPU": 2.0}, [{"CPU": 1.0}, {"CPU": 0.0}], id="where it fits"),
+        pytest.param({}, [{"CPU": 1.0}, {"CPU": 2.0}], id="nothing"),
+    ],
+)
+def test_process_has_its_part_of_a_bundle(
+    held: dict[str, float], expected: list[dict[str, float]]
+) -> None:
+    bundles = [{"CPU": 1.0}, {"CPU": 2.0}]
+
+    assert pool.inventory.without(bundles, held) == expected

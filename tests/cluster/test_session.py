@@ -6,7 +6,7 @@ import pytest
 
 import ray_fed
 import ray_fed.errors as errors
-from ray_fed.cluster import joining, session
+from ray_fed.cluster import session
 
 
 @pytest.mark.usefixtures("unconnected")
@@ -52,17 +52,3 @@ def test_more_than_the_ray_of_this_process_has_is_refused(
 
     with pytest.raises(errors.ResourceError, match=message):
         ray_fed.create_context(config, address="local")
-
-
-@pytest.mark.usefixtures("unconnected")
-@pytest.mark.parametrize("is_head", [True, False])
-def test_ray_that_another_process_started_may_grow(
-    is_head: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Found:
-        def is_head(self) -> bool:
-            return is_head
-
-    monkeypatch.setattr(joining.ray_worker, "_global_node", Found())
-
-    assert joining.started_here() is is_head

@@ -2,7 +2,6 @@
 
 # pyright: reportUnknownLambdaType=false
 
-import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -192,19 +191,6 @@ def test_only_a_part_with_python_functions_is_walked_and_once(
         checks.check(form)
 
     assert len(walked) == 1
-
-
-def test_simulation_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    checks = ComputationChecks(in_process=True)
-    with caplog.at_level("WARNING"):
-        checks.check(_form_with(lambda x, y: x + y, fl.federated_sum))
-        before = len(caplog.records)
-        for bound in (8, 9):
-            total = functools.partial(fl.federated_secure_sum, max_input=bound)
-            checks.check(_form_with(lambda x, y: x + y, total))
-
-    assert before == 0
-    assert ["in the clear" in record.message for record in caplog.records] == [True]
 
 
 @pytest.mark.slow

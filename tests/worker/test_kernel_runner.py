@@ -25,7 +25,7 @@ from ray_fed.tensorflow.kernels.client_kernel import ClientKernel
 from ray_fed.tensorflow.kernels.server_kernels import Kernels
 from ray_fed.values import read_limits
 from ray_fed.values.client_references import ClientRun
-from ray_fed.worker.stacks import DeviceStack
+from ray_fed.worker.stacks import DeviceStack, Pace
 from tests.stages import kernel_of, stage_of
 
 AT_CLIENTS = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -108,6 +108,35 @@ def subround(kernel: plans.Kernel, leaves: Sequence[range]) -> plans.Subround:
         kernel=kernel,
         call_s=5.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("noted", "remaining", "count"),
+    [
+        pytest.param(None, 32, 1, id="the first call is of one client"),
+        pytest.param((1, 0.5), 32, 10, id="later ones fill their seconds"),
+        pytest.param((1, 0.5), 3, 3, id="as far as there are clients"),
+        pytest.param((4, 80.0), 32, 1, id="slow clients run one by one"),
+        pytest.param((1, 0.0), 32, 32, id="no time at all"),
+    ],
+)
+def test_call_covers_as_many_clients_as_its_seconds_allow(
+    noted: tuple[int, float] | None, remaining: int, count: int
+) -> None:
+    pace = Pace()
+    if noted is not None:
+        pace.note(*noted)
+
+    assert pace.count(remaining, 5.0) == count
+
+
+def test_each_stack_has_a_pace_of_its_own() -> None:
+    first, second = stacks.device_stack(), stacks.device_stack()
+
+    assert first.pace_of(b"fold") is first.pace_of(b"fold")
+    assert first.pace_of(b"fold") is not second.pace_of(b"fold")
+    first.close()
+    second.close()
 
 
 class TestKernels:
