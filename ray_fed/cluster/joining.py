@@ -209,16 +209,6 @@ def missing_error(address: str | None) -> errors.ClusterError:
     )
 
 
-def _refused(address: str) -> errors.ClusterError:
-    return errors.ClusterError(
-        f"Expected the Ray at `{address}` to let this process in, found that something"
-        " listens there and refuses it. `ray start --head` turns tokens on: set"
-        " RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to a file with the cluster's"
-        " token, which is in ~/.ray/auth_token on its head. For a Ray of your own call"
-        ' ray_fed.init("local").'
-    )
-
-
 def _announced() -> str | None:
     """Return the address that the last `ray start` of this user announced."""
     path = pathlib.Path(ray_utils.get_ray_address_file(None))
@@ -262,7 +252,14 @@ def _check_answer(address: str) -> None:
         except grpc.RpcError as error:
             code: Any = cast("Any", error).code()
             if code == grpc.StatusCode.UNAUTHENTICATED:
-                raise _refused(address) from None
+                raise errors.ClusterError(
+                    f"Expected the Ray at `{address}` to let this process in, found"
+                    " that something listens there and refuses it. `ray start --head`"
+                    " turns tokens on: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH"
+                    " to a file with the cluster's token, which is in"
+                    " ~/.ray/auth_token on its head. For a Ray of your own call"
+                    ' ray_fed.init("local").'
+                ) from None
             raise errors.ClusterError(
                 f"Expected a Ray at `{address}`, found something that does not answer"
                 f" as one ({code.name}): pass the address of a Ray, or start one with"

@@ -445,7 +445,10 @@ class _Replacing:
                 reference = self.reference(value.reference)
                 value = StoredClients(reference, value.start, value.stop)
             case ClientRun():
-                value = _replace_source(value, self.source)
+                former = cast("StoredSource", value.source)
+                about = (former.token, former.is_resident)
+                source = StoredSource(*about, self.source(former.reference))
+                value = dataclasses.replace(value, source=source)
             case StoredComponents():
                 if id(value) not in self.components:
                     replaced = tuple(map(self.inside, value.components))
@@ -463,9 +466,3 @@ def _replace_kernel(comp: Any, fn: _Replace) -> Any:
     if not isinstance(kernel, StoredKernel):
         return comp
     return dataclasses.replace(comp, kernel=StoredKernel(fn(kernel.reference)))
-
-
-def _replace_source(run: ClientRun, fn: _Replace) -> ClientRun:
-    source = cast("StoredSource", run.source)
-    replacement = StoredSource(source.token, source.is_resident, fn(source.reference))
-    return dataclasses.replace(run, source=replacement)

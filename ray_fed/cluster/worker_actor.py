@@ -226,7 +226,12 @@ class LeafWorker:
         device = devices.configure(num_threads, gpu_fraction)
         self._missing = ""
         if gpu_fraction:
-            self._missing = devices.describe_missing(_gpus(gpu_fraction))
+            ids = ", ".join(map(str, ray.get_gpu_ids()))
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            self._missing = devices.describe_missing(
+                f"Ray gave {gpu_fraction:g} of GPU {ids}"
+                f" (CUDA_VISIBLE_DEVICES={visible})"
+            )
         self._fingerprint = devices.read_fingerprint(device)
         self._executor = stacks.device_stack(device, client_bytes)
 
@@ -509,13 +514,6 @@ class LeafWorker:
     def fetch_chunk(self, scope: str, key: int) -> list[Any]:
         """Return the values of a chunk's clients, plain, in order."""
         return [self._fetch(member) for member in self._scopes.values(scope)[key]]
-
-
-def _gpus(fraction: float) -> str:
-    """Return which GPUs Ray gave to this process, in words."""
-    ids = ", ".join(map(str, ray.get_gpu_ids()))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return f"Ray gave {fraction:g} of GPU {ids} (CUDA_VISIBLE_DEVICES={visible})"
 
 
 def _chunk_arg(values: Mapping[int, Any], arg: Any) -> Any:

@@ -7,7 +7,7 @@ import concurrent.futures
 import dataclasses
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Self
 
 import federated_language as fl
@@ -64,7 +64,7 @@ class Backend:
     num_workers: int | Callable[[], Awaitable[int]]
     close: Callable[[], None]
     store: Callable[[ArgumentPart], tuple[ArgumentPart, int]] = RoundPolicy.store
-    fetch: Callable[[ArgumentPart], Awaitable[Plain]] = RoundPolicy.fetch
+    fetch: Callable[[ArgumentPart], Coroutine[Any, Any, Plain]] = RoundPolicy.fetch
     await_ready: AwaitReady | None = None
     check: Callable[[], None] = lambda: None
     spreads_subrounds: bool = False
@@ -254,11 +254,7 @@ class ExecutionContext(flf.SyncContext):
         Raises:
             ContextStateError: the context was closed.
         """
-
-        async def run() -> Plain:
-            return await self._backend.fetch(component)
-
-        return self._open_thread().submit(run())
+        return self._open_thread().submit(self._backend.fetch(component))
 
     def _open_thread(self) -> LoopThread | CallingThread:
         if self._thread is None:

@@ -9,7 +9,7 @@ All cuts are by index, and nothing is copied.
 
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Literal
 
 import federated_language as fl
@@ -220,7 +220,7 @@ class RoundPolicy:
     replicas: int | None = None
     seed: int = 0
     store: Callable[[Any], tuple[Any, int]] = lambda value: (value, 0)
-    fetch: Callable[[Any], Awaitable[Any]] = _return_as_is
+    fetch: Callable[[Any], Coroutine[Any, Any, Any]] = _return_as_is
     emit: Callable[[events.Event], None] = events.Sinks().on_event
     call_s: float | None = None
     jit: Literal["auto", "on", "off"] = "off"
