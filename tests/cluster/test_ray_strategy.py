@@ -22,7 +22,6 @@ from ray_fed.cluster.ray_strategy import (
 )
 from ray_fed.language.blocks import Function, serialise
 from ray_fed.language.structs import Struct
-from ray_fed.plan import random_keys
 
 flf = fl.framework
 FLOATS = fl.FederatedType(np.float32, fl.CLIENTS)
@@ -144,26 +143,6 @@ def test_history_of_several_intrinsics_is_replayed(
         return await added.compute()
 
     assert run(act()) == [10.0 + 2 * n for n in range(NUM_CLIENTS)]
-
-
-@pytest.mark.parametrize(
-    "key", [None, random_keys.DrawKey(7, 3)], ids=["no key", "a key"]
-)
-def test_rebuilt_chunk_has_drawn_the_same(
-    strategy: Built, sources: list[Any], key: random_keys.DrawKey | None
-) -> None:
-    async def act() -> tuple[Any, Any]:
-        with random_keys.using(key):
-            placed = await mapped(strategy, add_noise)
-        before = await placed.compute()
-        for source in sources:
-            kill(source)
-        return before, await placed.compute()
-
-    before, after = run(act())
-
-    assert np.asarray(before).tobytes() == np.asarray(after).tobytes()
-    assert len({float(x) - n for n, x in enumerate(before)}) == NUM_CLIENTS
 
 
 def test_unplaced_values_are_made_again_too(
