@@ -9,21 +9,38 @@ GO = "go"
 """The file that lets work go on."""
 
 
-def mark_and_wait(
-    x: Any, folder: pathlib.Path, name: Any, *, is_waiting: Any = True
-) -> Any:
-    """Leave a file, then return a number, once there is the file `GO` beside it.
+def mark(x: Any, folder: pathlib.Path, name: Any) -> Any:
+    """Return a value, once a file says that work runs.
 
     Args:
-        x: the number, int32[].
-        folder: of the files.
+        x: the value.
+        folder: of the file.
         name: what the name of the file begins with; it ends with the time.
-        is_waiting: whether to wait at all.
     """
     now = tf.strings.as_string(tf.timestamp(), precision=9)
     path = tf.strings.join([str(folder), "/", name, "-", now])
     with tf.control_dependencies([tf.io.write_file(path, "")]):
-        begun = tf.identity(x)
+        return tf.identity(x)
+
+
+def count_marks(folder: pathlib.Path, num_clients: int) -> list[int]:
+    """Return how often each client ran, whose files begin with its number."""
+    found = [int(path.name.split("-")[0]) for path in folder.glob("*-*")]
+    return [found.count(client) for client in range(num_clients)]
+
+
+def mark_and_wait(
+    x: Any, folder: pathlib.Path, name: Any, *, is_waiting: Any = True
+) -> Any:
+    """Do what `mark` does with a number, once there is the file `GO` beside its own.
+
+    Args:
+        x: the number, int32[].
+        folder: of the files.
+        name: see `mark`.
+        is_waiting: whether to wait at all.
+    """
+    begun = mark(x, folder, name)
 
     def waits(_: Any) -> Any:
         # With the time in it: a graph may look for a constant pattern but once.

@@ -23,6 +23,7 @@ from ray_fed.cluster.direct import RayExecutorFactory
 from ray_fed.cluster.ray_strategy import RayFederatingStrategy
 from ray_fed.executors.federating import FederatingExecutor
 from ray_fed.executors.seeded import SeededExecutor
+from tests.waiting_work import count_marks, mark
 
 flf = fl.framework
 INT = fl.FederatedType(np.int32, fl.CLIENTS)
@@ -44,20 +45,6 @@ def noise() -> Any:
 def draw(clients: Any) -> Any:
     del clients
     return fl.federated_eval(noise, fl.CLIENTS)
-
-
-def leave_a_file(folder: pathlib.Path, x: Any) -> Any:
-    """Return `x`, once a file named after it and the time is written."""
-    now = tf.strings.as_string(tf.timestamp(), precision=9)
-    name = tf.strings.join([str(folder), "/", tf.strings.as_string(x), "-", now])
-    with tf.control_dependencies([tf.io.write_file(name, "")]):
-        return tf.identity(x)
-
-
-def runs(folder: pathlib.Path) -> list[int]:
-    """Return how often each client ran."""
-    clients = [int(path.name.split("-")[0]) for path in folder.iterdir()]
-    return [clients.count(client) for client in range(NUM_CLIENTS)]
 
 
 def wait_for_the_last(folder: pathlib.Path) -> None:
@@ -153,17 +140,17 @@ class TestAWorkerThatIsKilled:
     ) -> None:
         @rtf.computation(np.int32)
         def work(x: Any) -> Any:
-            return leave_a_file(tmp_path, x)
+            return mark(x, tmp_path, tf.strings.as_string(x))
 
         placed = asyncio.run(mapped(plain_executor, work))
-        before = runs(tmp_path)
+        before = count_marks(tmp_path, NUM_CLIENTS)
 
         os.kill(pid_of(ray_killed, 0), 9)  # which merges, too
         total = asyncio.run(aggregated(plain_executor, placed))
 
         assert total == sum(range(NUM_CLIENTS))
         assert before == [1, 1, 1, 1]
-        assert runs(tmp_path) == [2, 2, 1, 1]
+        assert count_marks(tmp_path, NUM_CLIENTS) == [2, 2, 1, 1]
 
     def test_under_a_map_is_replaced(
         self,
@@ -177,7 +164,7 @@ class TestAWorkerThatIsKilled:
 
         @rtf.computation(np.int32)
         def last_waits_for_the_kill(x: Any) -> Any:
-            written = leave_a_file(folder, x)
+            written = mark(x, folder, tf.strings.as_string(x))
 
             def waits(_: Any) -> Any:
                 killed = tf.size(tf.io.matching_files(str(flag))) > 0
@@ -196,7 +183,7 @@ class TestAWorkerThatIsKilled:
             return await (await mapping).compute()
 
         assert asyncio.run(kill_in_flight()) == list(range(NUM_CLIENTS))
-        assert runs(folder) == [1, 1, 2, 2]
+        assert count_marks(folder, NUM_CLIENTS) == [1, 1, 2, 2]
 
     def test_draws_again_what_it_drew(self, ray_killed: RayExecutorFactory) -> None:
         placed, before = asyncio.run(evaluate(seeded(ray_killed, 5), draw))

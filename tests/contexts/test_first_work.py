@@ -1,6 +1,5 @@
 """Work that computes the keys of a selection runs first, once, and hands on values."""
 
-import collections
 import pathlib
 from typing import Any
 
@@ -13,6 +12,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from tests.fixtures import EACH_BACKEND, ContextFactory, report_of
 from tests.result_bits import bits
+from tests.waiting_work import count_marks, mark
 
 NUM_CLIENTS = 9
 ROWS = 8
@@ -87,12 +87,7 @@ def drawing(folder: pathlib.Path) -> Any:
 
     @rtf.computation(INDEX)
     def draw(client: Any) -> Any:
-        moment = tf.strings.as_string(tf.timestamp(), precision=6)
-        name = tf.strings.join(
-            [str(folder), "/", tf.strings.as_string(client), "-", moment]
-        )
-        with tf.control_dependencies([tf.io.write_file(name, "")]):
-            return tf.random.uniform([3])
+        return mark(tf.random.uniform([3]), folder, tf.strings.as_string(client))
 
     @rtf.computation(fl.TensorType(np.float32, [3]))
     def as_keys(drawn: Any) -> Any:
@@ -175,9 +170,7 @@ def test_work_that_keys_and_the_rest_need_is_done_once(
     rows = VALUES[keys].sum(1)
     np.testing.assert_allclose([one["total"] for one in used], rows, rtol=1e-5)
     np.testing.assert_allclose(total, rows.sum(0), rtol=1e-5)
-    names = [path.name.partition("-")[0] for path in tmp_path.iterdir()]
-    once_a_way = {str(client): 2 for client in range(NUM_CLIENTS)}
-    assert collections.Counter(names) == once_a_way
+    assert count_marks(tmp_path, NUM_CLIENTS) == [2] * NUM_CLIENTS  # once each way
 
 
 def test_keys_may_depend_on_what_other_keys_selected(build: ContextFactory) -> None:

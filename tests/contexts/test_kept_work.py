@@ -1,6 +1,5 @@
 """What a stage has done for a client is not done again by a later one."""
 
-import collections
 import os
 import pathlib
 import signal
@@ -15,6 +14,7 @@ from ray_fed import tensorflow as rtf
 from ray_fed.observability import events
 from tests.fixtures import EACH_BACKEND, ContextFactory, report_of
 from tests.result_bits import bits
+from tests.waiting_work import count_marks, mark
 
 VECTOR = fl.TensorType(np.float32, [3])
 VECTORS = fl.FederatedType(VECTOR, fl.CLIENTS)
@@ -40,10 +40,7 @@ def noted_work(folder: pathlib.Path) -> Any:
     @rtf.computation(VECTOR)
     def work(vector: Any) -> Any:
         client = tf.strings.as_string(tf.cast(vector[0], tf.int32))
-        moment = tf.strings.as_string(tf.timestamp(), precision=6)
-        name = tf.strings.join([str(folder), "/", client, "-", moment])
-        with tf.control_dependencies([tf.io.write_file(name, "")]):
-            return vector + tf.random.normal([3])
+        return mark(vector, folder, client) + tf.random.normal([3])
 
     return work
 
@@ -87,13 +84,6 @@ def work_alone(folder: pathlib.Path) -> Any:
     return run
 
 
-def times_by_client(folder: pathlib.Path) -> list[int]:
-    """Return how often each client did its work."""
-    names = [path.name.partition("-")[0] for path in folder.iterdir()]
-    counts = collections.Counter(map(int, names))
-    return [counts[client] for client in range(NUM_CLIENTS)]
-
-
 SETTINGS = {"workers": 2, "subrounds": 3, "clients_per_leaf": 1}
 """Of what `build` builds."""
 
@@ -116,7 +106,7 @@ def test_each_client_does_its_work_once(
 
     report = report_of(context)
     assert report.kernel_leaves == 2 * NUM_CLIENTS * enabled
-    assert times_by_client(tmp_path) == [1] * NUM_CLIENTS
+    assert count_marks(tmp_path, NUM_CLIENTS) == [1] * NUM_CLIENTS
 
 
 def test_bits_are_those_of_work_that_is_done_again(
@@ -132,7 +122,7 @@ def test_bits_are_those_of_work_that_is_done_again(
             found.append(bits(context.invoke(comp, CLIENTS)))
 
     assert all(result == found[0] for result in found)
-    assert times_by_client(tmp_path) == [1 + 1 + 2 + 2] * NUM_CLIENTS
+    assert count_marks(tmp_path, NUM_CLIENTS) == [1 + 1 + 2 + 2] * NUM_CLIENTS
 
 
 def test_clients_past_the_limit_do_their_work_again(
@@ -142,7 +132,7 @@ def test_clients_past_the_limit_do_their_work_again(
 
     build(kept_bytes=7 * MEMBER_BYTES).invoke(comp, CLIENTS)
 
-    assert times_by_client(tmp_path) == [1] * 6 + [2] * 3  # subrounds of three
+    assert count_marks(tmp_path, NUM_CLIENTS) == [1] * 6 + [2] * 3  # subrounds of three
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
@@ -156,7 +146,7 @@ def test_results_of_clients_come_from_the_stage_that_did_the_work(
     report = report_of(context)
     assert report.kernel_leaves == NUM_CLIENTS * enabled
     assert len(report.subrounds) == 3 + 1  # and the finish
-    assert times_by_client(tmp_path) == [1] * NUM_CLIENTS
+    assert count_marks(tmp_path, NUM_CLIENTS) == [1] * NUM_CLIENTS
     clipped = np.stack(own)
     norms = np.linalg.norm(clipped, axis=1)
     np.testing.assert_allclose(norms, np.minimum(lengths, 2), rtol=1e-5)
@@ -179,7 +169,7 @@ def test_results_of_clients_are_those_of_work_that_is_done_again(
         found.append(bits(context.invoke(comp, [CLIENTS, 2.0])))
 
     assert found[1:] == [found[0]] * 2
-    assert times_by_client(tmp_path) == [1 + 1 + 2] * 6 + [1 + 2 + 2] * 3
+    assert count_marks(tmp_path, NUM_CLIENTS) == [1 + 1 + 2] * 6 + [1 + 2 + 2] * 3
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "interpreted"])
@@ -193,7 +183,7 @@ def test_work_of_which_nothing_is_aggregated_is_folded_too(
     report = report_of(context)
     assert report.kernel_leaves == NUM_CLIENTS * enabled
     assert len(report.subrounds) == 3
-    assert times_by_client(tmp_path) == [1] * NUM_CLIENTS
+    assert count_marks(tmp_path, NUM_CLIENTS) == [1] * NUM_CLIENTS
     noise = np.stack(own) - np.stack(CLIENTS)
     assert len(np.unique(noise)) == noise.size  # each drew its own
 
@@ -211,7 +201,7 @@ def test_work_alone_has_the_bits_of_the_interpreter(
         found.append(bits(context.invoke(comp, CLIENTS)))
 
     assert found[0] == found[1]
-    assert times_by_client(tmp_path) == [2] * NUM_CLIENTS
+    assert count_marks(tmp_path, NUM_CLIENTS) == [2] * NUM_CLIENTS
 
 
 class Killer:
@@ -238,7 +228,7 @@ def test_work_outlives_the_workers_that_did_it(
 ) -> None:
     comp = clipped_mean(tmp_path)
     expected = bits(local_contexts().invoke(comp, CLIENTS))
-    done_before = times_by_client(tmp_path)
+    done_before = count_marks(tmp_path, NUM_CLIENTS)
     context = ray_contexts(workers=2, subrounds=3, clients_per_leaf=1)
     context.resume_at(0)
     killer = Killer()
@@ -250,7 +240,7 @@ def test_work_outlives_the_workers_that_did_it(
     assert killer.pids
     assert report.num_retries > 0
     assert found == expected
-    assert [1 + n for n in done_before] == times_by_client(tmp_path)
+    assert [1 + n for n in done_before] == count_marks(tmp_path, NUM_CLIENTS)
 
 
 @pytest.mark.ray
