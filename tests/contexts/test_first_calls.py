@@ -15,6 +15,7 @@ import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
 from ray_fed.contexts.first_calls import Progress, StartupProgress
 from ray_fed.observability import events
+from tests.fixtures import Seen
 
 
 @rtf.computation(np.float32)
@@ -25,15 +26,12 @@ def half(x: Any) -> Any:
 ROOM = "room for 2 workers: 2 CPU (0 of 2 free)"
 
 
-class Recorder:
-    """An event sink that keeps what first calls waited for."""
+class Recorder(Seen):
+    """Tells what first calls waited for."""
 
-    def __init__(self) -> None:
-        self.activities: list[str] = []
-
-    def on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Waiting):
-            self.activities.append(event.activity)
+    @property
+    def activities(self) -> list[str]:
+        return [e.activity for e in self if isinstance(e, events.Waiting)]
 
 
 class Workers:
