@@ -328,12 +328,11 @@ class RemoteValue(flf.ExecutorValue):
             or self._made[0] is not worker
             or has_failed(self._made[1])
         ):
-            self._made = (worker, asyncio.ensure_future(self._make_on(worker)))
+            making = asyncio.ensure_future(self._make(worker, self.key))
+            making.add_done_callback(has_failed)  # or asyncio prints what nobody reads
+            self._made = worker, making
         await asyncio.shield(self._made[1])
         return self.key
-
-    async def _make_on(self, worker: Worker) -> None:
-        await self._make(worker, self.key)
 
     async def ready(self) -> Self:
         """Return the value, once it is on the worker of now."""

@@ -445,7 +445,8 @@ class LeafWorker:
 
     def forget_clients(self, tokens: list[str]) -> None:
         """Drop what is kept of clients whose sources are gone."""
-        self._executor.clients.forget(tokens)
+        if self._loading.done() and self._loading.exception() is None:
+            self._executor.clients.forget(tokens)
 
     def drop(self, scope: str, keys: list[int]) -> None:
         """Drop values of a scope; those that it has not are ignored."""

@@ -1,9 +1,10 @@
 """Chunks on workers that are lost: made again from their history, and only those."""
 
-# pyright: reportUnknownLambdaType=false
+# pyright: reportUnknownLambdaType=false, reportPrivateUsage=false
 
 import asyncio
 import gc
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -11,6 +12,7 @@ import federated_language as fl
 import numpy as np
 import pytest
 import tensorflow as tf
+from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed import tensorflow as rtf
@@ -18,8 +20,11 @@ from ray_fed.cluster.ray_strategy import (
     LostWorkerError,
     RayFederatingStrategy,
     RemoteExecutor,
+    Worker,
     WorkerConnection,
 )
+from ray_fed.cluster.worker_actor import LeafWorker
+from ray_fed.executors.loops import gather_by_index
 from ray_fed.language.blocks import Function, serialise
 from ray_fed.language.structs import Struct
 
@@ -262,3 +267,55 @@ def test_worker_that_nobody_waits_for_any_more_is_refused_in_silence() -> None:
     gc.collect()
 
     assert not said
+
+
+def test_refusal_of_a_worker_is_read_where_another_refused_before() -> None:
+    said: list[Any] = []
+
+    class Refusing:
+        def __init__(self) -> None:
+            self.may_answer = asyncio.Event()
+            self.embed = self
+
+        async def remote(self, *args: Any) -> None:
+            del args
+            await self.may_answer.wait()
+            raise errors.UnsupportedError("refused")
+
+    async def embed() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, c: said.append(c))
+        first, second = Refusing(), Refusing()
+        first.may_answer.set()
+        values = [
+            RemoteExecutor(WorkerConnection(Worker(each, "a/1", "worker"))).embed(
+                1.0, fl.TensorType(np.float32)
+            )
+            for each in (first, second)
+        ]
+        with pytest.raises(errors.UnsupportedError):
+            await gather_by_index(value.ready() for value in values)
+        second.may_answer.set()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+
+    asyncio.run(embed())
+    gc.collect()
+
+    assert not said
+
+
+def test_worker_that_loads_has_no_clients_to_forget() -> None:
+    may_load = threading.Event()
+
+    class Loading(LeafWorker):
+        @override
+        def load_now(self) -> None:
+            may_load.wait()
+
+    worker = Loading(1, 0.0, 2**20)
+    try:
+        worker.forget_clients(["of no source"])
+        assert not worker._loading.done()
+    finally:
+        may_load.set()
+        worker._loop.close()
