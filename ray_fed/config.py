@@ -354,11 +354,13 @@ class Frozen(pydantic.BaseModel):
             f"<tbody>{rows or '<tr><td>nothing</td></tr>'}</tbody></table>"
         )
 
+    @tracebacks.shorten
     def __init__(self, **data: Any) -> None:
         try:
             super().__init__(**data)
         except pydantic.ValidationError as error:
-            raise errors.ConfigError(explain(error, type(self))) from error
+            # The context, which is not shown, tells `load` which settings are wrong.
+            raise errors.ConfigError(explain(error, type(self))) from None
 
     # pydantic builds nested settings past this `__init__`: errors name the full path.
     __init__.__pydantic_base_init__ = True  # pyright: ignore[reportFunctionMemberAccess]
@@ -552,6 +554,7 @@ class Config(Frozen):
     max_dropped_clients: CountOrNone = 0
     runtime_env: Environment | None = None
 
+    @tracebacks.shorten
     def __init__(self, **data: Any) -> None:
         """Take fields or short forms; a signature of fields would forbid those."""
         super().__init__(**data)
@@ -584,6 +587,7 @@ class Config(Frozen):
         )
 
     @classmethod
+    @tracebacks.shorten
     def load(
         cls, path: str | os.PathLike[str] | None = None, **arguments: Any
     ) -> "Config":
@@ -608,11 +612,11 @@ class Config(Frozen):
         try:
             return cls(**merged)
         except errors.ConfigError as error:
-            found = variables_of(error.__cause__, expand_counts(arguments))
+            found = variables_of(error.__context__, expand_counts(arguments))
             if not found:
                 raise
             told = f"{error} Set by: {', '.join(found)}."
-            raise errors.ConfigError(told) from error.__cause__
+            raise errors.ConfigError(told) from None
 
 
 def check_config(config: object) -> Config:

@@ -7,6 +7,7 @@ import json
 import linecache
 import logging
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import federated_language as fl
@@ -18,7 +19,7 @@ import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import learning
 from ray_fed import tensorflow as rtf
-from ray_fed.config import Config
+from ray_fed.config import Config, Workers
 from ray_fed.learning import partition
 from ray_fed.program import ClientData, FileProgramStateManager
 
@@ -182,6 +183,28 @@ def fail(text):
 
     assert isinstance(caught.value.__context__, ValueError)
     assert "ValueError" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: Config(worker=3),
+        lambda: Config(debug=True),
+        lambda: Workers(count=-1),
+        lambda: Config.load(worker=3),
+    ],
+    ids=["Config", "debug", "Workers", "load"],
+)
+def test_an_argument_that_is_refused_shows_the_call_alone(
+    refused: Callable[[], Any],
+) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        refused()
+
+    here = "test_an_argument_that_is_refused_shows_the_call_alone"
+    assert names(caught.value) == [here, "<lambda>"]
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("Traceback") == 1
 
 
 def test_the_whole_traceback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
