@@ -26,6 +26,7 @@ import ray_fed.error_texts as error_texts
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 
 VARIABLE = "RAY_FED_TRACEBACKS"
 """Of the environment, read as an error is shown; "full" shows all frames."""
@@ -38,12 +39,13 @@ _logger = logging.getLogger(__name__)
 
 _OWN = f"{pathlib.Path(__file__).parent}{os.sep}"
 _PACKAGES = (
-    "ray_fed|federated_language|tensorflow|keras|ray|absl|fsspec|google|numpy|pandas"
-    "|pyarrow|pydantic|s3fs|wrapt|yaml"
+    "ray_fed|federated_language|tensorflow|keras|ray|absl|aiobotocore|botocore|fsspec"
+    "|google|numpy|pandas|pyarrow|pydantic|s3fs|wrapt|yaml"
 )
 _LIBRARY = re.compile(
     rf"[/\\](site|dist)-packages[/\\]({_PACKAGES})[/\\]"
     r"|[/\\]lib[/\\]python3\.\d+[/\\](?!(site|dist)-packages)"
+    rf"|^(python[/\\])?({_PACKAGES})[/\\].+\.p(yx|x[di])$"  # of Cython
     r"|^<frozen |__autograph_generated_file"
 )
 """Files of the libraries, of packages that they call, and of Python itself.
@@ -178,6 +180,12 @@ def shorten(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
+def shorten_init(cls: type[_T]) -> type[_T]:
+    """Decorate a dataclass that a user makes: see `shorten`."""
+    cls.__init__ = shorten(cls.__init__)
+    return cls
+
+
 def _shorten_async(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -194,7 +202,13 @@ def _is_called_by_user() -> bool:
     frame = inspect.currentframe()
     for _ in range(2):  # the function that asks, then what called that
         frame = frame and frame.f_back
-    return frame is not None and is_of_user(frame.f_code.co_filename)
+    return frame is not None and is_of_user(_file_of(frame))
+
+
+def _file_of(frame: types.FrameType) -> str:
+    """Return a frame's file; of an `__init__` of a dataclass, that of its module."""
+    file = frame.f_code.co_filename
+    return (file == "<string>" and frame.f_globals.get("__file__")) or file
 
 
 def _cut(error: BaseException) -> None:
@@ -202,7 +216,7 @@ def _cut(error: BaseException) -> None:
     if shows_all():
         return
     walked = list(traceback.walk_tb(error.__traceback__))
-    if walked and not is_of_user(walked[-1][0].f_code.co_filename):
+    if walked and not is_of_user(_file_of(walked[-1][0])):
         _tell_how_to_see_all(error)
     _logger.debug("The whole traceback of an error:", exc_info=error)
     chain: dict[int, BaseException] = {}
@@ -254,6 +268,6 @@ def _of_user(found: types.TracebackType | None) -> types.TracebackType | None:
     """Return a traceback with the frames of the user's code alone."""
     short = None
     for frame, line in reversed(list(traceback.walk_tb(found))):
-        if is_of_user(frame.f_code.co_filename):
+        if is_of_user(_file_of(frame)):
             short = types.TracebackType(short, frame, frame.f_lasti, line)
     return short

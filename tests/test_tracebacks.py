@@ -20,8 +20,15 @@ import ray_fed.tracebacks as tracebacks
 from ray_fed import learning
 from ray_fed import tensorflow as rtf
 from ray_fed.config import Config, Workers
+from ray_fed.contexts.execution_context import ExecutionContext
 from ray_fed.learning import partition
-from ray_fed.program import ClientData, FileProgramStateManager
+from ray_fed.program import (
+    ClientData,
+    FileProgramStateManager,
+    RayFederatedContext,
+    UniformSampler,
+    WeightedSampler,
+)
 
 WHOLE = """\
 Traceback (most recent call last):
@@ -192,8 +199,11 @@ def fail(text):
         lambda: Config(debug=True),
         lambda: Workers(count=-1),
         lambda: Config.load(worker=3),
+        lambda: UniformSampler(-1),
+        lambda: WeightedSampler([1.0]).sample(0, 2, 1),
+        lambda: ClientData.from_values([], fl.SequenceType(np.int32)).batch(0),
     ],
-    ids=["Config", "debug", "Workers", "load"],
+    ids=["Config", "debug", "Workers", "load", "UniformSampler", "sample", "batch"],
 )
 def test_an_argument_that_is_refused_shows_the_call_alone(
     refused: Callable[[], Any],
@@ -205,6 +215,29 @@ def test_an_argument_that_is_refused_shows_the_call_alone(
     assert names(caught.value) == [here, "<lambda>"]
     shown = "".join(traceback.format_exception(caught.value))
     assert shown.count("Traceback") == 1
+
+
+def test_frames_of_extensions_of_libraries_are_left_out() -> None:
+    path = ["python/ray/_raylet.pyx", "pyarrow/error.pxi", "our_data/fast.pyx"]
+
+    assert list(map(tracebacks.is_of_user, path)) == [False, False, True]
+
+
+def test_code_of_a_user_that_has_no_file_is_shown() -> None:
+    source = """
+import dataclasses
+@dataclasses.dataclass
+class Mine:
+    def __post_init__(self):
+        int("x")
+"""
+    found: dict[str, Any] = {"__name__": __name__}
+    exec(source, found)
+
+    with pytest.raises(ValueError, match="'x'") as caught:
+        call(lambda _text: found["Mine"]())  # pyright: ignore[reportUnknownLambdaType]
+
+    assert names(caught.value)[-2:] == ["__init__", "__post_init__"]
 
 
 def test_the_whole_traceback_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -228,8 +261,18 @@ def test_the_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *((module, module.__all__) for module in (ray_fed, learning, partition)),
         *((cls, vars(cls)) for cls in (ClientData, FileProgramStateManager)),
+        (RayFederatedContext, ["invoke", "resume_at"]),
+        (ExecutionContext, ["invoke", "resume_at"]),
     ],
-    ids=["ray_fed", "learning", "partition", "ClientData", "FileProgramStateManager"],
+    ids=[
+        "ray_fed",
+        "learning",
+        "partition",
+        "ClientData",
+        "FileProgramStateManager",
+        "RayFederatedContext",
+        "ExecutionContext",
+    ],
 )
 def test_public_functions_and_methods_leave_frames_of_libraries_out(
     owner: Any, names_of: Any

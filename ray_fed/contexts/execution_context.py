@@ -160,6 +160,7 @@ class ExecutionContext(flf.SyncContext):
         """Calls so far: the next one's random numbers are keyed by it."""
         return self._rounds.num_calls
 
+    @tracebacks.shorten
     def resume_at(self, num_calls: int) -> None:
         """Give the next call the number that it has in an interrupted run.
 

@@ -278,6 +278,7 @@ class RayFederatedContext(fl.program.FederatedContext):
         ClusterError: there is no cluster, or it is too small.
     """
 
+    @tracebacks.shorten
     def __init__(self, context: ExecutionContext | None = None) -> None:
         self._owns_context = context is None
         self._context = create_context() if context is None else context
@@ -296,11 +297,16 @@ class RayFederatedContext(fl.program.FederatedContext):
         """Calls so far, which a program saves with its state."""
         return self._context.num_calls
 
+    @tracebacks.shorten
     def resume_at(self, num_invocations: int) -> None:
         """Go on with the random numbers of a program that was interrupted.
 
         Args:
             num_invocations: of that program, when it saved its state; >= 0.
+
+        Raises:
+            CardinalityError: it is below zero.
+            ValueMismatchError: it is no whole number.
         """
         self._context.resume_at(num_invocations)
 

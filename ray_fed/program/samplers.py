@@ -19,6 +19,7 @@ Sources:
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -26,6 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
+from ray_fed.data.arguments import check_number
 
 
 class Sampler(Protocol):
@@ -46,11 +49,6 @@ def _generator(seed: int, round_index: int) -> np.random.Generator:
     return np.random.default_rng([seed, round_index])
 
 
-def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise errors.ConfigError(f"Expected `seed` to be at least 0, found {seed}.")
-
-
 def _check_size(k: int | None, num_clients: int, among: str) -> int:
     if k is None:
         return num_clients
@@ -61,6 +59,7 @@ def _check_size(k: int | None, num_clients: int, among: str) -> int:
     return k
 
 
+@tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class UniformSampler:
     """Draws `k` clients, each set of them equally likely; all where `k` is None.
@@ -69,14 +68,15 @@ class UniformSampler:
         seed: >= 0.
 
     Raises:
-        ConfigError: the seed is negative.
+        ConfigError: the seed is no whole number, or negative.
     """
 
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_seed(self.seed)
+        check_number(self.seed, "seed")
 
+    @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
         """Draw clients: see `Sampler`.
 
@@ -88,6 +88,7 @@ class UniformSampler:
         return sorted(generator.choice(num_clients, size, replace=False).tolist())
 
 
+@tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class PoissonSampler:
     """Draws each client by itself with one probability, as privacy accountants assume.
@@ -107,12 +108,13 @@ class PoissonSampler:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_seed(self.seed)
+        check_number(self.seed, "seed")
         if self.rate is not None and not 0 < self.rate <= 1:
             raise errors.ConfigError(
                 f"Expected `rate` above 0 and at most 1, found {self.rate}."
             )
 
+    @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
         """Draw clients: see `Sampler`.
 
@@ -129,13 +131,14 @@ class PoissonSampler:
         return np.flatnonzero(drawn).tolist()
 
 
+@tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class WeightedSampler:
     """Draws `k` clients one after another, each time in proportion to their weights.
 
     Attributes:
         weights: one for each client, at least 0; those of 0 are never drawn. For
-            example `data.weights`, the numbers of rows.
+            example `data.weights`, the numbers of rows where these are known.
         seed: >= 0.
 
     Raises:
@@ -148,12 +151,21 @@ class WeightedSampler:
     def __init__(
         self, weights: Sequence[float] | NDArray[np.float64], seed: int = 0
     ) -> None:
-        object.__setattr__(self, "weights", tuple(float(w) for w in weights))
+        try:
+            found = tuple(float(w) for w in weights)
+        except (TypeError, ValueError):
+            found = (math.nan,)
+        if not all(0 <= weight < math.inf for weight in found):
+            raise errors.ConfigError(
+                "Expected finite `weights` of at least 0, one for each client, found"
+                f" {errors.describe(weights)}: pass a list of numbers. `data.weights`"
+                " is None where it is not known how many rows clients have."
+            )
+        object.__setattr__(self, "weights", found)
         object.__setattr__(self, "seed", seed)
-        _check_seed(seed)
-        if not all(0 <= weight < float("inf") for weight in self.weights):
-            raise errors.ConfigError("Expected finite `weights` of at least 0.")
+        check_number(seed, "seed")
 
+    @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
         """Draw clients: see `Sampler`.
 
@@ -174,6 +186,7 @@ class WeightedSampler:
         return sorted(eligible[np.argsort(-keys, kind="stable")[:size]].tolist())
 
 
+@tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class AvailabilitySampler:
     """Draws `k` clients among those that are there in the hour of the round.
@@ -199,20 +212,24 @@ class AvailabilitySampler:
     def __init__(
         self, hours: Sequence[Sequence[int]], period: int = 24, seed: int = 0
     ) -> None:
-        object.__setattr__(self, "hours", tuple(map(frozenset, hours)))
+        try:
+            object.__setattr__(self, "hours", tuple(map(frozenset, hours)))
+        except TypeError:
+            raise errors.ConfigError(
+                "Expected a list of `hours` for each client, such as `[[0, 1], [1]]`,"
+                f" found {errors.describe(hours)}."
+            ) from None
         object.__setattr__(self, "period", period)
         object.__setattr__(self, "seed", seed)
-        _check_seed(seed)
-        if period < 1:
-            raise errors.ConfigError(
-                f"Expected a `period` of at least 1, not {period}."
-            )
+        check_number(seed, "seed")
+        check_number(period, "period", 1)
         others = {hour for given in self.hours for hour in given} - {*range(period)}
         if others:
             raise errors.ConfigError(
                 f"Expected `hours` from 0 to {period - 1}, found {sorted(others)[:5]}."
             )
 
+    @tracebacks.shorten
     def sample(self, round_index: int, num_clients: int, k: int | None) -> list[int]:
         """Draw clients: see `Sampler`.
 

@@ -1,6 +1,6 @@
 """Samplers draw by seed and round, with the probabilities that they say."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -101,7 +101,9 @@ def test_only_clients_that_are_there_are_drawn() -> None:
         (lambda: UniformSampler(-1), 2, "`seed`"),
         (lambda: WeightedSampler([1.0]), 1, "one weight for each of 4"),
         (lambda: WeightedSampler([-1.0]), 1, "at least 0"),
+        (lambda: WeightedSampler(cast("Any", None)), 1, "found None: pass a list"),
         (lambda: WeightedSampler([1, 0, 0, 1]), 3, "from 1 to 2"),
+        (lambda: AvailabilitySampler(cast("Any", [0, 1])), 1, r"found \[0, 1\]"),
         (lambda: AvailabilitySampler([[1]]), 1, "hours for each of 4"),
         (lambda: AvailabilitySampler([[24]]), 1, "from 0 to 23"),
     ],
