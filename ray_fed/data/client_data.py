@@ -579,7 +579,7 @@ class ClientData(ClientRun):
             Clients in the order of their ids, with sequences of `<x=..., y=...>`.
 
         Raises:
-            MissingFileError: there is no file.
+            MissingFileError: there is no file, or none that may be read.
             ConfigError: a column is not there, or an argument is out of its range.
             ValueMismatchError: a column has what no tensor holds, its type changes
                 between files, or a row has no client.
@@ -609,7 +609,7 @@ class ClientData(ClientRun):
             **options: as those of `from_parquet`.
 
         Raises:
-            MissingFileError: there is no file.
+            MissingFileError: there is no file, or none that may be read.
             ConfigError: a column is not there, or an argument is out of its range.
             ValueMismatchError: a column has what no tensor holds, or a row has no
                 client.

@@ -251,6 +251,25 @@ def locate(uri: str) -> tuple[Any, str]:
         ) from error
 
 
+def unreadable(place: str, error: Exception) -> errors.MissingFileError:
+    """Return the error that a place cannot be read, of what its protocol raised."""
+    return errors.MissingFileError(
+        f"Expected to read {place}, found {type(error).__name__} ({error}) in"
+        f" {describe_executor()}: see that it exists, and that this process may read"
+        f" it.{advise(error)}"
+    )
+
+
+def advise(error: Exception) -> str:
+    """Return a sentence on credentials where an error is about these; else ""."""
+    if "Credential" not in type(error).__name__:
+        return ""
+    return (
+        " Credentials come from the environment, such as AWS_ACCESS_KEY_ID and"
+        " AWS_SECRET_ACCESS_KEY for s3://, or from what `aws configure` writes."
+    )
+
+
 def is_local(filesystem: Any) -> bool:
     """Return whether a file system of fsspec is that of this machine."""
     protocols = filesystem.protocol

@@ -236,7 +236,7 @@ class TableFiles:
         num_bytes: that the columns of all rows take in memory, about.
 
     Raises:
-        MissingFileError: there is nothing.
+        MissingFileError: there is nothing, or nothing that may be read.
         ValueMismatchError: a file is none of its kind, or the type of a column changes
             between files.
         ConfigError: a column is not there.
@@ -292,6 +292,8 @@ class TableFiles:
                     " of one name: rename all but one, and write the files anew."
                 ) from error
             raise self._damaged(self.label, error) from error
+        except Exception as error:  # what s3:// is built on has no base of its own
+            raise opening.unreadable(self.label, error) from error
 
     def _damaged(self, path: str, error: Exception) -> errors.ValueMismatchError:
         return errors.ValueMismatchError(

@@ -332,13 +332,13 @@ def telling_storage(
         raise errors.StorageError(
             f"Expected to {verb} `{where}`, found {type(error).__name__} ({found}): see"
             " that the place exists, has room and may be read and written by this"
-            " process. What was saved before is left as it is."
+            f" process. What was saved before is left as it is.{opening.advise(error)}"
         ) from error
 
 
-def unlisted(where: str, error: Exception) -> errors.StorageError:
-    """Return the error that a place of saved state cannot be listed."""
-    found = getattr(error, "strerror", None) or str(error)
+def unlisted(where: str, error: OSError) -> errors.StorageError:
+    """Return the error that a place of saved state is no folder."""
+    found = error.strerror or str(error)
     return errors.StorageError(
         f"Expected a folder of saved state, or nothing yet, at `{where}`, found that it"
         f" cannot be listed ({found}): name another folder, or move away what is there."
@@ -669,8 +669,11 @@ class Versions:
             entries = self._system.ls(self._root, detail=True)
         except FileNotFoundError:
             return []
-        except Exception as error:  # what fsspec raises has no base of its own
+        except NotADirectoryError as error:
             raise unlisted(self._uri, error) from error
+        except Exception:  # what fsspec raises has no base of its own
+            with telling_storage(self._uri, Exception, verb="list"):
+                raise
         if [each["name"].rstrip("/") for each in entries] == [self._root]:
             raise unlisted(self._uri, NotADirectoryError(errno.ENOTDIR, "it is a file"))
         return [

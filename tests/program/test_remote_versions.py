@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import os
 import pathlib
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+import s3fs
 
 import ray_fed.errors as errors
-from ray_fed.program import FileProgramStateManager
+from ray_fed.program import ClientData, FileProgramStateManager
 
 CONTENT = {"model": np.linspace(0, 1, 300, dtype=np.float32), "text": "abc", "n": 3}
 
@@ -162,6 +164,22 @@ def test_bucket_that_is_not_there_is_told(s3_server: str) -> None:
 
     with pytest.raises(errors.StorageError, match=r"s3://no-such-bucket/runs/program"):
         run(manager.save(CONTENT, 1))
+
+
+def test_lacking_credentials_are_told_and_where_they_come_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    for variable in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3fs.S3FileSystem.clear_instance_cache()
+
+    uri, found = "s3://bucket/runs", r"`s3://bucket/runs`.*such as AWS_ACCESS_KEY_ID"
+    with pytest.raises(errors.StorageError, match=found):
+        run(FileProgramStateManager(uri).get_versions())
+    with pytest.raises(errors.MissingFileError, match=found):
+        ClientData.from_parquet(uri, client="c", x="x")
 
 
 class Refusing:
