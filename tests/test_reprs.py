@@ -289,6 +289,9 @@ def test_rows_that_are_dropped_as_they_are_read_are_counted_as_such(
 
     assert repr(dropped) == "<2 clients, at most 3 rows, columns x float64>"
     assert repr(refused) == "<2 clients, 3 rows, columns x float64>"
+    other = ClientData.from_table({"nr": [3], "x": [0.5]}, client="nr", x="x")
+    for data in (other.concat(dropped), dropped.concat(other)):
+        assert repr(data) == "<3 clients, at most 4 rows, columns x float64>"
 
 
 def test_process_shows_algorithm_model_optimizers_and_state() -> None:

@@ -276,6 +276,8 @@ class ClientData(ClientRun):
             [(base, p.positions) for (base, _, _), p in zip(bases, parts, strict=True)]
         )
         table = self.table if all(part.table for part in parts) else None
+        if table is not None and any(p.table and p.table.drops for p in parts):
+            table = dataclasses.replace(table, drops=True)
         made = self._of(source, member, ids, weights, table)
         if not isinstance(member, fl.SequenceType):
             return made
