@@ -231,9 +231,10 @@ def set_threads(num_threads: int, num_executors: int = 1) -> bool:
         if tf.config.threading.get_intra_op_parallelism_threads() == num_threads:
             return True
         _logger.warning(
-            "TensorFlow ran before ray_fed.init, with other threads than the %d that"
-            " workers have: results may differ from theirs in the last bits. Call"
-            " ray_fed.init first.",
+            "TensorFlow runs in this process with other threads than the %d that"
+            " workers have: results may differ from theirs in the last bits. Start a"
+            " new process (in a notebook: restart the kernel), and call ray_fed.init"
+            " before TensorFlow runs there.",
             num_threads,
         )
         return False

@@ -100,6 +100,7 @@ def test_threads_that_are_fixed_to_others_are_told(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == is_told
     assert all("other threads than the 3 that workers have" in one for one in told)
+    assert all("Start a new process" in one for one in told)
 
 
 @pytest.mark.parametrize(
