@@ -104,7 +104,7 @@ class Features:
         if unused:
             raise errors.ConfigError(
                 f"Expected `dtypes` for columns of `x` and `y`, found"
-                f" {unused}{_name_columns(unused[0], x, y)}."
+                f" {unused}{_name_columns(unused[0], x, y)}"
             )
         found = _Columns(schema, casts, table)
         leaves: list[Leaf] = []
@@ -120,12 +120,14 @@ class Features:
 
 
 def _name_columns(name: str, x: ColumnNames, y: ColumnNames | None) -> str:
-    """Return what to say of the name of an input that stands for a column."""
+    """Return what to say of a name that is no column: an input's, or a wrong one."""
     groups: dict[str, Any] = {"x": x, "y": y}
     for named in (x, y):
         groups |= named if isinstance(named, Mapping) else {}
     columns = list(columns_of(groups.get(name)))
-    return f": name the columns of `{name}`, {columns}" if columns else ""
+    if columns:
+        return f": name the columns of `{name}`, {columns}."
+    return f".{errors.suggest(name, [*columns_of(x), *columns_of(y)])}"
 
 
 def _read_dtypes(given: object) -> dict[str, np.dtype[Any]]:
@@ -383,7 +385,7 @@ class _Cells:
         return Column(self._values(name, array.flatten(), leaf), splits)
 
     def _check_nulls(self, name: str, array: Any) -> None:
-        if not array.null_count:
+        if not (count := array.null_count):
             return
         then = 'fill them, or leave such rows out with `missing="drop"`'
         if is_text(array.type):
@@ -395,7 +397,7 @@ class _Cells:
             then += (
                 f', or as NaN with `dtypes={{"{name}": {dtype}}}` and `missing="keep"`'
             )
-        raise self._mismatch(name, f"{array.null_count} nulls", f"{then}.")
+        raise self._mismatch(name, f"{count} null{'s' * (count > 1)}", f"{then}.")
 
     def _values(self, name: str, array: Any, leaf: Leaf) -> NDArray[Any]:
         pyarrow: Any = opening.import_extra("pyarrow")

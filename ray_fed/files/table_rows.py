@@ -31,13 +31,14 @@ def _check_ids(chunk: Any, column: str, table: str, num_before: int) -> None:
     """Raise unless each row has an id; `num_before` rows were checked before."""
     types = opening.import_extra("pyarrow.types")
     is_float = types.is_floating(chunk.type)  # pandas' for numbers with gaps
-    if chunk.null_count:
+    if count := chunk.null_count:
         first = int(np.argmax(chunk.is_null().to_numpy(zero_copy_only=False)))
         then = f'.astype({{"{column}": "int64"}})' * is_float
         raise errors.ValueMismatchError(
             f"Expected a client in every row of the column `{column}` of {table},"
-            f" found {chunk.null_count} nulls from row {num_before + first} on: leave"
-            f' such rows out, such as by `frame.dropna(subset=["{column}"]){then}`.'
+            f" found {count} null{'s' * (count > 1)} from row {num_before + first} on:"
+            " leave such rows out, such as by"
+            f' `frame.dropna(subset=["{column}"]){then}`.'
         )
     if not (types.is_integer(chunk.type) or is_text(chunk.type)):
         kind = "int64" if is_float else "str"

@@ -185,7 +185,8 @@ class RoundReport(pydantic.BaseModel):
         without = f" ({dropped} dropped)" if dropped else ""
         return (
             f"call {self.round_index}: {self.num_clients} clients{without} in"
-            f" {num_subrounds} subrounds, {reprs.show_number(self.seconds)} s,"
+            f" {num_subrounds} subround{'s' * (num_subrounds != 1)},"
+            f" {reprs.show_number(self.seconds)} s,"
             f" {reprs.show_number(self.clients_per_second)} clients/s,"
             f" {self.num_retries}"
             f" {'retry' if self.num_retries == 1 else 'retries'}"

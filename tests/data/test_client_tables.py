@@ -247,7 +247,8 @@ def test_missing_labels_never_reach_the_weights(
         ({"x": []}, "one dtype to stack.*found none"),
         ({"client": "a"}, "whole numbers or strings.*`a`.*found `float"),
         ({"missing": "ignore"}, "`missing` to be one of"),
-        ({"dtypes": {"q": np.int8}}, r"for columns of `x` and `y`, found \['q'\]"),
+        ({"dtypes": {"q": np.int8}}, r"for columns of `x` and `y`, found \['q'\]\.$"),
+        ({"dtypes": {"aa": np.int8}}, r"found \['aa'\]\. Did you mean `a`\?"),
         (
             {"x": {"num": ["a", "n"]}, "dtypes": {"num": "float32"}},
             r"found \['num'\]: name the columns of `num`, \['a', 'n'\]\.",

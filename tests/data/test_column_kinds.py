@@ -22,7 +22,7 @@ from ray_fed.program import ClientData
 WHO = ["b", "a", "b", "a"]
 X = np.arange(4, dtype=np.float32)
 DAY = dt.date(2020, 2, 3)
-NO_CLIENT = r'1 nulls from row 1 on.*`frame.dropna\(subset=\["who"\]\)`\.'
+NO_CLIENT = r'1 null from row 1 on.*`frame.dropna\(subset=\["who"\]\)`\.'
 AS_TEXT = r'whole numbers or strings.*`frame.astype\(\{"who": "str"\}\)`'
 
 CLIENTS: dict[str, tuple[Any, str | None]] = {
@@ -87,7 +87,7 @@ TIMES = pd.to_datetime(["2020-02-03", "1969-12-31", "2020-02-05", "2021-01-01"])
 GAPPED_TIMES = TIMES.where(np.array([True, False, True, True]))
 LISTS = [[1.0, 2.0], [3.0], [], [4.0]]
 CODES = r'StringLookup.*`frame\["x"\].astype\("category"\).cat.codes`'
-NULLS = r'client \'a\', found 1 nulls: fill them.*"drop"`'
+NULLS = r'client \'a\', found 1 null: fill them.*"drop"`'
 NAN = NULLS + r', or as NaN with `dtypes=\{"x": np.float32\}` and `missing="keep"`'
 UNIT = r'`dtypes=\{"x": np.int64\}` for whole numbers in its unit \(.*1970'
 
@@ -301,7 +301,7 @@ def test_folders_without_a_client_are_no_client(tmp_path: pathlib.Path) -> None:
         (tmp_path / f"who={name}").mkdir()
         pq.write_table(pa.table({"x": [1]}), tmp_path / f"who={name}/rows.parquet")
 
-    with pytest.raises(errors.ValueMismatchError, match="1 nulls from row 0 on"):
+    with pytest.raises(errors.ValueMismatchError, match="1 null from row 0 on"):
         ClientData.from_parquet(tmp_path, client="who", x="x")
 
 
@@ -321,7 +321,7 @@ def test_a_dictionary_may_have_a_null() -> None:
     who = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), words)
     table = pa.table({"who": who, "x": [1, 2, 3], "word": who})
 
-    with pytest.raises(errors.ValueMismatchError, match="1 nulls from row 1 on"):
+    with pytest.raises(errors.ValueMismatchError, match="1 null from row 1 on"):
         ClientData.from_table(table, client="who", x="x")
     kept = ClientData.from_table(table, client="x", x="word", missing="keep")
     assert read(kept) == {1: [b"a"], 2: [b""], 3: [b"a"]}

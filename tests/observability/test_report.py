@@ -92,6 +92,7 @@ def test_report_is_one_line_of_text() -> None:
     assert str(report) == (
         "call 4: 10 clients in 2 subrounds, 2 s, 5 clients/s, 1 retry"
     )
+    assert "10 clients in 1 subround, 2 s" in str(_report(_subround(0)))
 
 
 def test_html_is_a_table_with_a_row_for_each_subround() -> None:
