@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import platform
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -291,13 +292,16 @@ class TableFiles:
                     f"Expected columns of different names in {self.label}, found some"
                     " of one name: rename all but one, and write the files anew."
                 ) from error
-            raise self._damaged(self.label, error) from error
+            raise self._damaged(self.label, error) from None  # it may show bytes
         except Exception as error:  # what s3:// is built on has no base of its own
             raise opening.unreadable(self.label, error) from error
 
     def _damaged(self, path: str, error: Exception) -> errors.ValueMismatchError:
+        found = "".join(itertools.takewhile(str.isprintable, str(error)))
         return errors.ValueMismatchError(
-            f"Expected whole {self.kind} files in {path}, found what is none ({error})."
+            f"Expected whole {self.kind} files in {path}, found what is none ({found}):"
+            " write them anew, or read them by the method for what they are, such as"
+            " `ClientData.from_parquet` or `from_csv`."
         )
 
     def _look_at(self, fragment: Any, filesystem: Any) -> _File:

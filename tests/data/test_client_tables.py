@@ -302,6 +302,16 @@ def test_files_that_are_not_alike_are_refused(tmp_path: pathlib.Path) -> None:
         ClientData.from_parquet(tmp_path / "t", client="who", x="a")
 
 
+def test_bytes_of_a_file_of_another_kind_are_not_shown(tmp_path: pathlib.Path) -> None:
+    path = write({"who": ["a", "b"], "x": [1.0, 2.0]}, tmp_path / "t.parquet")
+
+    with pytest.raises(errors.ValueMismatchError, match="from_parquet") as caught:
+        ClientData.from_csv(path, client="who", x="x")
+
+    assert str(caught.value).isprintable()
+    assert caught.value.__suppress_context__  # of arrow, which has the same text
+
+
 def test_what_is_no_table_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "t.parquet").write_bytes(b"PAR1 but no more")
     (tmp_path / "empty").mkdir()
