@@ -263,6 +263,7 @@ def test_the_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
         *((cls, vars(cls)) for cls in (ClientData, FileProgramStateManager)),
         (RayFederatedContext, ["invoke", "resume_at"]),
         (ExecutionContext, ["invoke", "resume_at"]),
+        (learning.History, ["load", "plot", "values"]),
     ],
     ids=[
         "ray_fed",
@@ -272,6 +273,7 @@ def test_the_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
         "FileProgramStateManager",
         "RayFederatedContext",
         "ExecutionContext",
+        "History",
     ],
 )
 def test_public_functions_and_methods_leave_frames_of_libraries_out(

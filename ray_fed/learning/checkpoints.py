@@ -332,7 +332,9 @@ def _describe_saved(place: str) -> str:
     numbers = dict[str, float]()
     for record in history:
         numbers |= record.numbers()
-    shown = ", ".join(f"{k} {reprs.show_number(v)}" for k, v in numbers.items())
+    shown = errors.cut(
+        ", ".join(f"{k} {reprs.show_number(v)}" for k, v in numbers.items())
+    )
     states = ", ".join(map(str, rounds))
     count = f"{len(history)} round{'s' * (len(history) != 1)}"
     return f"{count}, {shown}, {size}, states after {states}"

@@ -352,6 +352,7 @@ class History(Sequence[RoundRecord]):
         found = (name for record in self for name in record.numbers())
         return list(dict.fromkeys(found))
 
+    @tracebacks.shorten
     def values(self, metric: str) -> list[float | None]:
         """Return a metric by round; None where a round has none.
 
@@ -401,6 +402,7 @@ class History(Sequence[RoundRecord]):
         frame = pandas.DataFrame(self.rows())
         return frame.set_index("round") if len(self) else frame
 
+    @tracebacks.shorten
     def plot(self, *metrics: str) -> Any:
         """Return a matplotlib figure with a panel for each metric, by its full name.
 
@@ -514,6 +516,7 @@ _RISING = (
 )
 
 
+@tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class EarlyStopping:
     """Ends a run once a metric has not become better for some time.
