@@ -78,15 +78,16 @@ def _put(source: ClientSource) -> Any:
         return ray.put(source)
     except (ray.exceptions.RayError, errors.ContextStateError):
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (of any class that is pickled)
         shown = "ids" if source.function is None else errors.describe(source.function)
-        reason = error_texts.message_of(error.__cause__ or error)
+        cause = error.__cause__ or error  # without Ray's page on what it looked at
+        reason = error_texts.message_of(cause)
         raise errors.UnsupportedError(
             "Expected clients whose ids and function can be pickled, to travel to"
             f" workers, found `{shown}`: {reason}. Make what cannot be pickled, such as"
             " a lock, an open file or a `tf.function` that was called, inside of the"
             " function."
-        ) from error
+        ) from cause
 
 
 def _chunks(values: Sequence[Plain]) -> Iterator[tuple[int, list[Plain]]]:
