@@ -274,6 +274,9 @@ def from_json(content: bytes, where: str) -> list[RoundRecord]:
     return [RoundRecord(**Decoder().decode(each)) for each in described]
 
 
+_PANELS_A_ROW = 4  # of a plot: a notebook is about as wide
+
+
 class History(Sequence[RoundRecord]):
     """The rounds of a run, in order; equal to one of equal rounds.
 
@@ -426,10 +429,14 @@ class History(Sequence[RoundRecord]):
                 "Expected rounds with metrics to plot, found a history of"
                 f" {len(self)} rounds without any number."
             )
-        figure = timeline.new_figure(4.5 * len(chosen), 3.5)
-        panels = figure.subplots(1, len(chosen), squeeze=False)[0]
+        columns = min(len(chosen), _PANELS_A_ROW)
+        rows = -(-len(chosen) // columns)
+        figure = timeline.new_figure(4.5 * columns, 3.5 * rows)
+        panels = figure.subplots(rows, columns, squeeze=False).ravel()
         for index, name in enumerate(chosen):
             _plot(panels[index], name, self, color=f"C{index}")
+        for unused in panels[len(chosen) :]:
+            unused.remove()
         return figure
 
     def write_trace(self, path: str | os.PathLike[str]) -> None:

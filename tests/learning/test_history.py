@@ -62,6 +62,10 @@ def test_picture_has_a_panel_a_metric() -> None:
     panels = {axes.get_ylabel(): axes.lines[0].get_xydata() for axes in figure.axes}
     assert panels["training.loss"].tolist() == [[1, 3.0], [2, 2.0], [3, 1.5], [4, 1.0]]
     assert panels["evaluation.accuracy"].tolist() == [[2, 0.25], [4, 0.75]]
+    wide = History([RoundRecord(0, (0,), dict.fromkeys("abcdef", 1.0), None, 0.5)])
+    figure = wide.plot()  # of four panels a row
+    assert len(figure.axes) == 6
+    assert figure.get_size_inches().tolist() == [18.0, 7.0]
     with pytest.raises(errors.ConfigError, match="without any number"):
         History().plot()
     assert (repr(History()), History().rows()) == ("<history of 0 rounds>", [])
