@@ -200,7 +200,7 @@ def test_control_flow_of_users_functions_is_of_tensors(
             r"as `server_state` begins it, `<>`, found `<<>,int32>`",
             id="another state",
         ),
-        pytest.param({"aggregator": "median"}, r"an object, .*median\(\)`", id="name"),
+        pytest.param({"aggregator": "median"}, r"such as .*median\(max_c", id="name"),
         pytest.param({"aggregator": Two}, "pass an object, such", id="class"),
         pytest.param({"aggregator": Two()}, "`Two.server` to return the", id="two"),
         pytest.param(

@@ -3,6 +3,7 @@
 # pyright: reportUnknownLambdaType=false
 
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -274,8 +275,10 @@ def test_parts_of_another_kind_are_told_in_words(linear_model: Model) -> None:
 
     with pytest.raises(errors.ValueMismatchError, match="Expected an aggregator"):
         learning.build_process(linear_model, client=part, server="sgd", aggregator=part)
-    with pytest.raises(errors.ValueMismatchError, match="Expected an aggregator"):
+    with pytest.raises(errors.ValueMismatchError, match="Expected an agg") as raised:
         learning.build_fed_avg(linear_model, sgd(), aggregator=part)
+    advice = re.findall(r"such as `(.+)`", str(raised.value))[-1]
+    learning.build_fed_avg(linear_model, sgd(), aggregator=eval(advice))
     with pytest.raises(errors.ValueMismatchError, match="of Guards as `guards`"):
         learning.build_fed_avg(linear_model, sgd(), guards=part)
 

@@ -114,7 +114,7 @@ def expect_aggregator(value: object, *others: type) -> None:
         raise errors.ValueMismatchError(
             "Expected an aggregator, found"
             f" {errors.describe(value)}: pass an object, such as"
-            " `learning.aggregators.median()`."
+            " `learning.aggregators.median(max_clients=100)`."
         )
 
 
