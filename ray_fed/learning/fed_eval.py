@@ -57,8 +57,8 @@ def build_fed_eval(
         training: the process whose state `next` takes; None: it takes weights.
 
     Raises:
-        ConfigError: there are no models, their data differ in type, or there are
-            several with `training`.
+        ConfigError: there are no models, their data differ in type, there are several
+            with `training`, or `training` is of other weights.
     """
     if isinstance(model, Mapping):
         return _build_for_several(dict(model), training)
@@ -141,6 +141,13 @@ def evaluated_state(model: Model, training: LearningProcess | None) -> tuple[Any
     def select(state: Any) -> ModelWeights:
         return state.weights if training else state
 
+    trained: Any = select.type_signature.result
+    if not model.weights_type.is_assignable_from(trained):
+        raise errors.ConfigError(
+            f"Expected `training` to train the weights of the model {model.describe()},"
+            f" `{model.weights_type}`, found `{trained}`: pass the process that trains"
+            " this model, or evaluate the model of that one, `training.model`."
+        )
     return initialize, select
 
 
@@ -192,7 +199,7 @@ def build_client_eval(
 
     Raises:
         ValueMismatchError: `fine_tuning` is no optimizer of Keras.
-        ConfigError: `epochs` is below 1.
+        ConfigError: `epochs` is below 1, or `training` is of other weights.
     """
     initialize, select = evaluated_state(model, training)
     state_type: Any = initialize.type_signature.result

@@ -198,6 +198,8 @@ def test_what_has_no_evaluation_or_spread_is_refused() -> None:
         (lambda: build_fed_eval({"a": other, "b": wide}), "one `data_type`"),
         (lambda: build_fed_eval({}), "one model with `training`"),
         (lambda: build_fed_eval({"a": model}, training), "one model with `training`"),
+        (lambda: build_fed_eval(wide, training), r"of that one, `training\.model`"),
+        (lambda: build_client_eval(wide, training), r"of that one, `training\.model`"),
         *(
             (lambda share=share: spread([one], share=share), "`share` above 0")
             for share in (0, 1.5, float("nan"))
