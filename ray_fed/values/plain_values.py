@@ -736,9 +736,13 @@ def _plain_federated(
     if run is not None:
         return run
     if not isinstance(value, Sequence) or not is_listed(value):
+        then = ": pass `list(clients.values())`" if isinstance(value, Mapping) else ""
+        if isinstance(value, np.ndarray):
+            then = ": pass a list, such as `list(clients)`"
         raise errors.ValueMismatchError(
             f"Expected {label} to be a list with a value for each client, as"
-            f" `{type_spec}` is placed at {type_spec.placement}, found {show(value)}."
+            f" `{type_spec}` is placed at {type_spec.placement}, found"
+            f" {show(value)}{then}."
         )
 
     def read(members: Sequence[Any]) -> list[Plain]:

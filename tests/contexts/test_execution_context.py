@@ -187,6 +187,18 @@ def test_mean_over_no_clients_is_a_clear_error(context: ExecutionContext) -> Non
             id="no list",
         ),
         pytest.param(
+            [{"a": client_data(2)[0]}, MODEL],
+            errors.ValueMismatchError,
+            r"`dict`: pass `list\(clients\.values\(\)\)`",
+            id="dictionary",
+        ),
+        pytest.param(
+            [np.zeros((2, 50)), MODEL],
+            errors.ValueMismatchError,
+            r": pass a list, such as `list\(clients\)`",
+            id="array",
+        ),
+        pytest.param(
             [client_data(2)],
             errors.ValueMismatchError,
             "to have 2 elements",
