@@ -174,12 +174,30 @@ def _advise_shape(array: Any, type_spec: fl.TensorType, label: str) -> str:
     if not _is_of_labels(label):
         return "reshape it, or declare another type, such as by the input of a model"
     path, dims = label.split("`")[1], type_spec.shape or ()
+    if _is_one_hot(array, type_spec):
+        return (
+            "these labels are one-hot: for a sparse loss pass classes, such as"
+            f" `{path}.argmax(axis=-1).astype({np.dtype(type_spec.dtype).name!r})`, or"
+            " take `CategoricalCrossentropy`; for a binary one,"
+            f" {advise_label_type(array.dtype, array.shape)}"
+        )
     step = f"reshape `{path}`"
     if array.shape[-1:] == (1,) and fits_shape(array.shape[:-1], dims):
         step = f"these labels have a column, so pass `{path}[{':, ' * len(dims)}0]`"
     elif tuple(dims[-1:]) == (1,) and fits_shape(array.shape, dims[:-1]):
         step = f"pass `{path}[{':, ' * array.ndim}None]`, which has a column"
     return f"{step}, or {advise_label_type(array.dtype, array.shape)}"
+
+
+def _is_one_hot(array: Any, type_spec: fl.TensorType) -> bool:
+    """Return whether an array has a row with one 1 for each whole number of a type."""
+    is_of_numbers = type_spec.dtype.kind in "iu" and array.dtype.kind in "biuf"
+    has_classes = array.size > 0 and array.shape[-1:] > (1,)
+    is_of_rows = has_classes and fits_shape(array.shape[:-1], type_spec.shape)
+    if not (is_of_numbers and is_of_rows):
+        return False
+    ones = array == 1
+    return bool((ones.sum(axis=-1) == 1).all() and (ones | (array == 0)).all())
 
 
 def _tensor_error(
@@ -190,7 +208,7 @@ def _tensor_error(
         if isinstance(value, np.ndarray | np.generic)
         else show(value)
     )
-    then = "nothing is cast, so convert it first"
+    then = "it is not cast, so convert it first"
     if hasattr(value, "to_numpy"):  # of pandas
         then += ", such as by `.to_numpy()`"
     wanted = np.dtype(type_spec.dtype)
@@ -205,12 +223,12 @@ def _tensor_error(
                 ' `dtype="string"`'
             )
         elif _is_of_labels(label):
-            fits = fits_shape(array.shape, type_spec.shape)
-            then += (
-                f"; or {advise_label_type(array.dtype, array.shape)}"
-                if fits
-                else f"; {_advise_shape(array, type_spec, label)}"
-            )
+            if fits_shape(array.shape, type_spec.shape):
+                then += f"; or {advise_label_type(array.dtype, array.shape)}"
+            elif _is_one_hot(array, type_spec):
+                then = _advise_shape(array, type_spec, label)
+            else:
+                then += f"; {_advise_shape(array, type_spec, label)}"
     return errors.ValueMismatchError(
         f"Expected {label} to be of type `{type_spec}`, found {found}: {then}."
     )

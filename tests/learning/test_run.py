@@ -374,6 +374,18 @@ def test_a_wrong_input_is_told_with_its_client_and_batch(
             errors.ValueMismatchError,
             "`y` of batch 0 of .*have a column",
         ),
+        *(
+            (
+                [{"x": np.zeros((4, 2), "f4"), "y": labels}],
+                errors.ValueMismatchError,
+                said,
+            )
+            for labels, said in (
+                (np.eye(2)[[0, 1, 1, 0]], r"`y\.argmax\(axis=-1\)\.astype\('int32'\)`"),
+                (np.eye(2, dtype="i4")[[0, 1, 1, 0]], "or take `CategoricalCross"),
+                (np.ones((4, 2), "i4"), ": reshape `y`, or have a model of such"),
+            )
+        ),
         (
             ClientData.from_values([[1, 2]], fl.SequenceType(np.int32)),
             errors.ValueMismatchError,
@@ -386,7 +398,10 @@ def test_a_wrong_input_is_told_with_its_client_and_batch(
             "one number of rows .* found `x` 4, `y` 3",
         ),
     ],
-    ids=["list", "ClientData", "table", "pair"],
+    ids=[
+        *("list", "one-hot", "one-hot of int32", "rows of two"),
+        *("ClientData", "table", "pair"),
+    ],
 )
 def test_wrong_validation_data_are_told_before_the_first_round(
     process: LearningProcess,

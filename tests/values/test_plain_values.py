@@ -205,7 +205,7 @@ def test_arrays_in_lists_are_taken_but_not_cast(nest: Any) -> None:
 
     np.testing.assert_array_equal(taken, np.array(nest(of_type.tolist())))
     for found in (np.float64, np.uint8):
-        with pytest.raises(errors.ValueMismatchError, match="nothing is cast"):
+        with pytest.raises(errors.ValueMismatchError, match="it is not cast"):
             plain_values.to_plain(nest(np.arange(4).astype(found)), floats)
 
 
@@ -220,7 +220,7 @@ def test_mismatch_says_what_was_expected_and_found() -> None:
 
     assert str(caught.value) == (
         "Expected argument `x` to be of type `int32`, found `1.5` of Python type"
-        " `float`: nothing is cast, so convert it first."
+        " `float`: it is not cast, so convert it first."
     )
 
 
