@@ -350,10 +350,13 @@ def _read_result(returned: Any, *, keeps: bool) -> tuple[ClientResult, Any]:
     if len(found) != 3 + keeps or not isinstance(found[2], Totals):
         wanted = "update, weight, totals" + ", and what it keeps" * keeps
         count = f"{len(found)} values, " * bool(found)
+        shown = f"{count}{errors.describe(returned)}"
+        if len(found) == 3 + keeps:
+            shown = f"{errors.describe(found[2])} as totals"
         then = "" if keeps else "; a client that keeps something has a `client_state`"
         raise errors.ValueMismatchError(
-            f"Expected the function of a client to return {wanted}, found {count}"
-            f"{errors.describe(returned)}: totals are those of LocalTraining, of"
+            f"Expected the function of a client to return {wanted}, found {shown}:"
+            " totals are tensors, those of LocalTraining (`trained.totals`), of"
             f" `model.evaluate` or of `model.forward`{then}."
         )
     update, weight, totals, *kept = found

@@ -179,7 +179,8 @@ def test_control_flow_of_users_functions_is_of_tensors(
             id="nothing is kept",
         ),
         pytest.param(
-            {"client": lambda a, b: (a, b, 3)}, "totals are those of",
+            {"client": lambda a, b: (a, b, {"loss": 1.0})},
+            r"totals, found \{'loss': 1.0\} as totals: .*`trained.totals`",
             id="no totals",
         ),
         pytest.param(
