@@ -436,9 +436,12 @@ class MLflow(Callback):
             self._run_id = run.info.run_id
 
     def _find(self, experiment_id: str) -> str:
-        named = f"attributes.run_name = '{self._run_name}'"
-        runs = self._client.search_runs([experiment_id], named, max_results=1)
-        return runs[0].info.run_id if runs else ""
+        # MLflow's filter has no escape for quotes: a name with both kinds is looked for
+        # among the latest 1,000 runs.
+        name, quote = self._run_name, '"' if "'" in self._run_name else "'"
+        named = "" if quote in name else f"attributes.run_name = {quote}{name}{quote}"
+        runs = self._client.search_runs([experiment_id], named)
+        return next((r.info.run_id for r in runs if r.info.run_name == name), "")
 
     @override
     def on_round(self, record: RoundRecord) -> None:

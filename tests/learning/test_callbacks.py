@@ -165,11 +165,15 @@ for place in (f"file://{folder}/runs", f"what://{folder}"):
         told = f"found `{place}`", "MLFLOW_ALLOW_FILE_STORE=true"
         print(*(words in str(error) for words in told))
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-for place in (f"sqlite:///{folder}/runs.db", f"file://{folder}/runs"):
-    tell(callbacks.MLflow("digits", "tests", place), 0, 3)
-    tell(callbacks.MLflow("digits", "tests", place), 2)
+for name, tests, place in (
+    ("digits", "tests", f"sqlite:///{folder}/runs.db"),
+    ("Bob's digits", "other tests", f"sqlite:///{folder}/runs.db"),
+    ("Bob's \\"digits\\"", "tests", f"file://{folder}/runs"),
+):
+    tell(callbacks.MLflow(name, tests, place), 0, 3)
+    tell(callbacks.MLflow(name, tests, place), 2)
     client = mlflow.MlflowClient(place)
-    experiment = client.get_experiment_by_name("tests")
+    experiment = client.get_experiment_by_name(tests)
     (found,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(found.info.run_id, "training.loss")
     print(found.info.status, sorted({m.step: m.value for m in history}.items()))
@@ -190,7 +194,7 @@ def test_mlflow_and_wandb_have_the_rounds_once(tmp_path: pathlib.Path) -> None:
 
     assert finished.returncode == 0, finished.stderr
     history = "FINISHED [(1, 3.0), (2, 2.0), (3, 1.5), (4, 1.0)]"
-    assert finished.stdout.splitlines()[-4:] == ["True True"] * 2 + [history] * 2
+    assert finished.stdout.splitlines()[-5:] == ["True True"] * 2 + [history] * 3
     (file,) = tmp_path.glob("wandb/offline-run-*-digits-1/*.wandb")
     content = file.read_bytes()
     assert b"training.loss" in content
