@@ -10,6 +10,7 @@ callback is made.
 import asyncio
 import contextlib
 import csv
+import inspect
 import io
 import json
 import logging
@@ -179,10 +180,20 @@ def _as_callback(found: Any) -> Any:
     if isinstance(found, fl.program.ReleaseManager):
         return ReleaseCallback(found)
     if isinstance(found, type) or not hasattr(found, "on_round"):
+        then = (
+            "those of Keras are told of its own epochs, and `learning.EarlyStopping` is"
+            " passed as `stop`"
+        )
+        if hasattr(found, "on_round"):
+            then = f"pass an object of the class, `{found.__name__}(...)`"
+        elif inspect.isroutine(found):
+            then = (
+                "pass a function as the method of an object,"
+                " `types.SimpleNamespace(on_round=function)`"
+            )
         raise errors.ConfigError(
             "Expected objects with a method `on_round(record)`, or release managers, as"
-            f" `callbacks`, found {errors.describe(found)}: those of Keras are told of"
-            " its own epochs, and `learning.EarlyStopping` is passed as `stop`."
+            f" `callbacks`, found {errors.describe(found)}: {then}."
         )
     return found
 

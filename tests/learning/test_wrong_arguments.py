@@ -97,10 +97,12 @@ def test_what_is_no_list_of_batches_is_told(
     ("arguments", "text"),
     [
         ({"callbacks": [keras.callbacks.EarlyStopping()]}, "those of Keras are told"),
+        ({"callbacks": [learning.callbacks.CSV]}, r"of the class, `CSV\(\.\.\.\)`"),
+        ({"callbacks": [print]}, r"`types\.SimpleNamespace\(on_round=function\)`"),
         ({"validation_data": (1,)}, "found a tuple of 1"),
         ({"evaluate": lambda _: [{"loss": 0.5}]}, r"`learning\.spread` makes of the"),
     ],
-    ids=["callback of Keras", "no pair", "metrics of clients"],
+    ids=["callback of Keras", "class", "function", "no pair", "metrics of clients"],
 )
 def test_what_keras_has_otherwise_is_told(
     averaging: Any, make_batches: Any, arguments: dict[str, Any], text: str
