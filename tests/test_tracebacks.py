@@ -21,7 +21,7 @@ from ray_fed import learning
 from ray_fed import tensorflow as rtf
 from ray_fed.config import Config, Workers
 from ray_fed.contexts.execution_context import ExecutionContext
-from ray_fed.learning import partition
+from ray_fed.learning import aggregators, partition
 from ray_fed.program import (
     ClientData,
     FileProgramStateManager,
@@ -256,10 +256,13 @@ def test_the_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Config.load() == Config()
 
 
+MODULES = (ray_fed, learning, partition, aggregators)
+
+
 @pytest.mark.parametrize(
     ("owner", "names_of"),
     [
-        *((module, module.__all__) for module in (ray_fed, learning, partition)),
+        *((module, module.__all__) for module in MODULES),
         *((cls, vars(cls)) for cls in (ClientData, FileProgramStateManager)),
         (RayFederatedContext, ["invoke", "resume_at"]),
         (ExecutionContext, ["invoke", "resume_at"]),
@@ -269,6 +272,7 @@ def test_the_variable_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
         "ray_fed",
         "learning",
         "partition",
+        "aggregators",
         "ClientData",
         "FileProgramStateManager",
         "RayFederatedContext",

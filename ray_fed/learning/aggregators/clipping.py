@@ -19,6 +19,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
     Prepared,
@@ -31,6 +32,7 @@ from ray_fed.learning.processes import Part
 from ray_fed.learning.totals import narrowed
 
 
+@tracebacks.shorten_init
 @dataclasses.dataclass(frozen=True)
 class AdaptiveNorm:
     """A bound that follows a quantile of the clients' norms from round to round.
@@ -113,6 +115,7 @@ class Bounded(Prepared):
         return (bound,), metrics
 
 
+@tracebacks.shorten
 def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator that scales updates down to a norm, if theirs is above.
 
@@ -128,6 +131,7 @@ def clipped(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggr
     return Bounded(inner_or_mean(inner), _check_norm(norm), "clipped")
 
 
+@tracebacks.shorten
 def zeroed(norm: float | AdaptiveNorm, inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator that makes zeros of updates whose norm is above one.
 

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
     Prepared,
@@ -66,6 +67,7 @@ class Compressed(Prepared):
         return state, OrderedDict(bytes_sent=sent, bytes_uncompressed=raw)
 
 
+@tracebacks.shorten
 def quantized(bits: int, inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator of updates rounded to 2^bits levels between their extremes.
 
@@ -95,6 +97,7 @@ def quantized(bits: int, inner: Aggregator | None = None) -> Aggregator:
     return Compressed(inner_or_mean(inner), round_all)
 
 
+@tracebacks.shorten
 def sparsified(share: float, inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator of the largest numbers of each tensor; others are zeros.
 

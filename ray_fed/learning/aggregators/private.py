@@ -33,6 +33,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.accounting import NoiseState, SampledGaussian, TreeGaussian
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
@@ -155,6 +156,7 @@ class NoisyMean(Summed):
         return tf.random.stateless_normal(like.shape, key)
 
 
+@tracebacks.shorten
 def dp_mean(
     clip_norm: float | AdaptiveNorm | Literal["adaptive"],
     noise_multiplier: float,
@@ -199,6 +201,7 @@ def dp_mean(
     )
 
 
+@tracebacks.shorten
 def dp_ftrl_mean(
     clip_norm: float,
     noise_multiplier: float,

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.checks import check_number, read_whole
@@ -90,6 +91,7 @@ class Ranked(Aggregator):
         return tf.cast(tf.floor(exact + 1e-9), tf.int32)
 
 
+@tracebacks.shorten
 def median(*, max_clients: int) -> Aggregator:
     """Return the median of each coordinate, of an even number the middle two's mean.
 
@@ -106,6 +108,7 @@ def median(*, max_clients: int) -> Aggregator:
     return Ranked(read_whole("max_clients", max_clients, 1), None)
 
 
+@tracebacks.shorten
 def trimmed_mean(trimmed_share: float, *, max_clients: int) -> Aggregator:
     """Return the mean of each coordinate without its smallest and largest values.
 

@@ -18,6 +18,7 @@ import federated_language as fl
 import tensorflow as tf
 from typing_extensions import override
 
+import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
     Summed,
@@ -88,6 +89,7 @@ class SecureMean(Summed):
         return tf.nest.map_structure(decode, integers), state, metrics
 
 
+@tracebacks.shorten
 def secure_mean(
     *, bound: float, bits: int = 16, max_clients: int = 2**16
 ) -> Aggregator:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 import ray_fed.errors as errors
+import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
     Summed,
@@ -118,6 +119,7 @@ def expect_aggregator(value: object, *others: type) -> None:
         )
 
 
+@tracebacks.shorten
 def mean(*, weighted: bool = True) -> Aggregator:
     """Return the mean of updates.
 
@@ -128,6 +130,7 @@ def mean(*, weighted: bool = True) -> Aggregator:
     return Mean(weighted)
 
 
+@tracebacks.shorten
 def sum_of_updates(*, weighted: bool = False) -> Aggregator:
     """Return the sum of updates, which have no running statistics.
 
@@ -137,6 +140,7 @@ def sum_of_updates(*, weighted: bool = False) -> Aggregator:
     return Sum(weighted)
 
 
+@tracebacks.shorten
 def with_sum(inner: Aggregator | None = None) -> Aggregator:
     """Return an aggregator of pairs, whose second part is summed over clients.
 
