@@ -10,6 +10,7 @@ import ray_fed.tensorflow  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ray_fed.learning import aggregators
 from ray_fed.learning.client_states import ClientStates
 from ray_fed.learning.composition import (
+    Guards,
     ServerState,
     ServerView,
     build_process,
@@ -23,7 +24,6 @@ from ray_fed.learning.fed_nova import build_fed_nova
 from ray_fed.learning.fed_per import build_fed_per
 from ray_fed.learning.fed_prox import build_fed_prox
 from ray_fed.learning.fed_sgd import build_fed_sgd
-from ray_fed.learning.guards import Guards
 from ray_fed.learning.history import EarlyStopping, History, RoundRecord
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.mime_lite import build_mime_lite

@@ -25,17 +25,18 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import ray_fed.errors as errors
 from ray_fed.files import opening
 from ray_fed.learning.client_states import ClientId, Rows, SavedClientStates
 from ray_fed.learning.history import History, RoundRecord, from_json, to_json
-from ray_fed.learning.rounds_in_flight import IoThread
 from ray_fed.observability import reprs
 from ray_fed.program import FileProgramStateManager
 from ray_fed.program.checkpoint_store import Versions, call_on_daemon, telling_storage
+
+_T = TypeVar("_T")
 
 _MEANINGS = {
     "num_clients": "the number of clients",
@@ -344,6 +345,61 @@ _logger = logging.getLogger("ray_fed.learning.run_loop")
 
 _POLL_S = 0.1
 """How soon `finish` sees that there is less time."""
+
+
+_JOIN_S = 2.0
+
+
+class IoThread:
+    """Runs coroutines; a context manager, whose end cancels those that still run."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._is_closed = False
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="ray_fed run, I/O", daemon=True
+        )
+        self._thread.start()
+
+    def submit(
+        self, coroutine: Coroutine[Any, Any, _T]
+    ) -> concurrent.futures.Future[_T]:
+        """Start a coroutine.
+
+        Raises:
+            ContextStateError: the run has ended.
+        """
+        if self._is_closed:
+            coroutine.close()
+            raise errors.ContextStateError(
+                "Expected a run that goes on, found it ended: what was to follow its"
+                " last round came too late."
+            )
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a coroutine."""
+        return self.submit(coroutine).result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_closed = True
+        asyncio.run_coroutine_threadsafe(_end_loop(), self._loop)
+        self._thread.join(_JOIN_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _end_loop() -> None:
+    """Cancel all other tasks, then stop this thread's loop."""
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    loop.call_soon(loop.stop)
 
 
 class Checkpoints:

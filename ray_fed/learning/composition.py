@@ -11,11 +11,13 @@ and what broken updates and empty rounds do are written here.
 
 # pyright: reportUnknownLambdaType=false
 
+import dataclasses
 import inspect
 import math
+import typing
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import federated_language as fl
 import keras
@@ -27,17 +29,14 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
-from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.aggregators.sums import expect_aggregator, inner_or_mean
-from ray_fed.learning.checks import expect_kind
-from ray_fed.learning.guards import (
-    Guards,
-    is_finite,
-    require,
-    require_finite,
-    skip_empty,
+from ray_fed.learning.aggregators.aggregator import (
+    Aggregator,
+    expect_aggregator,
+    inner_or_mean,
 )
+from ray_fed.learning.checks import expect_kind
 from ray_fed.learning.models import Model, ModelWeights, expect_model
+from ray_fed.learning.objectives import Totals
 from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec, server_step
 from ray_fed.learning.processes import (
     LearningProcess,
@@ -45,9 +44,63 @@ from ray_fed.learning.processes import (
     build_constants,
     build_initialize,
 )
-from ray_fed.learning.totals import Totals
+from ray_fed.learning.tensors import is_finite, require
 from ray_fed.observability import reprs
 from ray_fed.tensorflow.tracing import convert
+
+
+@dataclasses.dataclass(frozen=True)
+class Guards:
+    """What a round does with updates that are not finite, and without any example.
+
+    Attributes:
+        non_finite: of a client's update that is infinite or not a number. "error": its
+            work fails, which ends the round with an error that names the client; or,
+            with `Config(max_dropped_clients=...)`, leaves the client out, named in the
+            report. "leave_out": it counts nothing, and is counted in the metric
+            `left_out`. New weights that are not finite always end the round.
+        empty_round: of a round without any example, or any client. "skip": weights and
+            optimizer stay as they are. "error": it ends with an error. A round with
+            noise is a round like others: that nobody was there stays hidden.
+
+    Raises:
+        ConfigError: a field is none of these.
+    """
+
+    non_finite: Literal["error", "leave_out"] = "error"
+    empty_round: Literal["skip", "error"] = "skip"
+
+    def __post_init__(self) -> None:
+        for name, kind in typing.get_type_hints(Guards).items():
+            value, legal = getattr(self, name), typing.get_args(kind)
+            if not isinstance(value, str) or value not in legal:
+                raise errors.ConfigError(
+                    f"Expected `{name}` to be one of {list(legal)}, found `{value}`."
+                )
+
+
+def require_finite(weights: ModelWeights) -> ModelWeights:
+    """Return weights, or fail: finite updates may have sums that are not."""
+    trainable = require(
+        is_finite(weights.trainable),
+        "Expected finite weights after the step of the server, found infinities or"
+        " NaN: lower its learning rate, or clip updates with aggregators.clipped",
+        *weights.trainable,
+    )
+    return weights._replace(trainable=tuple(trainable))
+
+
+def skip_empty(guards: Guards, counts: tf.Tensor, new: Any, old: Any) -> Any:
+    """Return what a round made, or what was there before where it had no example."""
+    if guards.empty_round == "error":
+        flat = require(
+            counts,
+            "Expected a round with examples, found none at any client: choose other"
+            ' clients, or pass Guards(empty_round="skip")',
+            *tf.nest.flatten(new),
+        )
+        return tf.nest.pack_sequence_as(new, flat)
+    return tf.nest.map_structure(lambda n, o: tf.where(counts, n, o), new, old)
 
 
 class PartStates(NamedTuple):

@@ -20,10 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 import ray_fed.tracebacks as tracebacks
-from ray_fed.learning.aggregators.sums import mean, with_sum
+from ray_fed.learning.aggregators.aggregator import mean, with_sum
 from ray_fed.learning.checks import check_positive, read_whole
-from ray_fed.learning.composition import Broadcast, build_process, send_weights
-from ray_fed.learning.guards import Guards
+from ray_fed.learning.composition import Broadcast, Guards, build_process, send_weights
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerLike

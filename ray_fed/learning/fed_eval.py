@@ -25,9 +25,9 @@ from ray_fed.learning.checks import check_number, expect_kind
 from ray_fed.learning.history import flatten_numbers
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Model, ModelWeights, expect_model
+from ray_fed.learning.objectives import Totals
 from ray_fed.learning.optimizers import OptimizerLike
 from ray_fed.learning.processes import LearningProcess, build_initialize
-from ray_fed.learning.totals import Totals
 from ray_fed.program import ClientData
 
 _logger = logging.getLogger("ray_fed.learning.run_loop")

@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 import ray_fed.tracebacks as tracebacks
-from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.aggregators.sums import with_sum
-from ray_fed.learning.composition import Broadcast, build_process
-from ray_fed.learning.guards import Guards
+from ray_fed.learning.aggregators.aggregator import Aggregator, with_sum
+from ray_fed.learning.composition import Broadcast, Guards, build_process
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerLike

@@ -12,8 +12,7 @@ from typing import Any
 
 import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.composition import Broadcast, build_process, send_weights
-from ray_fed.learning.guards import Guards
+from ray_fed.learning.composition import Broadcast, Guards, build_process, send_weights
 from ray_fed.learning.models import Delta, Model, expect_model
 from ray_fed.learning.optimizers import OptimizerLike, OptimizerSpec
 from ray_fed.learning.processes import LearningProcess, with_facts

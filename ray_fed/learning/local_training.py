@@ -17,12 +17,12 @@ from typing_extensions import override
 import ray_fed.errors as errors
 from ray_fed.learning.checks import expect_object, read_whole
 from ray_fed.learning.models import Model, ModelWeights, reseed
+from ray_fed.learning.objectives import Totals
 from ray_fed.learning.optimizers import (
     OptimizerLike,
     OptimizerSpec,
     StampedOptimizer,
 )
-from ray_fed.learning.totals import Totals
 
 Correction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 """From gradients and weights to the gradients to step against."""

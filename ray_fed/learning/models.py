@@ -40,8 +40,15 @@ from typing_extensions import override
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.checks import expect_object
-from ray_fed.learning.objectives import Loss, Metrics, Output, build_outputs
-from ray_fed.learning.totals import Totals, TotalsKeeper, widened
+from ray_fed.learning.objectives import (
+    Loss,
+    Metrics,
+    Output,
+    Totals,
+    TotalsKeeper,
+    build_outputs,
+)
+from ray_fed.learning.tensors import widened
 from ray_fed.observability import reprs
 
 # pyright: reportPrivateUsage=false

@@ -16,10 +16,9 @@ import keras
 import tensorflow as tf
 
 import ray_fed.tracebacks as tracebacks
-from ray_fed.learning.aggregators.sums import mean
+from ray_fed.learning.aggregators.aggregator import mean
 from ray_fed.learning.checks import check_number, check_positive
-from ray_fed.learning.composition import Broadcast, build_process
-from ray_fed.learning.guards import Guards
+from ray_fed.learning.composition import Broadcast, Guards, build_process
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
 from ray_fed.learning.processes import LearningProcess, with_facts

@@ -13,7 +13,6 @@ they do. The first SIGINT or SIGTERM is a wish that the run sees: save and leave
 second one kills.
 """
 
-import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -22,7 +21,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self, TypeVar
 
 import federated_language as fl
@@ -30,7 +29,7 @@ from federated_language.program import structure_utils
 from typing_extensions import override
 
 import ray_fed
-import ray_fed.errors as errors
+from ray_fed.learning.checkpoints import IoThread
 from ray_fed.learning.processes import LearningProcess
 from ray_fed.observability import events
 from ray_fed.observability.events import EventSink
@@ -125,61 +124,6 @@ class Interrupts:
             yield
         finally:
             self._breaks = False
-
-
-_JOIN_S = 2.0
-
-
-class IoThread:
-    """Runs coroutines; a context manager, whose end cancels those that still run."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._is_closed = False
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="ray_fed run, I/O", daemon=True
-        )
-        self._thread.start()
-
-    def submit(
-        self, coroutine: Coroutine[Any, Any, _T]
-    ) -> concurrent.futures.Future[_T]:
-        """Start a coroutine.
-
-        Raises:
-            ContextStateError: the run has ended.
-        """
-        if self._is_closed:
-            coroutine.close()
-            raise errors.ContextStateError(
-                "Expected a run that goes on, found it ended: what was to follow its"
-                " last round came too late."
-            )
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Return the result of a coroutine."""
-        return self.submit(coroutine).result()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._is_closed = True
-        asyncio.run_coroutine_threadsafe(_end_loop(), self._loop)
-        self._thread.join(_JOIN_S)
-        if not self._thread.is_alive():
-            self._loop.close()
-
-
-async def _end_loop() -> None:
-    """Cancel all other tasks, then stop this thread's loop."""
-    loop = asyncio.get_running_loop()
-    others = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    loop.call_soon(loop.stop)
 
 
 class WorkThread:

@@ -45,6 +45,7 @@ from ray_fed.learning.batches import (
 from ray_fed.learning.callbacks import Callbacks
 from ray_fed.learning.checkpoints import (
     Checkpoints,
+    IoThread,
     Reached,
     RunStorage,
     SavedRun,
@@ -70,7 +71,6 @@ from ray_fed.learning.processes import LearningProcess
 from ray_fed.learning.rounds_in_flight import (
     GoingRound,
     Interrupts,
-    IoThread,
     ProcessCalls,
     StopNow,
     WorkThread,

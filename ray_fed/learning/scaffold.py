@@ -21,16 +21,14 @@ import tensorflow as tf
 
 import ray_fed.errors as errors
 import ray_fed.tracebacks as tracebacks
-from ray_fed.learning.aggregators.aggregator import Aggregator
-from ray_fed.learning.aggregators.sums import mean, with_sum
+from ray_fed.learning.aggregators.aggregator import Aggregator, mean, with_sum
 from ray_fed.learning.checks import check_positive, read_whole
-from ray_fed.learning.composition import ServerView, build_process
-from ray_fed.learning.guards import Guards
+from ray_fed.learning.composition import Guards, ServerView, build_process
 from ray_fed.learning.local_training import LocalTraining
 from ray_fed.learning.models import Delta, Model, ModelWeights, expect_model
 from ray_fed.learning.optimizers import OptimizerSpec
 from ray_fed.learning.processes import LearningProcess, with_facts
-from ray_fed.learning.totals import widened
+from ray_fed.learning.tensors import widened
 
 
 class ScaffoldUpdate(NamedTuple):

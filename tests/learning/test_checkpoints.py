@@ -12,9 +12,8 @@ from typing_extensions import override
 
 import ray_fed.errors as errors
 from ray_fed.learning import RoundRecord
-from ray_fed.learning.checkpoints import Checkpoints, Reached, RunStorage
+from ray_fed.learning.checkpoints import Checkpoints, IoThread, Reached, RunStorage
 from ray_fed.learning.client_states import SavedClientStates
-from ray_fed.learning.rounds_in_flight import IoThread
 
 RECORDS = tuple(
     RoundRecord(index, (0,), {"loss": 1.0}, None, 0.5) for index in range(9)

@@ -3,13 +3,18 @@
 clipped(1.0, zeroed(100.0, mean()))    clip, then drop what is huge, then average
 """
 
-from ray_fed.learning.aggregators.aggregator import Aggregator, Summed
+from ray_fed.learning.aggregators.aggregator import (
+    Aggregator,
+    Summed,
+    mean,
+    sum_of_updates,
+    with_sum,
+)
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clipped, zeroed
 from ray_fed.learning.aggregators.compressed import quantized, sparsified
 from ray_fed.learning.aggregators.private import dp_ftrl_mean, dp_mean
 from ray_fed.learning.aggregators.robust import median, trimmed_mean
 from ray_fed.learning.aggregators.secure import secure_mean
-from ray_fed.learning.aggregators.sums import mean, sum_of_updates, with_sum
 
 __all__ = [
     "AdaptiveNorm",

@@ -23,13 +23,13 @@ import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
     Prepared,
+    inner_or_mean,
     norm_of,
     scaled,
 )
-from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_number, check_positive
 from ray_fed.learning.processes import Part
-from ray_fed.learning.totals import narrowed
+from ray_fed.learning.tensors import narrowed
 
 
 @tracebacks.shorten_init

@@ -22,11 +22,11 @@ import ray_fed.tracebacks as tracebacks
 from ray_fed.learning.aggregators.aggregator import (
     Aggregator,
     Prepared,
+    inner_or_mean,
     statistics_of,
 )
-from ray_fed.learning.aggregators.sums import inner_or_mean
 from ray_fed.learning.checks import check_number, read_whole
-from ray_fed.learning.totals import widened
+from ray_fed.learning.tensors import widened
 
 _Compress = Callable[[Any], tuple[Any, Any]]
 _MOST_BITS = 16

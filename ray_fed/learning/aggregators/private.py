@@ -42,7 +42,7 @@ from ray_fed.learning.aggregators.aggregator import (
 )
 from ray_fed.learning.aggregators.clipping import AdaptiveNorm, clip
 from ray_fed.learning.checks import check_number, check_positive, read_whole
-from ray_fed.learning.totals import specs_of
+from ray_fed.learning.tensors import specs_of
 
 _LEVELS = 31
 """Of a tree: as many as the bits of a number of rounds."""

@@ -26,9 +26,8 @@ import ray_fed.tracebacks as tracebacks
 from ray_fed import tensorflow as rtf
 from ray_fed.learning.aggregators.aggregator import Aggregator
 from ray_fed.learning.checks import check_number, read_whole
-from ray_fed.learning.guards import require
 from ray_fed.learning.processes import Part, build_initialize
-from ray_fed.learning.totals import specs_of, widened
+from ray_fed.learning.tensors import require, specs_of, widened
 
 
 @dataclasses.dataclass(frozen=True)
