@@ -251,15 +251,6 @@ def locate(uri: str) -> tuple[Any, str]:
         ) from error
 
 
-def unreadable(place: str, error: Exception) -> errors.MissingFileError:
-    """Return the error that a place cannot be read, of what its protocol raised."""
-    return errors.MissingFileError(
-        f"Expected to read {place}, found {type(error).__name__} ({error}) in"
-        f" {describe_executor()}: see that it exists, and that this process may read"
-        f" it.{advise(error)}"
-    )
-
-
 def advise(error: Exception) -> str:
     """Return a sentence on credentials where an error is about these; else ""."""
     if "Credential" not in type(error).__name__:

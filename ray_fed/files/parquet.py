@@ -294,7 +294,11 @@ class TableFiles:
                 ) from error
             raise self._damaged(self.label, error) from None  # it may show bytes
         except Exception as error:  # what s3:// is built on has no base of its own
-            raise opening.unreadable(self.label, error) from error
+            raise errors.MissingFileError(
+                f"Expected to read {self.label}, found {type(error).__name__} ({error})"
+                f" in {opening.describe_executor()}: see that it exists, and that this"
+                f" process may read it.{opening.advise(error)}"
+            ) from error
 
     def _damaged(self, path: str, error: Exception) -> errors.ValueMismatchError:
         found = "".join(itertools.takewhile(str.isprintable, str(error)))

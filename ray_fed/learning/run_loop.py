@@ -244,9 +244,9 @@ def check_metrics(
     names = [f"training.{name}" for name in trained]
     names += [f"evaluation.{name}" for name in evaluated or ()]
     legal = {*trained, *(evaluated or ()), *names}
+    may_be_evaluated = evaluation is not None and evaluated is None
     for asker in askers:
         metric = getattr(asker, "monitor", None)
-        may_be_evaluated = evaluation is not None and evaluated is None
         if not isinstance(metric, str) or metric in legal:
             continue
         if metric.startswith("training.") or not may_be_evaluated:
